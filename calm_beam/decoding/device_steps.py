@@ -338,7 +338,7 @@ def decide_rows(
     return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="head_layer")
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))
 def certify_rows(
     model: EarlyExitModel,
     measure: str,
@@ -346,13 +346,14 @@ def certify_rows(
     head_layer: int,
     parameters: Parameters,
     head: CertifiedHead,
+    is_thorough: bool,
     states: jax.Array,
     layers: jax.Array,
     lanes: jax.Array,
 ) -> Certificate:
     """Returns what a certified head proves of states, given by layer and lane, (rows,); see `decide_rows`."""
     inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
-    return certify(inputs, head, measure=measure_named(measure))
+    return certify(inputs, head, measure=measure_named(measure), is_thorough=is_thorough)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")

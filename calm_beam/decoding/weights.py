@@ -86,6 +86,12 @@ class Weights:
         """Whether certified heads are asked before the exact ones."""
         return self._heads[0].certified is not None
 
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether certified heads prove more where few rows are asked about again, by native code."""
+        certified = self._heads[0].certified
+        return certified is not None and certified.is_packed
+
     def programs(self) -> list[Head]:
         """Returns a head of each kind that is compiled apart."""
         return list({head.layer: head for head in self._heads}.values())

@@ -54,21 +54,25 @@ class Certificate(NamedTuple):
     is_certain: jax.Array
 
 
-def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure) -> Certificate:
+def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure, is_thorough: bool = False) -> Certificate:
     """Returns what the quantised head proves of every state.
 
     Args:
       states: Of the type of the head's weights, shape (rows, width). What they multiply (`EarlyExitT5.head_inputs`).
       head: Of `quantised_head`.
       measure: Of logits with `Measure.bounds`; with another, the token alone is looked for.
+      is_thorough: Whether more tokens are computed, for narrower intervals; only of a head for native code.
     """
-    return in_parts(functools.partial(_certify, head=head, measure=measure), widened(states), most=_ROWS)
+    certify_part = functools.partial(_certify, head=head, measure=measure, is_thorough=is_thorough)
+    return in_parts(certify_part, widened(states), most=_ROWS)
 
 
-def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Certificate:
+def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure, is_thorough: bool) -> Certificate:
     vocab_size = head.weights.shape[0]
-    screen = native_screening.screened if head.is_packed else screening.screened
-    known = screen(states, head)
+    if head.is_packed:
+        known = native_screening.screened(states, head, is_thorough=is_thorough)
+    else:
+        known = screening.screened(states, head)
     token, largest, second, rounding, left = known.token, known.largest, known.second, known.rounding, known.left
     is_known = known.has_all & (second + 2 * rounding < largest) & (left + rounding < largest)
     if measure.bounds is None:

@@ -9,18 +9,27 @@ from .packed_head import BLOCK
 from .quantised_head import CertifiedHead
 from .screening import Rest, Screened, Sums, rounding_of
 
+FEW_ROWS = 8
+"""With no more, a call quantises states in two parts, and leaves less open: `kFewRows`."""
+
 # Entries that are computed in float32 for a row: as many blocks are looked through for them.
-_CANDIDATES = 64
+_CANDIDATES, _MORE_CANDIDATES = 64, 512
 # A vector of sums, and what adds up its numbers.
 _LANES, _REDUCTION = 16, 8
 # Numbers that are known of each row.
 _FACTS = 11
 
 
-def screened(states: jax.Array, head: CertifiedHead) -> Screened:
-    """Returns what a head for native code proves of states, float32 of shape (rows, width)."""
+def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = False) -> Screened:
+    """Returns what a head for native code proves of states, float32 of shape (rows, width).
+
+    Args:
+      states: What the head is asked about.
+      head: One that is packed.
+      is_thorough: Whether eight times as many candidates are computed, so that less is left to bounds.
+    """
     (rows, width), (vocab_size, _) = states.shape, head.weights.shape
-    count = min(_CANDIDATES, vocab_size // 2)
+    count = min(_MORE_CANDIDATES if is_thorough else _CANDIDATES, vocab_size // 2)
     screen = jax.ffi.ffi_call(
         SCREEN,
         (

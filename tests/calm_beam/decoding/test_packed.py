@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 
 from calm_beam.decoding import batch, device_steps, padding
+from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.weights import Weights
 from calm_beam.decoding.work import Work
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config, native_attention
+from calm_beam.native import library
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
-from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, in_order
+from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, assert_same, in_order
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -169,6 +172,60 @@ def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule, exit
         assert work.projection_rows < 0.6 * work.certified_rows
     else:
         assert work.projection_rows < 0.1 * work.certified_rows
+
+
+@pytest.mark.skipif(not library.is_available(), reason="no native code here")
+@pytest.mark.parametrize("confidence", ["softmax", "entropy"])
+def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By native code, eight rows at a time: fewer go to the exact head, and outputs stay as they are."""
+    config = build_config(vocab_size=2048)
+    sizes: list[tuple[bool, int]] = []
+    certify_rows = device_steps.certify_rows
+
+    def watched(*arguments: Any, is_thorough: bool, lanes: np.ndarray, **others: Any) -> Any:
+        sizes.append((is_thorough, len(lanes)))
+        return certify_rows(*arguments, is_thorough=is_thorough, lanes=lanes, **others)
+
+    monkeypatch.setattr(device_steps, "certify_rows", watched)
+    rule = build_rule(confidence)
+    again, work = _shared(rule, config=config, exit_head="int8")
+    assert {size for is_thorough, size in sizes if is_thorough} == {8}
+    monkeypatch.setattr(Weights, "is_asked_again", False)
+    once, work_of_once = _shared(rule, config=config, exit_head="int8")
+    for one, other in zip(again, once, strict=True):
+        assert_same(one, other, confidences_within=0.2)
+    assert 0 < work_of_once.projection_rows < work_of_once.certified_rows
+    assert work.projection_rows < 0.7 * work_of_once.projection_rows
+    assert work.certified_rows == work_of_once.certified_rows
+
+
+@pytest.mark.parametrize("exit_head", ["exact", "int8"])
+def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
+    """Whatever heads are asked: then prompts of any width, and of any number, begin at once."""
+    thresholds = scheduled_thresholds(ExitRule(), (0.5,), max_decode_length=STEPS)[None]
+    # A size that no other test has compiled anything for.
+    budget = Budget(slots=21, tokens=100_000)
+    decoder = PackedDecoder(
+        build_checkpoint(_CONFIG),
+        ExitRule(),
+        thresholds=thresholds,
+        max_input_length=64,
+        budget=budget,
+        exit_head=exit_head,
+    )
+    opened = decoder.open_batch()
+    opened.warm_up()
+    with CompileTime() as compiled:
+        opened.warm_up()
+        for count in (1, 6, 21):
+            queues = opened.queues()
+            for index, prompt in enumerate(build_prompts(*range(1, 64, 3))[:count]):
+                request = batch.Request(index, prompt)
+                queues[opened.width_for(request)].append(request)
+            while any(queues.values()) or opened.is_busy():
+                opened.admit(queues)
+                assert all(result.is_finite for _, result in opened.step())
+    assert compiled.seconds() == 0
 
 
 @pytest.mark.exhaustive

@@ -29,14 +29,16 @@ def _strict() -> Iterator[None]:
         yield
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _certified(states: jax.Array, head: CertifiedHead, measure: str) -> Certificate:
-    return certify(states, head, measure=MEASURES[measure])
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _certified(states: jax.Array, head: CertifiedHead, measure: str, is_thorough: bool) -> Certificate:
+    return certify(states, head, measure=MEASURES[measure], is_thorough=is_thorough)
 
 
-def _certify(states: np.ndarray, weights: np.ndarray, form: str, measure: str = "softmax") -> Certificate:
+def _certify(
+    states: np.ndarray, weights: np.ndarray, form: str, measure: str = "softmax", *, is_thorough: bool = False
+) -> Certificate:
     head = quantised_head(jnp.asarray(weights), form)
-    found: Certificate = jax.tree.map(np.asarray, _certified(jnp.asarray(states), head, measure))
+    found: Certificate = jax.tree.map(np.asarray, _certified(jnp.asarray(states), head, measure, is_thorough))
     return found
 
 
@@ -58,8 +60,10 @@ def _truth(states: np.ndarray, weights: np.ndarray, measure: str) -> tuple[np.nd
     return np.where(second == largest, -1, logits.argmax(axis=1)), confidence
 
 
-def _check(states: np.ndarray, weights: np.ndarray, form: str, measure: str) -> Certificate:
-    found = _certify(states, weights, form, measure)
+def _check(
+    states: np.ndarray, weights: np.ndarray, form: str, measure: str, *, is_thorough: bool = False
+) -> Certificate:
+    found = _certify(states, weights, form, measure, is_thorough=is_thorough)
     token, confidence = _truth(states, weights, measure)
     known = found.is_certain
     np.testing.assert_array_equal(found.token[known], token[known])
@@ -89,6 +93,21 @@ def test_intervals_contain_the_truth(form: str, measure: str, rows: int, vocab_s
     width = (found.high - found.low)[found.is_certain]
     assert (width > 0).all()
     assert np.median(width) < 0.3
+
+
+@pytest.mark.skipif("uint8" not in _FORMS, reason="no native code here")
+@pytest.mark.parametrize("measure", _CERTIFIED)
+@pytest.mark.parametrize("vocab_size", [700, 9001, 40_000])
+def test_thorough_answers_are_narrower_and_contain_the_truth(measure: str, vocab_size: int) -> None:
+    """With candidates from all blocks, or from some; a call of few rows is the narrowest."""
+    states, weights = _trained_like(24, vocab_size, scale=2)
+    once = _check(states, weights, "uint8", measure)
+    thorough = _check(states, weights, "uint8", measure, is_thorough=True)
+    few = _check(states[:8], weights, "uint8", measure, is_thorough=True)
+    for found in (once, thorough, few):
+        assert found.is_certain.mean() > 0.9
+    widths = [np.median((found.high - found.low)[:8]) for found in (once, thorough, few)]
+    assert widths[0] > widths[1] > widths[2] > 0
 
 
 @pytest.mark.parametrize("form", _FORMS)

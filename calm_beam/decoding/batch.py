@@ -483,6 +483,7 @@ class Batch:
         if self._measure.needs is Need.LAYER:
             measured[:] = self._measure.confidence(layer, self._layers)
         run = self._run_whole if self._attends_natively else self._run_in_steps
+        # All parts are started before the first is waited for.
         for chosen, size, confidences in list(run(layer, rows, below)):
             self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):

@@ -6,10 +6,8 @@ a prompt that has ended gives its slot to the next.
 
 import collections
 import dataclasses
-import enum
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.exits.measures import Need
-from calm_beam.exits.native_screening import FEW_ROWS
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ArrayType, architecture_of, native_attention
@@ -26,6 +23,7 @@ from calm_beam.model.interface import EarlyExitModel, Position
 from . import device_steps
 from .decisions import Decisions
 from .ends import is_end
+from .head_decisions import HeadDecisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
@@ -45,7 +43,7 @@ from .padding import (
     row_sizes,
 )
 from .result import KnownOutput, SweepResult
-from .weights import Head, Sources, Weights, zeros
+from .weights import Sources, Weights, zeros
 from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
@@ -78,14 +76,6 @@ class Request:
 
 Waiting = Mapping[int, collections.deque[Request]]
 """Requests that wait for a slot, by the width that they are padded to; one queue for each width of the batch."""
-
-
-class _Asking(enum.Enum):
-    """What heads are asked about rows: to certify, to certify few that are open, or to decide."""
-
-    CERTIFIED = enum.auto()
-    AGAIN = enum.auto()
-    EXACT = enum.auto()
 
 
 class Batch:
@@ -155,13 +145,7 @@ class Batch:
             width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
             for width, tokens in (prefixes or {}).items()
         }
-        # What is asked before the exact heads, which read four times as many bytes: rows that one leaves open go on to
-        # the next. Few are open, and eight more in a call of their own take a third of the time of the exact head.
-        self._askings: tuple[_Asking, ...] = ()
-        if weights.is_certified:
-            # Where all calls are of so few rows, the first is nearly as thorough.
-            is_asked_again = weights.is_asked_again and self._row_sizes[0] > FEW_ROWS
-            self._askings = (_Asking.CERTIFIED, _Asking.AGAIN) if is_asked_again else (_Asking.CERTIFIED,)
+        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=self._row_sizes)
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
@@ -298,13 +282,11 @@ class Batch:
                 self._prefill(sources, none, width=encoded, rows=count)
             narrower = width
         rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
-        for size in self._sizes_up_to(len(self._requests)):
+        sizes = self._sizes_up_to(len(self._requests))
+        for size in sizes:
             self._embed_part(none, size)
             self._keep_skipped(none, none, np.zeros((self._layers - 1, 0), np.int32), size=size)
-            for head in self._weights.programs():
-                for asking in self._askings:
-                    self._ask_head_part(head, none, none, FEW_ROWS if asking is _Asking.AGAIN else size, asking)
-                self._ask_head_part(head, none, none, size, _Asking.EXACT)
+        self._heads.run_on_padding(self._states, sizes)
         if self._attends_natively:
             self._run_whole_on_padding(rows)
         else:
@@ -710,76 +692,11 @@ class Batch:
         new.tokens.flat[members] = decided.tokens[of_member]
         new.is_finite.flat[members] &= decided.is_finite[of_member]
 
-    def _project(
-        self,
-        layers: np.ndarray,
-        lanes: np.ndarray,
-        *,
-        of_threshold: np.ndarray | None = None,
-        thresholds: np.ndarray | None = None,
-    ) -> Decisions:
-        """Returns what the head decides of states, given by layer and lane.
-
-        Args:
-          layers: Of every state.
-          lanes: Likewise.
-          of_threshold: Which state each threshold is compared with; None if none is.
-          thresholds: Those that the confidence must be told from.
-        """
-        count = len(lanes)
-        decided = Decisions.none(count, confidence=0.0)
-        left = np.arange(count)
-        if self._weights.is_certified:
-            self._work += Work(certified_rows=count)
-        for asking in self._askings:
-            if not len(left):
-                break
-            tokens, low, high, is_certain = self._ask_heads(layers[left], lanes[left], asking)
-            decided.put(left, Decisions(tokens, low=low, high=high, is_finite=is_certain))
-            is_open = ~decided.is_finite
-            if of_threshold is not None:
-                low, high = decided.low[of_threshold], decided.high[of_threshold]
-                is_open[of_threshold[(low < thresholds) & (thresholds <= high)]] = True
-            left = np.flatnonzero(is_open)
-        if len(left):
-            self._work += Work(projection_rows=len(left))
-            tokens, confidences, is_finite = self._ask_heads(layers[left], lanes[left], _Asking.EXACT)
-            decided.put(left, Decisions.exact(tokens, confidences=confidences, is_finite=is_finite))
+    def _project(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> Decisions:
+        """Returns what the heads decide of states, given by layer and lane; `compared` as in `HeadDecisions.of`."""
+        decided, work = self._heads.of(self._states, layers=layers, lanes=lanes, **compared)
+        self._work += work
         return decided
-
-    def _ask_heads(self, layers: np.ndarray, lanes: np.ndarray, asking: _Asking) -> list[np.ndarray]:
-        """Returns what heads make of states, given by layer and lane: what they certify, or what they decide."""
-        sizes = (FEW_ROWS,) if asking is _Asking.AGAIN else self._row_sizes
-        asked = [
-            (head, chosen[part], size)
-            for head, chosen in self._weights.heads_of(layers)
-            for part, size in row_parts(len(chosen), sizes)
-        ]
-        # All are asked before the first answer is waited for.
-        made = [self._ask_head_part(head, layers[rows], lanes[rows], size, asking) for head, rows, size in asked]
-        found = [np.empty(len(lanes), values.dtype) for values in made[0]]
-        for (_, rows, _), of_part in zip(asked, made, strict=True):
-            for result, values in zip(found, of_part, strict=True):
-                result[rows] = np.asarray(values)[: len(rows)]
-        return found
-
-    def _ask_head_part(
-        self, head: Head, layers: np.ndarray, lanes: np.ndarray, size: int, asking: _Asking
-    ) -> Sequence[jax.Array]:
-        """Returns what a head makes of states, padded to a size."""
-        ask: Callable[..., Sequence[jax.Array]] = device_steps.decide_rows
-        if asking is not _Asking.EXACT:
-            is_thorough = asking is _Asking.AGAIN
-            ask = functools.partial(device_steps.certify_rows, head=head.certified, is_thorough=is_thorough)
-        return ask(
-            self._model,
-            self._rule.confidence,
-            head_layer=head.layer,
-            parameters=head.parameters,
-            states=self._states,
-            layers=padded(layers, size),
-            lanes=padded(lanes, size),
-        )
 
     def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""

@@ -1,0 +1,129 @@
+"""What the heads decide of packed rows: certified ones are asked first, exact ones about what these leave open."""
+
+import enum
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+
+from calm_beam.exits.native_screening import FEW_ROWS
+from calm_beam.model.interface import EarlyExitModel
+
+from . import device_steps
+from .decisions import Decisions
+from .padding import padded, row_parts
+from .weights import Head, Weights
+from .work import Work
+
+
+class _Asking(enum.Enum):
+    """What heads are asked about rows: to certify, to certify few that are open, or to decide."""
+
+    CERTIFIED = enum.auto()
+    AGAIN = enum.auto()
+    EXACT = enum.auto()
+
+
+class HeadDecisions:
+    """Asks the heads of a model about states."""
+
+    def __init__(self, model: EarlyExitModel, measure: str, *, weights: Weights, row_sizes: tuple[int, ...]) -> None:
+        """Prepares what is asked.
+
+        Args:
+          model: The network.
+          measure: Name of the confidence measure.
+          weights: Of the model.
+          row_sizes: What rows are padded to, ascending.
+        """
+        self._model, self._measure, self._weights, self._row_sizes = model, measure, weights, row_sizes
+        # What is asked before the exact heads, which read four times as many bytes: rows that one leaves open go on to
+        # the next. Few are open, and eight more in a call of their own take a third of the time of the exact head.
+        self._first: tuple[_Asking, ...] = ()
+        if weights.is_certified:
+            # Where all calls are of so few rows, the first is nearly as thorough.
+            is_asked_again = weights.is_asked_again and row_sizes[0] > FEW_ROWS
+            self._first = (_Asking.CERTIFIED, _Asking.AGAIN) if is_asked_again else (_Asking.CERTIFIED,)
+
+    def of(
+        self,
+        states: jax.Array,
+        *,
+        layers: np.ndarray,
+        lanes: np.ndarray,
+        of_threshold: np.ndarray | None = None,
+        thresholds: np.ndarray | None = None,
+    ) -> tuple[Decisions, Work]:
+        """Returns what the heads decide of states, given by layer and lane, and what was asked for it.
+
+        Args:
+          states: The buffer of states.
+          layers: Of every state.
+          lanes: Likewise.
+          of_threshold: Which state each threshold is compared with; None if none is.
+          thresholds: Those that the confidence must be told from.
+        """
+        count = len(lanes)
+        decided = Decisions.none(count, confidence=0.0)
+        left = np.arange(count)
+        for asking in self._first:
+            if not len(left):
+                break
+            tokens, low, high, is_certain = self._ask(states, layers[left], lanes[left], asking=asking)
+            decided.put(left, Decisions(tokens, low=low, high=high, is_finite=is_certain))
+            is_open = ~decided.is_finite
+            if of_threshold is not None:
+                low, high = decided.low[of_threshold], decided.high[of_threshold]
+                is_open[of_threshold[(low < thresholds) & (thresholds <= high)]] = True
+            left = np.flatnonzero(is_open)
+        if len(left):
+            tokens, confidences, is_finite = self._ask(states, layers[left], lanes[left], asking=_Asking.EXACT)
+            decided.put(left, Decisions.exact(tokens, confidences=confidences, is_finite=is_finite))
+        return decided, Work(certified_rows=count if self._first else 0, projection_rows=len(left))
+
+    def run_on_padding(self, states: jax.Array, sizes: Iterable[int]) -> None:
+        """Asks all that may be asked about rows of each size, on padding only, so that it is compiled."""
+        none = np.zeros(0, np.int32)
+        for head in self._weights.programs():
+            for size in sizes:
+                for asking in (*self._first, _Asking.EXACT):
+                    few = FEW_ROWS if asking is _Asking.AGAIN else size
+                    self._ask_part(states, head, layers=none, lanes=none, size=few, asking=asking)
+
+    def _ask(self, states: jax.Array, layers: np.ndarray, lanes: np.ndarray, *, asking: _Asking) -> list[np.ndarray]:
+        """Returns what heads make of states, given by layer and lane: what they certify, or what they decide."""
+        sizes = (FEW_ROWS,) if asking is _Asking.AGAIN else self._row_sizes
+        asked = [
+            (head, chosen[part], size)
+            for head, chosen in self._weights.heads_of(layers)
+            for part, size in row_parts(len(chosen), sizes)
+        ]
+        # All are asked before the first answer is waited for.
+        made = [
+            self._ask_part(states, head, layers=layers[rows], lanes=lanes[rows], size=size, asking=asking)
+            for head, rows, size in asked
+        ]
+        found = [np.empty(len(lanes), values.dtype) for values in made[0]]
+        for (_, rows, _), of_part in zip(asked, made, strict=True):
+            for result, values in zip(found, of_part, strict=True):
+                result[rows] = np.asarray(values)[: len(rows)]
+        return found
+
+    def _ask_part(
+        self, states: jax.Array, head: Head, *, layers: np.ndarray, lanes: np.ndarray, size: int, asking: _Asking
+    ) -> Sequence[jax.Array]:
+        """Returns what a head makes of states, padded to a size."""
+        ask: Callable[..., Sequence[jax.Array]] = device_steps.decide_rows
+        if asking is not _Asking.EXACT:
+            is_thorough = asking is _Asking.AGAIN
+            ask = functools.partial(device_steps.certify_rows, head=head.certified, is_thorough=is_thorough)
+        return ask(
+            self._model,
+            self._measure,
+            head_layer=head.layer,
+            parameters=head.parameters,
+            states=states,
+            layers=padded(layers, size),
+            lanes=padded(lanes, size),
+        )

@@ -512,14 +512,10 @@ class Batch:
             cache=self._cache[layer - 1],
             keys_values=sources.keys_values[layer - 1],
             source_mask=sources.mask,
-            terms=self._weights.path_terms(layer),
-            layer=np.int32(layer),
-            below=padded(below[chosen], size),
-            lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
             nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
             paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
             places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-            position=self._position(rows.slots[chosen], size),
+            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
         )
         return confidences
 
@@ -547,14 +543,20 @@ class Batch:
             states=self._states,
             pending=self._pending,
             cache=self._cache[layer - 1],
-            terms=self._weights.path_terms(layer),
-            layer=np.int32(layer),
-            below=padded(below[chosen], size),
-            lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
             nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
             paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
-            position=self._position(rows.slots[chosen], size),
+            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
         )
+
+    def _at_layer(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int) -> dict[str, Any]:
+        """Returns what every step of a layer is told of it and of the chosen rows; arguments as of `_attend`."""
+        return {
+            "terms": self._weights.path_terms(layer),
+            "layer": np.int32(layer),
+            "below": padded(below[chosen], size),
+            "lanes": padded(rows.lanes[chosen], size, fill=self._live.size),
+            "position": self._position(rows.slots[chosen], size),
+        }
 
     def _position(self, slots: np.ndarray, size: int) -> Position:
         """Returns where the newest tokens of slots stand, padded to a size."""
@@ -594,13 +596,9 @@ class Batch:
             pending=self._pending,
             keys_values=sources.keys_values[layer - 1],
             source_mask=sources.mask,
-            terms=self._weights.path_terms(layer),
-            layer=np.int32(layer),
-            below=padded(below[chosen], size),
-            lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
             places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
             ranks=padded(_ranks(rows.slots)[chosen] % self._ranks, size),
-            position=self._position(rows.slots[chosen], size),
+            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
         )
         return confidences
 

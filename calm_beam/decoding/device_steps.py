@@ -197,18 +197,20 @@ def finish_layer(
         keys_values = tuple(values.at[places].get(mode="clip") for values in keys_values)
         source_mask = source_mask.at[places].get(mode="clip")
         places, ranks, num_ranks = jnp.arange(len(lanes)), jnp.zeros_like(ranks), 1
-    output = packed_layer_of(model).apply(
-        {"params": parameters["layer"]},
-        of_rows,
-        keys_values,
+    return _over_source(
+        _Placed(len(source_mask), num_ranks, places=places, ranks=ranks),
+        model,
+        measure,
+        parameters=parameters,
+        states=states,
+        pending=of_rows,
+        keys_values=keys_values,
         source_mask=source_mask,
-        position=position,
         terms=terms,
-        over_source=_Placed(len(source_mask), num_ranks, places=places, ranks=ranks),
-        method="attend_to_source_and_feed_forward",
-    )
-    return _measured(
-        model, measure, parameters=parameters, states=states, output=output, layer=layer, below=below, lanes=lanes
+        layer=layer,
+        below=below,
+        lanes=lanes,
+        position=position,
     )
 
 
@@ -250,18 +252,20 @@ def run_layer(
         paths=paths,
         position=position,
     )
-    output = packed_layer_of(model).apply(
-        {"params": parameters["layer"]},
-        made,
-        keys_values,
+    states, confidence = _over_source(
+        _NativeSource(keys_values, source_mask, places=places),
+        model,
+        measure,
+        parameters=parameters,
+        states=states,
+        pending=made,
+        keys_values=keys_values,
         source_mask=source_mask,
-        position=position,
         terms=terms,
-        over_source=_NativeSource(keys_values, source_mask, places=places),
-        method="attend_to_source_and_feed_forward",
-    )
-    states, confidence = _measured(
-        model, measure, parameters=parameters, states=states, output=output, layer=layer, below=below, lanes=lanes
+        layer=layer,
+        below=below,
+        lanes=lanes,
+        position=position,
     )
     return states, cache, confidence
 
@@ -292,18 +296,33 @@ def _over_path(
     return made, cache
 
 
-def _measured(
+def _over_source(
+    over_source: "_Placed | _NativeSource",
     model: EarlyExitModel,
     measure: str,
     *,
     parameters: Parameters,
     states: jax.Array,
-    output: jax.Array,
+    pending: Pending,
+    keys_values: KeysValues,
+    source_mask: jax.Array,
+    terms: Any,
     layer: jax.Array,
     below: jax.Array,
     lanes: jax.Array,
+    position: Position,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the buffer with a layer's output, and the confidences that are made of it."""
+    """Returns the buffer with a layer's output, made of what is pending of rows, and the confidences made of it."""
+    output = packed_layer_of(model).apply(
+        {"params": parameters["layer"]},
+        pending,
+        keys_values,
+        source_mask=source_mask,
+        position=position,
+        terms=terms,
+        over_source=over_source,
+        method="attend_to_source_and_feed_forward",
+    )
     states = whole(states.at[layer, lanes].set(output, mode="drop"))
     measured = measure_named(measure)
     if measured.needs is Need.STATES:

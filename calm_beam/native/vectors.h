@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "memory.h"
+
 enum {
 #ifdef __AVX512VNNI__
   kLanes = 16,       /* Numbers in a vector. */

@@ -8,53 +8,42 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import ArrayType, architecture_of, native_attention
-from calm_beam.model.interface import EarlyExitModel, Position
+from calm_beam.model import architecture_of
+from calm_beam.model.interface import EarlyExitModel
 
-from . import device_steps
 from .decisions import Decisions
 from .ends import is_end
-from .head_decisions import HeadDecisions
+from .engine import Placed
+from .engines import engine_for
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
 from .padding import (
     FEWEST_ROWS,
     admitted_together,
-    all_path_lengths,
     buffer_bucket,
     encoded_rows,
     encoded_width,
     encoded_widths,
-    longest_path,
     padded,
-    path_lengths,
     places_by_width,
-    row_parts,
     row_sizes,
 )
 from .result import KnownOutput, SweepResult
-from .weights import Sources, Weights, zeros
+from .weights import Weights
 from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
 # Most rows of a step: on a host, more leave its caches and are slower; an accelerator is not filled by so few.
 _HOST_ROWS, _DEVICE_ROWS = 256, 4096
-# Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
-_RANKS = 8
-# Bytes of keys and values that a host reads in the time that a call takes.
-_CALL_BYTES = 4 << 20
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
@@ -113,8 +102,6 @@ class Batch:
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
-        self._attends_natively = native_attention.is_for(model.arithmetic, devices=weights.group.division.parts)
-        self._ranks = min(_RANKS, thresholds.shape[-1])
         _, self._steps, lanes = thresholds.shape
         steps = self._steps
         self._admits_few = admits_few
@@ -131,46 +118,40 @@ class Batch:
             first_kept_step=self._architecture.first_kept_step,
             capacity=min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes),
         )
-        self._row_sizes = row_sizes(
-            fewest=min(FEWEST_ROWS, buffer_bucket(slots * lanes)),
-            most=_HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS,
-            # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
-            growth=2 if lanes == 1 else 4,
-        )
-        inner = config.num_kv_heads * config.head_dim
-        width = 2 * inner * model.arithmetic.number_bytes
-        self._free_positions = _CALL_BYTES // width
-        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
-        self._prefixes = {
-            width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
-            for width, tokens in (prefixes or {}).items()
-        }
-        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=self._row_sizes)
+        self._num_places = places
+        self._free_places = {width: list(range(count)) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
         self._schedules = np.zeros(slots, np.int32)
-        self._widths = np.zeros(slots, np.int32)
-        self._places = np.zeros(slots, np.int32)
-        self._lengths = np.ones(slots, np.int32)
+        self._placed = Placed(
+            self._tree,
+            widths=np.zeros(slots, np.int32),
+            places=np.zeros(slots, np.int32),
+            lengths=np.ones(slots, np.int32),
+        )
         self._live = np.zeros((slots, lanes), bool)
         self._previous = np.zeros((slots, lanes), np.int32)
         self._is_finite = np.ones(slots, bool)
         self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
-        dtype = model.arithmetic.dtype
-        pending = {} if self._attends_natively else self._architecture.pending(config, model.arithmetic)
-        *made, self._states = zeros(
-            (
-                *(ArrayType((slots * lanes, *of_row.shape), of_row.dtype) for of_row in pending.values()),
-                ArrayType((self._layers + 1, slots * lanes, config.emb_dim), dtype),
+        self._engine = engine_for(
+            model,
+            rule,
+            weights=weights,
+            placed=self._placed,
+            lanes=lanes,
+            steps=steps,
+            places=places,
+            prefixes=prefixes or {},
+            row_sizes=row_sizes(
+                fewest=min(FEWEST_ROWS, buffer_bucket(slots * lanes)),
+                most=_HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS,
+                # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
+                growth=2 if lanes == 1 else 4,
             ),
         )
-        self._pending = dict(zip(pending, made, strict=True))
-        store = ArrayType((self._tree.capacity, inner), dtype)
-        stores = zeros((store,) * (2 * self._layers), axis=1, of=config.num_kv_heads)
-        self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:
         """Returns what was counted since the last call."""
@@ -187,11 +168,11 @@ class Batch:
 
     def queues(self) -> dict[int, collections.deque[Request]]:
         """Returns an empty queue for each width."""
-        return {width: collections.deque() for width in self._sources}
+        return {width: collections.deque() for width in self._num_places}
 
     def width_for(self, request: Request) -> int:
         """Returns the width that a prompt is padded to."""
-        return min(width for width in self._sources if width >= len(request.ids))
+        return min(width for width in self._num_places if width >= len(request.ids))
 
     def admit(self, waiting: Waiting) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
@@ -201,12 +182,12 @@ class Batch:
 
     def _admit(self, waiting: Waiting) -> None:
         for width, queue in waiting.items():
-            sources = self._sources[width]
-            chunk = self._chunk(sources)
+            places = self._free_places[width]
+            chunk = self._chunk(width)
             while queue:
                 free = np.flatnonzero(~self._is_held)
                 count = min(chunk, len(queue))
-                room = min(len(free), len(sources.free))
+                room = min(len(free), len(places))
                 if self._admits_few:
                     if not room:
                         break
@@ -219,11 +200,11 @@ class Batch:
                     self._requests[slot] = request = queue.popleft()
                     self._is_held[slot] = True
                     self._schedules[slot] = request.schedule
-                    self._widths[slot], self._places[slot] = width, sources.free.pop()
-                    self._lengths[slot] = len(request.ids)
+                    self._placed.widths[slot], self._placed.places[slot] = width, places.pop()
+                    self._placed.lengths[slot] = len(request.ids)
                     self._previous[slot] = self._architecture.first_input(request.ids)
-                for encoded, rows, together in self._by_encoded_width(sources, slots):
-                    self._prefill(sources, together, width=encoded, rows=rows)
+                for encoded, rows, together in self._by_encoded_width(width, slots):
+                    self._prefill(width, together, encoded=encoded, rows=rows)
                 self._tree.admit(slots)
                 self._live[slots] = True
                 self._is_finite[slots] = True
@@ -232,36 +213,32 @@ class Batch:
                 for slot in slots.tolist():
                     self._share(slot)
 
-    def _chunk(self, sources: Sources) -> int:
+    def _chunk(self, width: int) -> int:
         """Returns how many prompts of a width are admitted together at most."""
-        return max(1, sources.places // _REFILL_SHARE)
+        return max(1, self._num_places[width] // _REFILL_SHARE)
 
-    def _by_encoded_width(self, sources: Sources, slots: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    def _by_encoded_width(self, width: int, slots: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields slots whose prompts are gone through together, after the width and the number of rows for that."""
-        widths = np.array([encoded_width(length, sources.width) for length in self._lengths[slots].tolist()])
-        for width in np.unique(widths).tolist():
-            left = slots[widths == width]
+        widths = np.array([encoded_width(length, width) for length in self._placed.lengths[slots].tolist()])
+        for encoded in np.unique(widths).tolist():
+            left = slots[widths == encoded]
             while len(left):
-                rows = admitted_together(len(left)) if self._admits_few else encoded_rows(self._chunk(sources))
-                yield width, rows, left[:rows]
+                rows = admitted_together(len(left)) if self._admits_few else encoded_rows(self._chunk(width))
+                yield encoded, rows, left[:rows]
                 left = left[rows:]
 
-    def _prefill(self, sources: Sources, slots: np.ndarray, *, width: int, rows: int) -> None:
+    def _prefill(self, width: int, slots: np.ndarray, *, encoded: int, rows: int) -> None:
         """Gives the places of slots, `rows` or fewer, the keys and values of their prompts, gone through at a width."""
-        source_tokens = np.zeros((rows, width), np.int32)
+        source_tokens = np.zeros((rows, encoded), np.int32)
         for row, slot in enumerate(slots.tolist()):
             request = self._requests[slot]
             assert request is not None, "only slots that hold a prompt are filled"
             source_tokens[row, : len(request.ids)] = request.ids
-        sources.keys_values, sources.mask = device_steps.admit(
-            self._model,
-            self._weights.all,
-            keys_values=sources.keys_values,
-            source_mask=sources.mask,
-            source_tokens=source_tokens,
-            lengths=padded(self._lengths[slots], rows),
-            places=padded(self._places[slots], rows, fill=sources.places),
-            prefix=self._prefixes.get(sources.width, ()),
+        self._engine.prefill(
+            width,
+            source_tokens,
+            lengths=padded(self._placed.lengths[slots], rows),
+            places=padded(self._placed.places[slots], rows, fill=self._num_places[width]),
         )
 
     def warm_up(self) -> None:
@@ -270,47 +247,15 @@ class Batch:
         Every step is run once in every size, on padding only: what the batch holds does not change.
         """
         assert self._live.shape[1] == 1, "rows of several lanes need other sizes"
-        with self._weights.group.running():
-            self._run_on_padding()
-
-    def _run_on_padding(self) -> None:
         none = np.zeros(0, np.int32)
-        narrower = 0
-        for width, sources in sorted(self._sources.items()):
-            counts = {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}
-            for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
-                self._prefill(sources, none, width=encoded, rows=count)
-            narrower = width
-        rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
-        sizes = self._sizes_up_to(len(self._requests))
-        for size in sizes:
-            self._embed_part(none, size)
-            self._keep_skipped(none, none, np.zeros((self._layers - 1, 0), np.int32), size=size)
-        self._heads.run_on_padding(self._states, sizes)
-        if self._attends_natively:
-            self._run_whole_on_padding(rows)
-        else:
-            self._run_in_steps_on_padding(rows)
-        jax.block_until_ready(self._states)
-
-    def _run_whole_on_padding(self, rows: Rows) -> None:
-        lengths = {longest_path(np.array([step]), most=self._steps) for step in range(self._steps)}
-        for width, sources in self._sources.items():
-            for size, length in itertools.product(self._sizes_up_to(sources.places), lengths):
-                self._run_part(1, rows, chosen=rows.lanes, below=rows.lanes, size=size, width=width, length=length)
-
-    def _run_in_steps_on_padding(self, rows: Rows) -> None:
-        none = rows.lanes
-        for size, length in itertools.product(self._sizes_up_to(len(self._requests)), all_path_lengths(self._steps)):
-            self._attend(1, rows, chosen=none, below=none, size=size, length=length)
-        for width, sources in self._sources.items():
-            for size in self._sizes_up_to(sources.places):
-                is_gathered = size <= self._most_gathered(width)
-                self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
-
-    def _sizes_up_to(self, count: int) -> list[int]:
-        """Returns the sizes that so many rows, or fewer, are padded to."""
-        return sorted({size for rows in range(1, count + 1) for _, size in self._parts(rows)})
+        with self._weights.group.running():
+            narrower = 0
+            for width in sorted(self._num_places):
+                counts = {admitted_together(count) for count in range(1, self._chunk(width) + 1)}
+                for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
+                    self._prefill(width, none, encoded=encoded, rows=count)
+                narrower = width
+            self._engine.run_on_padding(len(self._requests))
 
     def step(self) -> Iterator[tuple[Request, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
@@ -372,11 +317,8 @@ class Batch:
             added = min(self._tree.capacity, self._most_nodes - self._tree.capacity)
             if added:
                 self._tree.grow(added)
-                wider = ((0, added), (0, 0))
                 with self._weights.group.running():
-                    # Layer by layer, so that no more than one is held twice.
-                    for layer, (keys, values) in enumerate(self._cache):
-                        self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
+                    self._engine.grow(added)
                 continue
             busy = np.flatnonzero(self._is_held)
             assert len(busy) > 1, "the budget has room for one prompt"
@@ -390,7 +332,7 @@ class Batch:
         assert request is not None, "only slots that hold a prompt are vacated"
         self._requests[slot] = None
         self._is_held[slot] = self._live[slot] = False
-        self._sources[int(self._widths[slot])].free.append(int(self._places[slot]))
+        self._free_places[int(self._placed.widths[slot])].append(int(self._placed.places[slot]))
         self._tree.release(slot)
         return request
 
@@ -411,7 +353,7 @@ class Batch:
             if not len(rows.lanes):
                 break
             if layer == 1:
-                self._embed(rows)
+                self._engine.embed(rows.lanes, self._previous.flat[rows.lanes])
             measured = self._run_layer(layer, rows)
             members = np.flatnonzero(alive)
             of_member = rows.of_lane[members]
@@ -442,200 +384,17 @@ class Batch:
             self._read_tokens(new, is_known)
         return new
 
-    def _decides_by_logits(self) -> bool:
-        return self._measure.needs in (Need.LOGITS, Need.TOKENS)
-
-    def _embed(self, rows: Rows) -> None:
-        for part, size in self._parts(len(rows.lanes)):
-            self._embed_part(rows.lanes[part], size)
-
-    def _embed_part(self, lanes: np.ndarray, size: int) -> None:
-        self._states = device_steps.embed(
-            self._model,
-            self._weights.embedding,
-            states=self._states,
-            tokens=padded(self._previous.flat[lanes], size),
-            lanes=padded(lanes, size, fill=self._live.size),
-        )
-
     def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
         """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
         below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
-        measured = np.zeros(len(rows.lanes), np.float32)
+        measured, work = self._engine.run_layer(layer, rows, below=below)
+        self._work += work
         if self._measure.needs is Need.LAYER:
             measured[:] = self._measure.confidence(layer, self._layers)
-        run = self._run_whole if self._attends_natively else self._run_in_steps
-        # All parts are started before the first is waited for.
-        for chosen, size, confidences in list(run(layer, rows, below)):
-            self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
-            if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
-                measured[chosen] = np.asarray(confidences)[: len(chosen)]
         return measured
 
-    def _run_whole(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
-        """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences."""
-        length = longest_path(rows.steps, most=self._steps)
-        widths = self._widths[rows.slots]
-        for width in np.unique(widths).tolist():
-            of_width = np.flatnonzero(widths == width)
-            for part, size in self._parts(len(of_width)):
-                chosen = of_width[part]
-                confidences = self._run_part(
-                    layer, rows, chosen=chosen, below=below, size=size, width=width, length=length
-                )
-                yield chosen, size, confidences
-
-    def _run_in_steps(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
-        """Does what `_run_whole` does in two steps, with rows put together for each as it wants them."""
-        for chosen, size, length in self._by_length(rows.steps):
-            self._attend(layer, rows, chosen=chosen, below=below, size=size, length=length)
-        for chosen, size, width, is_gathered in self._by_source(rows):
-            confidences = self._finish(
-                layer, rows, chosen=chosen, below=below, size=size, width=width, is_gathered=is_gathered
-            )
-            yield chosen, size, confidences
-
-    def _run_part(
-        self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, width: int, length: int
-    ) -> jax.Array:
-        """Runs a layer for the chosen rows, and returns the confidence of each that needs no logits.
-
-        Arguments are those of `_attend` and `_finish`.
-        """
-        sources = self._sources[width]
-        confidences: jax.Array
-        self._states, self._cache[layer - 1], confidences = device_steps.run_layer(
-            self._model,
-            self._rule.confidence,
-            parameters=self._layer_parameters(layer),
-            states=self._states,
-            cache=self._cache[layer - 1],
-            keys_values=sources.keys_values[layer - 1],
-            source_mask=sources.mask,
-            nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
-            paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
-            places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
-        )
-        return confidences
-
-    def _layer_parameters(self, layer: int) -> dict[str, Any]:
-        """Returns what a layer is made of, and what is measured after it."""
-        parameters = {"layer": self._weights.layers[layer - 1]}
-        if self._measure.needs is Need.CLASSIFIER:
-            parameters["classifier"] = self._weights.classifier
-        return parameters
-
-    def _attend(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, length: int) -> None:
-        """Runs a layer's attention to outputs for the chosen rows, padded to a size and a length of path.
-
-        Args:
-          layer: Which.
-          rows: All of that layer.
-          chosen: Some of them.
-          below: Of all of them, where their inputs stand in the entry below.
-          size: What the rows are padded to.
-          length: What their paths are padded to.
-        """
-        self._pending, self._cache[layer - 1] = device_steps.attend_to_output(
-            self._model,
-            self._weights.layers[layer - 1],
-            states=self._states,
-            pending=self._pending,
-            cache=self._cache[layer - 1],
-            nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
-            paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
-            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
-        )
-
-    def _at_layer(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int) -> dict[str, Any]:
-        """Returns what every step of a layer is told of it and of the chosen rows; arguments as of `_attend`."""
-        return {
-            "terms": self._weights.path_terms(layer),
-            "layer": np.int32(layer),
-            "below": padded(below[chosen], size),
-            "lanes": padded(rows.lanes[chosen], size, fill=self._live.size),
-            "position": self._position(rows.slots[chosen], size),
-        }
-
-    def _position(self, slots: np.ndarray, size: int) -> Position:
-        """Returns where the newest tokens of slots stand, padded to a size."""
-        return Position(padded(self._tree.step[slots], size), padded(self._lengths[slots], size, fill=1))
-
-    def _finish(
-        self,
-        layer: int,
-        rows: Rows,
-        *,
-        chosen: np.ndarray,
-        below: np.ndarray,
-        size: int,
-        width: int,
-        is_gathered: bool,
-    ) -> jax.Array:
-        """Runs the rest of a layer for the chosen rows, and returns the confidence of each that needs no logits.
-
-        Args:
-          layer: Which.
-          rows: All of that layer.
-          chosen: Some of them.
-          below: Of all of them, where their inputs stand in the entry below.
-          size: What the rows are padded to.
-          width: Of their sources.
-          is_gathered: Whether the source of each is gathered.
-        """
-        sources = self._sources[width]
-        confidences: jax.Array
-        self._states, confidences = device_steps.finish_layer(
-            self._model,
-            self._rule.confidence,
-            num_ranks=self._ranks,
-            is_gathered=is_gathered,
-            parameters=self._layer_parameters(layer),
-            states=self._states,
-            pending=self._pending,
-            keys_values=sources.keys_values[layer - 1],
-            source_mask=sources.mask,
-            places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-            ranks=padded(_ranks(rows.slots)[chosen] % self._ranks, size),
-            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
-        )
-        return confidences
-
-    def _parts(self, count: int) -> Iterator[tuple[slice, int]]:
-        return row_parts(count, self._row_sizes)
-
-    def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int, int]]:
-        """Yields rows that are run together, the size to pad them to, and the length of path that covers them."""
-        lengths = path_lengths(steps, free=self._free_positions)
-        for length in np.unique(lengths).tolist():
-            chosen = np.flatnonzero(lengths == length)
-            for part, size in self._parts(len(chosen)):
-                yield chosen[part], size, min(length, self._steps)
-
-    def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, bool]]:
-        """Yields rows that are run together, the size to pad them to, the width of their sources, and `is_gathered`.
-
-        Many rows share what their sources need, so many of a prompt at a time. Where rows are few, that would be work
-        for all sources: those of each row are gathered.
-        """
-        widths, ranks = self._widths[rows.slots], _ranks(rows.slots)
-        for width in np.unique(widths).tolist():
-            chosen, most_gathered = np.flatnonzero(widths == width), self._most_gathered(width)
-            parts = [(chosen[part], size) for part, size in self._parts(len(chosen))]
-            if any(size > most_gathered for _, size in parts):
-                blocks = ranks[chosen] // self._ranks
-                parts = [
-                    (chosen[blocks == block][part], size)
-                    for block, count in enumerate(np.bincount(blocks).tolist())
-                    for part, size in self._parts(count)
-                ]
-            for part, size in parts:
-                yield part, size, width, size <= most_gathered
-
-    def _most_gathered(self, width: int) -> int:
-        """Returns how many rows have their sources gathered at most."""
-        return self._sources[width].places // 4
+    def _decides_by_logits(self) -> bool:
+        return self._measure.needs in (Need.LOGITS, Need.TOKENS)
 
     def _decide(
         self,
@@ -692,7 +451,7 @@ class Batch:
 
     def _project(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> Decisions:
         """Returns what the heads decide of states, given by layer and lane; `compared` as in `HeadDecisions.of`."""
-        decided, work = self._heads.of(self._states, layers=layers, lanes=lanes, **compared)
+        decided, work = self._engine.decide(layers, lanes, **compared)
         self._work += work
         return decided
 
@@ -723,35 +482,8 @@ class Batch:
             nodes[layer - 2, skipped] = self._tree.keep(
                 layer, lanes[skipped], members=members[skips], of_member=place[of_member[skips]]
             )
-        for part, size in self._parts(len(lanes)):
-            self._keep_skipped(layers[part], lanes[part], nodes[:, part], size=size)
-
-    def _keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:
-        """Gives the nodes of skipped layers, (layers - 1, rows), their keys and values."""
-        padded_nodes = padded(nodes.T, size, fill=self._tree.capacity).T
         if self._passed_on is PassedOn.KEYS_VALUES:
-            source_nodes = self._tree.newest(layers, lanes)
-            self._cache = device_steps.copy_skipped(
-                self._model,
-                self._cache,
-                source_layers=padded(layers, size),
-                source_nodes=padded(source_nodes, size),
-                nodes=padded_nodes,
-            )
-            return
-        self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
-        self._cache[1:] = device_steps.fill_skipped(
-            self._model,
-            self._weights.layers[1:],
-            cache=self._cache[1:],
-            states=self._states,
-            layers=padded(layers, size),
-            lanes=padded(lanes, size),
-            nodes=padded_nodes,
-            position=self._position(lanes // self._live.shape[1], size),
-        )
-
-
-def _ranks(slots: np.ndarray) -> np.ndarray:
-    """Returns how many rows of the same slot stand before each row; rows are ordered by slot."""
-    return np.arange(len(slots)) - np.searchsorted(slots, slots)
+            self._engine.copy_skipped(layers, lanes, nodes)
+        else:
+            self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
+            self._engine.keep_skipped(layers, lanes, nodes)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide
+from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.quantised_head import CertifiedHead
@@ -324,17 +325,44 @@ def _over_source(
         method="attend_to_source_and_feed_forward",
     )
     states = whole(states.at[layer, lanes].set(output, mode="drop"))
+    # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
+    inputs = states.at[layer - 1, below].get(mode="clip")
+    return states, _measured(model, measure, parameters, output=output, inputs=inputs, layer=layer)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def measure_rows(
+    model: EarlyExitModel,
+    measure: str,
+    *,
+    parameters: Parameters,
+    output: jax.Array,
+    inputs: jax.Array,
+    layer: jax.Array,
+) -> jax.Array:
+    """Returns what `run_layer` returns as confidences, of a layer's output and its inputs, each (rows, width)."""
+    return _measured(model, measure, parameters, output=output, inputs=inputs, layer=layer)
+
+
+def _measured(
+    model: EarlyExitModel,
+    measure: str,
+    parameters: Parameters,
+    *,
+    output: jax.Array,
+    inputs: jax.Array,
+    layer: jax.Array,
+) -> jax.Array:
     measured = measure_named(measure)
+    confidence: jax.Array
     if measured.needs is Need.STATES:
-        # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
-        inputs = states.at[layer - 1, below].get(mode="clip")
         confidence = measured.confidence(widened(output), widened(inputs), layer)
     elif measured.needs is Need.CLASSIFIER:
         score = model.apply(parameters["classifier"], output, method="exit_score")
         confidence = measured.confidence(score)
     else:
-        confidence = jnp.zeros(lanes.shape)
-    return states, confidence
+        confidence = jnp.zeros(len(output))
+    return confidence
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="head_layer")
@@ -355,6 +383,15 @@ def decide_rows(
     inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
     weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
     return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="vocab_size")
+def confidence_of(measure: str, summary: Summary, *, vocab_size: int) -> jax.Array:
+    """Returns the confidences of rows, (rows,), by what is known of their logits."""
+    of_summary = measure_named(measure).of_summary
+    assert of_summary is not None, "only such measures are asked so"
+    confidence: jax.Array = of_summary(summary, vocab_size)
+    return confidence
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))

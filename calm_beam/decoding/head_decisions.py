@@ -12,7 +12,7 @@ from calm_beam.model.interface import EarlyExitModel
 
 from . import device_steps
 from .decisions import Decisions
-from .padding import padded, row_parts
+from .padding import row_parts
 from .weights import Head, Weights
 from .work import Work
 
@@ -23,6 +23,11 @@ class _Asking(enum.Enum):
     CERTIFIED = enum.auto()
     AGAIN = enum.auto()
     EXACT = enum.auto()
+
+
+LookUp = Callable[[np.ndarray, np.ndarray, int], tuple[jax.Array | np.ndarray, np.ndarray, np.ndarray]]
+"""Takes layers and lanes of states, and a size; returns an array of states, (entries, lanes, width), and the layers and
+lanes in it, padded to that size."""
 
 
 class HeadDecisions:
@@ -48,7 +53,7 @@ class HeadDecisions:
 
     def of(
         self,
-        states: jax.Array,
+        look_up: LookUp,
         *,
         layers: np.ndarray,
         lanes: np.ndarray,
@@ -58,7 +63,7 @@ class HeadDecisions:
         """Returns what the heads decide of states, given by layer and lane, and what was asked for it.
 
         Args:
-          states: The buffer of states.
+          look_up: Where they are.
           layers: Of every state.
           lanes: Likewise.
           of_threshold: Which state each threshold is compared with; None if none is.
@@ -70,7 +75,7 @@ class HeadDecisions:
         for asking in self._first:
             if not len(left):
                 break
-            tokens, low, high, is_certain = self._ask(states, layers[left], lanes[left], asking=asking)
+            tokens, low, high, is_certain = self._ask(look_up, layers[left], lanes[left], asking=asking)
             decided.put(left, Decisions(tokens, low=low, high=high, is_finite=is_certain))
             is_open = ~decided.is_finite
             if of_threshold is not None:
@@ -78,20 +83,20 @@ class HeadDecisions:
                 is_open[of_threshold[(low < thresholds) & (thresholds <= high)]] = True
             left = np.flatnonzero(is_open)
         if len(left):
-            tokens, confidences, is_finite = self._ask(states, layers[left], lanes[left], asking=_Asking.EXACT)
+            tokens, confidences, is_finite = self._ask(look_up, layers[left], lanes[left], asking=_Asking.EXACT)
             decided.put(left, Decisions.exact(tokens, confidences=confidences, is_finite=is_finite))
         return decided, Work(certified_rows=count if self._first else 0, projection_rows=len(left))
 
-    def run_on_padding(self, states: jax.Array, sizes: Iterable[int]) -> None:
+    def run_on_padding(self, look_up: LookUp, sizes: Iterable[int]) -> None:
         """Asks all that may be asked about rows of each size, on padding only, so that it is compiled."""
         none = np.zeros(0, np.int32)
         for head in self._weights.programs():
             for size in sizes:
                 for asking in (*self._first, _Asking.EXACT):
                     few = FEW_ROWS if asking is _Asking.AGAIN else size
-                    self._ask_part(states, head, layers=none, lanes=none, size=few, asking=asking)
+                    self._ask_part(look_up, head, layers=none, lanes=none, size=few, asking=asking)
 
-    def _ask(self, states: jax.Array, layers: np.ndarray, lanes: np.ndarray, *, asking: _Asking) -> list[np.ndarray]:
+    def _ask(self, look_up: LookUp, layers: np.ndarray, lanes: np.ndarray, *, asking: _Asking) -> list[np.ndarray]:
         """Returns what heads make of states, given by layer and lane: what they certify, or what they decide."""
         sizes = (FEW_ROWS,) if asking is _Asking.AGAIN else self._row_sizes
         asked = [
@@ -101,7 +106,7 @@ class HeadDecisions:
         ]
         # All are asked before the first answer is waited for.
         made = [
-            self._ask_part(states, head, layers=layers[rows], lanes=lanes[rows], size=size, asking=asking)
+            self._ask_part(look_up, head, layers=layers[rows], lanes=lanes[rows], size=size, asking=asking)
             for head, rows, size in asked
         ]
         found = [np.empty(len(lanes), values.dtype) for values in made[0]]
@@ -111,19 +116,20 @@ class HeadDecisions:
         return found
 
     def _ask_part(
-        self, states: jax.Array, head: Head, *, layers: np.ndarray, lanes: np.ndarray, size: int, asking: _Asking
+        self, look_up: LookUp, head: Head, *, layers: np.ndarray, lanes: np.ndarray, size: int, asking: _Asking
     ) -> Sequence[jax.Array]:
         """Returns what a head makes of states, padded to a size."""
         ask: Callable[..., Sequence[jax.Array]] = device_steps.decide_rows
         if asking is not _Asking.EXACT:
             is_thorough = asking is _Asking.AGAIN
             ask = functools.partial(device_steps.certify_rows, head=head.certified, is_thorough=is_thorough)
+        states, layers, lanes = look_up(layers, lanes, size)
         return ask(
             self._model,
             self._measure,
             head_layer=head.layer,
             parameters=head.parameters,
             states=states,
-            layers=padded(layers, size),
-            lanes=padded(lanes, size),
+            layers=layers,
+            lanes=lanes,
         )

@@ -1,7 +1,7 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +14,14 @@ from calm_beam.exits.head_choice import choose_heads
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Measure
 from calm_beam.exits.quantised_head import CertifiedHead
-from calm_beam.model import ArrayType
+from calm_beam.model import ArrayType, architecture_of, native_decoder
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
-from calm_beam.model.interface import EarlyExitModel, of_layer
+from calm_beam.model.interface import EarlyExitModel, KeysValues, of_layer
+from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.model.partitioning import divided
+from calm_beam.native import calls
 
+from . import device_steps
 from .device_groups import DeviceGroup
 
 # What a sweep usually projects at a time.
@@ -32,11 +35,13 @@ class Head(NamedTuple):
       layer: As whose head the network applies it: a program for each, which layers of equal trees share.
       parameters: What that takes.
       certified: What certifies decisions; None where the exact head decides.
+      native: The exact head for native code; None where another decides, or there is no such code.
     """
 
     layer: int
     parameters: Any
     certified: CertifiedHead | None
+    native: calls.Head | None = None
 
 
 class Weights:
@@ -66,9 +71,15 @@ class Weights:
         self.embedding = {"params": {"token_embedder": tree["token_embedder"]}}
         self.layers = [decoder[f"layers_{index}"] for index in range(config.num_decoder_layers)]
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
+        self._path_terms = _path_terms(model, steps, self.all)
+        # What native code is given, where it runs the layers.
+        self.native: NativeDecoder | None = None
+        if native_decoder.is_for(arithmetic, devices=group.division.parts):
+            self.native = architecture_of(config).native_decoder(config, tree, terms=self._path_terms)
+        kernels = [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)]
         certified = choose_heads(
             form_on_devices(exit_head, group.division.parts),
-            [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)],
+            kernels,
             measure=measure,
             arithmetic=arithmetic,
             rows=_ROWS_AT_A_TIME,
@@ -78,8 +89,10 @@ class Weights:
         self._heads = []
         for layer in exit_layers(config):
             applied_as, parameters = head_parameters(tree, config, layer)
-            self._heads.append(Head(applied_as, {"params": parameters}, of_layer(certified, layer)))
-        self._path_terms = _path_terms(model, steps, self.all)
+            head = Head(applied_as, {"params": parameters}, of_layer(certified, layer))
+            if self.native and not head.certified:
+                head = head._replace(native=self.native.head(layer, of_layer(kernels, layer)))
+            self._heads.append(head)
 
     @property
     def is_certified(self) -> bool:
@@ -121,12 +134,33 @@ class Sources:
         made = zeros((kept,) * (2 * config.num_decoder_layers), axis=1, of=config.num_kv_heads)
         self.keys_values = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, width), bool)
-        self.free = list(range(places))
 
     @property
     def places(self) -> int:
         """Sources that there is room for."""
         return self.mask.shape[0]
+
+    def admit(
+        self,
+        model: EarlyExitModel,
+        weights: Weights,
+        source_tokens: np.ndarray,
+        *,
+        lengths: np.ndarray,
+        places: np.ndarray,
+        prefix: Sequence[KeysValues] = (),
+    ) -> None:
+        """Gives places keys and values of prompts; arguments are those of `Engine.prefill` and `device_steps.admit`."""
+        self.keys_values, self.mask = device_steps.admit(
+            model,
+            weights.all,
+            keys_values=self.keys_values,
+            source_mask=self.mask,
+            source_tokens=source_tokens,
+            lengths=lengths,
+            places=places,
+            prefix=prefix,
+        )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -9,6 +9,7 @@ from calm_beam.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
+    from .native_decoder import NativeDecoder
 
 
 class ArrayType(NamedTuple):
@@ -114,6 +115,18 @@ class Architecture(abc.ABC):
     @abc.abstractmethod
     def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
         """Returns a decoder layer of it, for packed rows; loads JAX."""
+
+    def native_decoder(
+        self, config: Any, parameters: Mapping[str, Any], *, terms: Sequence[Any]
+    ) -> "NativeDecoder | None":
+        """Returns a model's decoder for native code; None if that has no layer of its kind.
+
+        Args:
+          config: Of the model.
+          parameters: All of its arrays, as a tree.
+          terms: The network's `path_terms`.
+        """
+        return None
 
     @abc.abstractmethod
     def pending(self, config: Any, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:

@@ -33,11 +33,12 @@ TO_PATH, TO_SOURCE = "calm_beam_attend_to_path", "calm_beam_attend_to_source"
 
 # The best comes first; of the last, all are needed.
 _FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
-_SOURCES, _HEADERS = ("screen.c", "attend.c"), ("memory.h", "tasks.h", "vectors.h")
+_SOURCES = ("screen.c", "attend.c", "layer.c", "head.c", "threads.c")
+_HEADERS = ("attention.h", "exponentials.h", "memory.h", "products.h", "tasks.h", "threads.h", "vectors.h")
 _MOST_SECONDS = 60
 _LOCK = threading.Lock()
 _OPTIONS = (
-    *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
+    *("-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno"),
     # No remarks on vectors as arguments, which no other code takes: what a compiler says first is passed on.
     "-Wno-psabi",
     # Whatever `CC` says: the bounds are about IEEE arithmetic.
@@ -58,20 +59,31 @@ def why_unavailable() -> str | None:
 
 
 @functools.cache
+def loaded() -> ctypes.CDLL:
+    """Returns the code, where it is available, for calls that are not XLA's."""
+    return _loaded(_features())
+
+
+@functools.cache
 def _missing() -> str | None:
     if jax.default_backend() != "cpu":
         return f"it is for CPUs, and JAX computes on {jax.default_backend()}"
-    here = _processor_features()
-    features = next((each for each in _FEATURES if here.issuperset(each)), None)
-    if features is None:
+    if not _features():
         return f"the processor has no {_FEATURES[-1][-1]}"
     try:
-        library = _loaded(features)
+        library = loaded()
     except OSError as error:
         return str(error)
     for call in (SCREEN, TO_PATH, TO_SOURCE):
         jax.ffi.register_ffi_target(call, jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
     return None
+
+
+@functools.cache
+def _features() -> Sequence[str]:
+    """Returns the features of the processor that the code is compiled for; none if it lacks them."""
+    here = _processor_features()
+    return next((each for each in _FEATURES if here.issuperset(each)), ())
 
 
 def _processor_features() -> set[str]:

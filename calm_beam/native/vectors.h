@@ -37,6 +37,13 @@ static inline Floats load(const float* values) { return *(const UnalignedFloats*
 
 static inline void store(float* values, Floats what) { *(UnalignedFloats*)values = what; }
 
+/* Returns the first numbers there, and zeros behind them. */
+static inline Floats load_some(const float* values, int64_t count) {
+  Floats some = {0};
+  memcpy(&some, values, sizeof(float) * count);
+  return some;
+}
+
 static inline Floats all(float value) { return value - (Floats){0}; }
 
 /* Returns bfloat16 numbers. */
@@ -72,6 +79,11 @@ typedef int8_t Multiple; /* What states are quantised to. */
 enum { kMostParts = 2 }; /* That are multiplied for a state. */
 
 static inline float largest_multiple(int64_t width) { return (void)width, 127; }
+
+/* Returns one * other + sum, rounded once. */
+static inline Floats fused(Floats one, Floats other, Floats sum) {
+  return (Floats)_mm512_fmadd_ps((__m512)one, (__m512)other, (__m512)sum);
+}
 
 /* Of a number and none, the second. */
 static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
@@ -144,6 +156,10 @@ enum { kMostParts = 1 };
 static inline float largest_multiple(int64_t width) {
   const int64_t most = INT32_MAX / (UINT8_MAX * width);
   return most < INT16_MAX ? most : INT16_MAX;
+}
+
+static inline Floats fused(Floats one, Floats other, Floats sum) {
+  return (Floats)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
 }
 
 static inline Floats larger(Floats one, Floats other) { return (Floats)_mm256_max_ps((__m256)one, (__m256)other); }

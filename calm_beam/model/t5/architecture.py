@@ -1,7 +1,7 @@
 """T5 as the decoders see it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
@@ -10,6 +10,8 @@ from calm_beam.model.architecture import Architecture, ArrayType
 from .config import PAD_ID, T5Config, parameter_shapes
 
 if TYPE_CHECKING:
+    from calm_beam.model.native_decoder import NativeDecoder
+
     from .layers import DecoderLayer
     from .network import EarlyExitT5
 
@@ -45,6 +47,14 @@ class T5Architecture(Architecture):
         from .layers import DecoderLayer
 
         return DecoderLayer(config, arithmetic=arithmetic)
+
+    def native_decoder(
+        self, config: T5Config, parameters: Mapping[str, Any], *, terms: Sequence[Any]
+    ) -> "NativeDecoder":
+        """Returns the decoder."""
+        from .native import native_decoder
+
+        return native_decoder(config, parameters, biases=terms)
 
     def pending(self, config: T5Config, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
         """Returns the states after self-attention."""

@@ -15,7 +15,7 @@ from calm_beam.model.numerics import added, rounded, widened
 from .attention import Attention, RelativePositionBias
 from .config import T5Config
 
-_NORM_EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
@@ -38,7 +38,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
         wide = widened(inputs)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        normed = wide * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+        normed = wide * jax.lax.rsqrt(mean_square + NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
         return rounded(normed, self.arithmetic)
 
 

@@ -1,0 +1,81 @@
+"""What computes the rows of a batch: by XLA (`xla_engine.py`) or by native code (`native_engine.py`)."""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from .decisions import Decisions
+from .lanes import LaneTree, Rows
+from .work import Work
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placed:
+    """Where the prompts of a batch stand; each array of shape (slots,).
+
+    Attributes:
+      tree: Their lanes.
+      widths: What the prompt of each slot is padded to.
+      places: Where its source stands among those of its width.
+      lengths: Tokens of the prompt.
+    """
+
+    tree: LaneTree
+    _: dataclasses.KW_ONLY
+    widths: np.ndarray
+    places: np.ndarray
+    lengths: np.ndarray
+
+
+class Engine(Protocol):
+    """States of every lane after every layer, keys and values of nodes and sources, and what is computed of them.
+
+    States are given by layer and lane: entry 0 is the embedding, a lane is a number in (slots * lanes).
+    """
+
+    def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
+        """Gives places keys and values of prompts.
+
+        Args:
+          width: Which sources.
+          source_tokens: int32, shape (rows, encoded width). 0-padded.
+          lengths: int32, shape (rows,). Tokens of each prompt.
+          places: int32, shape (rows,). Beyond the last for rows of padding.
+        """
+
+    def grow(self, added: int) -> None:
+        """Adds nodes to the store of every layer."""
+
+    def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
+        """Puts the embeddings of tokens, (rows,), into entry 0."""
+
+    def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
+        """Runs a layer for its rows.
+
+        Args:
+          layer: Which.
+          rows: All of that layer.
+          below: shape (rows,). Where their inputs stand in the entry below.
+
+        Returns:
+          float32, shape (rows,): the confidence of each, if that is made of states; and what was done for it.
+        """
+
+    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
+        """Returns what the heads decide of states, and what was asked for it; `compared` as in `HeadDecisions.of`."""
+
+    def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+        """Gives nodes of the layers that tokens skipped what these make of states.
+
+        Args:
+          layers: shape (rows,). Of the states.
+          lanes: Likewise.
+          nodes: int32, shape (layers - 1, rows). Of layers 2 to L; beyond the store where a layer was not skipped.
+        """
+
+    def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+        """Gives them what the layer of each state has kept itself, as `keep_skipped` is told."""
+
+    def run_on_padding(self, slots: int) -> None:
+        """Compiles whatever up to so many prompts may need: every step is run once in every size, on padding only."""

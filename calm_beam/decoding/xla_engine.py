@@ -1,0 +1,376 @@
+"""Rows of a batch, computed by XLA: padded to few sizes, since each is compiled for every step."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.exits.measures import Need
+from calm_beam.exits.propagations import PassedOn
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import ArrayType, architecture_of, native_attention
+from calm_beam.model.interface import EarlyExitModel, Position
+
+from . import device_steps
+from .decisions import Decisions
+from .engine import Placed
+from .head_decisions import HeadDecisions
+from .lanes import Rows
+from .padding import all_path_lengths, longest_path, padded, path_lengths, row_parts
+from .weights import Sources, Weights, zeros
+from .work import Work
+
+# Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
+_RANKS = 8
+# Bytes of keys and values that a host reads in the time that a call takes.
+_CALL_BYTES = 4 << 20
+
+
+class XlaEngine:
+    """See `Engine`."""
+
+    def __init__(
+        self,
+        model: EarlyExitModel,
+        rule: ExitRule,
+        *,
+        weights: Weights,
+        placed: Placed,
+        lanes: int,
+        steps: int,
+        places: Mapping[int, int],
+        prefixes: Mapping[int, Sequence[int]],
+        row_sizes: tuple[int, ...],
+    ) -> None:
+        """Makes room.
+
+        Args:
+          model: The network.
+          rule: How exits are decided.
+          weights: Of the model.
+          placed: Where the prompts stand.
+          lanes: Lanes of each.
+          steps: Most tokens of an output.
+          places: How many sources there are of each width.
+          prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
+          row_sizes: What rows are padded to, ascending.
+        """
+        self._model, self._rule, self._weights, self._placed = model, rule, weights, placed
+        self._measure, self._row_sizes, self._steps = rule.measure(), row_sizes, steps
+        config, dtype = model.config, model.arithmetic.dtype
+        self._layers = config.num_decoder_layers
+        self._attends_natively = native_attention.is_for(model.arithmetic, devices=weights.group.division.parts)
+        self._ranks = min(_RANKS, lanes)
+        inner = config.num_kv_heads * config.head_dim
+        self._free_positions = _CALL_BYTES // (2 * inner * model.arithmetic.number_bytes)
+        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
+        self._prefixes = {
+            width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
+            for width, tokens in prefixes.items()
+        }
+        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
+        self._num_lanes, entries = lanes, len(placed.places) * lanes
+        self._entries = entries
+        pending = {} if self._attends_natively else architecture_of(config).pending(config, model.arithmetic)
+        *made, self._states = zeros(
+            (
+                *(ArrayType((entries, *of_row.shape), of_row.dtype) for of_row in pending.values()),
+                ArrayType((self._layers + 1, entries, config.emb_dim), dtype),
+            ),
+        )
+        self._pending = dict(zip(pending, made, strict=True))
+        store = ArrayType((placed.tree.capacity, inner), dtype)
+        stores = zeros((store,) * (2 * self._layers), axis=1, of=config.num_kv_heads)
+        self._cache = list(zip(stores[::2], stores[1::2], strict=True))
+
+    def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
+        """Gives places keys and values of prompts."""
+        self._sources[width].admit(
+            self._model,
+            self._weights,
+            source_tokens,
+            lengths=lengths,
+            places=places,
+            prefix=self._prefixes.get(width, ()),
+        )
+
+    def grow(self, added: int) -> None:
+        """Adds nodes to the store of every layer."""
+        wider = ((0, added), (0, 0))
+        # Layer by layer, so that no more than one is held twice.
+        for layer, (keys, values) in enumerate(self._cache):
+            self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
+
+    def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
+        """Puts the embeddings of tokens into entry 0."""
+        for part, size in self._parts(len(lanes)):
+            self._embed_part(lanes[part], tokens[part], size)
+
+    def _embed_part(self, lanes: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        self._states = device_steps.embed(
+            self._model,
+            self._weights.embedding,
+            states=self._states,
+            tokens=padded(tokens, size),
+            lanes=padded(lanes, size, fill=self._entries),
+        )
+
+    def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
+        """Runs a layer for its rows, and returns their confidences if these are made of states."""
+        measured, work = np.zeros(len(rows.lanes), np.float32), Work()
+        run = self._run_whole if self._attends_natively else self._run_in_steps
+        # All parts are started before the first is waited for.
+        for chosen, size, confidences in list(run(layer, rows, below)):
+            work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
+            if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
+                measured[chosen] = np.asarray(confidences)[: len(chosen)]
+        return measured, work
+
+    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
+        """Returns what the heads decide of states, and what was asked for it."""
+        return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
+
+    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[jax.Array, np.ndarray, np.ndarray]:
+        return self._states, padded(layers, size), padded(lanes, size)
+
+    def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+        """Gives nodes of the layers that tokens skipped what these make of states."""
+        for part, size in self._parts(len(lanes)):
+            self._keep_part(layers[part], lanes[part], nodes[:, part], size=size)
+
+    def _keep_part(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:
+        self._cache[1:] = device_steps.fill_skipped(
+            self._model,
+            self._weights.layers[1:],
+            cache=self._cache[1:],
+            states=self._states,
+            layers=padded(layers, size),
+            lanes=padded(lanes, size),
+            nodes=padded(nodes.T, size, fill=self._placed.tree.capacity).T,
+            position=self._position(lanes // self._num_lanes, size),
+        )
+
+    def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+        """Gives them what the layer of each state has kept itself."""
+        for part, size in self._parts(len(lanes)):
+            self._copy_part(layers[part], lanes[part], nodes[:, part], size=size)
+
+    def _copy_part(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:
+        self._cache = device_steps.copy_skipped(
+            self._model,
+            self._cache,
+            source_layers=padded(layers, size),
+            source_nodes=padded(self._placed.tree.newest(layers, lanes), size),
+            nodes=padded(nodes.T, size, fill=self._placed.tree.capacity).T,
+        )
+
+    def run_on_padding(self, slots: int) -> None:
+        """Compiles whatever up to so many prompts may need."""
+        none = np.zeros(0, np.int32)
+        rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
+        sizes = self._sizes_up_to(slots)
+        skipped = none, none, np.zeros((self._layers - 1, 0), np.int32)
+        for size in sizes:
+            self._embed_part(none, none, size)
+            if self._rule.propagation().passed_on is PassedOn.KEYS_VALUES:
+                self._copy_part(*skipped, size=size)
+            else:
+                self._keep_part(*skipped, size=size)
+        self._heads.run_on_padding(self._look_up, sizes)
+        if self._attends_natively:
+            self._run_whole_on_padding(rows)
+        else:
+            self._run_in_steps_on_padding(rows, slots)
+        jax.block_until_ready(self._states)
+
+    def _run_whole_on_padding(self, rows: Rows) -> None:
+        lengths = {longest_path(np.array([step]), most=self._steps) for step in range(self._steps)}
+        for width, sources in self._sources.items():
+            for size, length in itertools.product(self._sizes_up_to(sources.places), lengths):
+                self._run_part(1, rows, chosen=rows.lanes, below=rows.lanes, size=size, width=width, length=length)
+
+    def _run_in_steps_on_padding(self, rows: Rows, slots: int) -> None:
+        none = rows.lanes
+        for size, length in itertools.product(self._sizes_up_to(slots), all_path_lengths(self._steps)):
+            self._attend(1, rows, chosen=none, below=none, size=size, length=length)
+        for width, sources in self._sources.items():
+            for size in self._sizes_up_to(sources.places):
+                is_gathered = size <= self._most_gathered(width)
+                self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
+
+    def _sizes_up_to(self, count: int) -> list[int]:
+        """Returns the sizes that so many rows, or fewer, are padded to."""
+        return sorted({size for rows in range(1, count + 1) for _, size in self._parts(rows)})
+
+    def _run_whole(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
+        """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences."""
+        length = longest_path(rows.steps, most=self._steps)
+        widths = self._placed.widths[rows.slots]
+        for width in np.unique(widths).tolist():
+            of_width = np.flatnonzero(widths == width)
+            for part, size in self._parts(len(of_width)):
+                chosen = of_width[part]
+                confidences = self._run_part(
+                    layer, rows, chosen=chosen, below=below, size=size, width=width, length=length
+                )
+                yield chosen, size, confidences
+
+    def _run_in_steps(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
+        """Does what `_run_whole` does in two steps, with rows put together for each as it wants them."""
+        for chosen, size, length in self._by_length(rows.steps):
+            self._attend(layer, rows, chosen=chosen, below=below, size=size, length=length)
+        for chosen, size, width, is_gathered in self._by_source(rows):
+            confidences = self._finish(
+                layer, rows, chosen=chosen, below=below, size=size, width=width, is_gathered=is_gathered
+            )
+            yield chosen, size, confidences
+
+    def _run_part(
+        self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, width: int, length: int
+    ) -> jax.Array:
+        """Runs a layer for the chosen rows, and returns the confidence of each that needs no logits.
+
+        Arguments are those of `_attend` and `_finish`.
+        """
+        sources = self._sources[width]
+        confidences: jax.Array
+        self._states, self._cache[layer - 1], confidences = device_steps.run_layer(
+            self._model,
+            self._rule.confidence,
+            parameters=self._layer_parameters(layer),
+            states=self._states,
+            cache=self._cache[layer - 1],
+            keys_values=sources.keys_values[layer - 1],
+            source_mask=sources.mask,
+            nodes=padded(rows.nodes[chosen], size, fill=self._placed.tree.capacity),
+            paths=padded(self._placed.tree.paths(layer, rows.lanes[chosen], length=length), size),
+            places=padded(self._placed.places[rows.slots[chosen]], size, fill=sources.places),
+            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
+        )
+        return confidences
+
+    def _layer_parameters(self, layer: int) -> dict[str, Any]:
+        """Returns what a layer is made of, and what is measured after it."""
+        parameters = {"layer": self._weights.layers[layer - 1]}
+        if self._measure.needs is Need.CLASSIFIER:
+            parameters["classifier"] = self._weights.classifier
+        return parameters
+
+    def _attend(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, length: int) -> None:
+        """Runs a layer's attention to outputs for the chosen rows, padded to a size and a length of path.
+
+        Args:
+          layer: Which.
+          rows: All of that layer.
+          chosen: Some of them.
+          below: Of all of them, where their inputs stand in the entry below.
+          size: What the rows are padded to.
+          length: What their paths are padded to.
+        """
+        self._pending, self._cache[layer - 1] = device_steps.attend_to_output(
+            self._model,
+            self._weights.layers[layer - 1],
+            states=self._states,
+            pending=self._pending,
+            cache=self._cache[layer - 1],
+            nodes=padded(rows.nodes[chosen], size, fill=self._placed.tree.capacity),
+            paths=padded(self._placed.tree.paths(layer, rows.lanes[chosen], length=length), size),
+            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
+        )
+
+    def _at_layer(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int) -> dict[str, Any]:
+        """Returns what every step of a layer is told of it and of the chosen rows; arguments as of `_attend`."""
+        return {
+            "terms": self._weights.path_terms(layer),
+            "layer": np.int32(layer),
+            "below": padded(below[chosen], size),
+            "lanes": padded(rows.lanes[chosen], size, fill=self._entries),
+            "position": self._position(rows.slots[chosen], size),
+        }
+
+    def _position(self, slots: np.ndarray, size: int) -> Position:
+        """Returns where the newest tokens of slots stand, padded to a size."""
+        return Position(padded(self._placed.tree.step[slots], size), padded(self._placed.lengths[slots], size, fill=1))
+
+    def _finish(
+        self,
+        layer: int,
+        rows: Rows,
+        *,
+        chosen: np.ndarray,
+        below: np.ndarray,
+        size: int,
+        width: int,
+        is_gathered: bool,
+    ) -> jax.Array:
+        """Runs the rest of a layer for the chosen rows, and returns the confidence of each that needs no logits.
+
+        Args:
+          layer: Which.
+          rows: All of that layer.
+          chosen: Some of them.
+          below: Of all of them, where their inputs stand in the entry below.
+          size: What the rows are padded to.
+          width: Of their sources.
+          is_gathered: Whether the source of each is gathered.
+        """
+        sources = self._sources[width]
+        confidences: jax.Array
+        self._states, confidences = device_steps.finish_layer(
+            self._model,
+            self._rule.confidence,
+            num_ranks=self._ranks,
+            is_gathered=is_gathered,
+            parameters=self._layer_parameters(layer),
+            states=self._states,
+            pending=self._pending,
+            keys_values=sources.keys_values[layer - 1],
+            source_mask=sources.mask,
+            places=padded(self._placed.places[rows.slots[chosen]], size, fill=sources.places),
+            ranks=padded(_ranks(rows.slots)[chosen] % self._ranks, size),
+            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
+        )
+        return confidences
+
+    def _parts(self, count: int) -> Iterator[tuple[slice, int]]:
+        return row_parts(count, self._row_sizes)
+
+    def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Yields rows that are run together, the size to pad them to, and the length of path that covers them."""
+        lengths = path_lengths(steps, free=self._free_positions)
+        for length in np.unique(lengths).tolist():
+            chosen = np.flatnonzero(lengths == length)
+            for part, size in self._parts(len(chosen)):
+                yield chosen[part], size, min(length, self._steps)
+
+    def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, bool]]:
+        """Yields rows that are run together, the size to pad them to, the width of their sources, and `is_gathered`.
+
+        Many rows share what their sources need, so many of a prompt at a time. Where rows are few, that would be work
+        for all sources: those of each row are gathered.
+        """
+        widths, ranks = self._placed.widths[rows.slots], _ranks(rows.slots)
+        for width in np.unique(widths).tolist():
+            chosen, most_gathered = np.flatnonzero(widths == width), self._most_gathered(width)
+            parts = [(chosen[part], size) for part, size in self._parts(len(chosen))]
+            if any(size > most_gathered for _, size in parts):
+                blocks = ranks[chosen] // self._ranks
+                parts = [
+                    (chosen[blocks == block][part], size)
+                    for block, count in enumerate(np.bincount(blocks).tolist())
+                    for part, size in self._parts(count)
+                ]
+            for part, size in parts:
+                yield part, size, width, size <= most_gathered
+
+    def _most_gathered(self, width: int) -> int:
+        """Returns how many rows have their sources gathered at most."""
+        return self._sources[width].places // 4
+
+
+def _ranks(slots: np.ndarray) -> np.ndarray:
+    """Returns how many rows of the same slot stand before each row; rows are ordered by slot."""
+    return np.arange(len(slots)) - np.searchsorted(slots, slots)

@@ -1,0 +1,128 @@
+/* What the queries of one row have of some keys and values, read where they stand. */
+
+#ifndef CALM_BEAM_ATTENTION_H_
+#define CALM_BEAM_ATTENTION_H_
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "exponentials.h"
+#include "memory.h"
+#include "vectors.h"
+
+enum { kMostVectors = 4 }; /* Of a head, whose sums are kept in registers. */
+
+/* Of no keys: far below the exponent of any logit. */
+static const float kNothing = -1e10f;
+
+/* Where keys and values stand, and what is added to their logits. */
+typedef struct {
+  int64_t heads, key_heads, size; /* Numbers of a head. */
+  int64_t head_stride;            /* Numbers from a head to the next. */
+  const float *keys, *values;
+  const float* biases; /* [bias heads, ages]: by how many steps a key is older */
+  int64_t bias_heads, ages;
+} Keys;
+
+/* What a row sees: `count` positions, with where their keys stand, and how old they are; and room for logits, which are
+   read by whole vectors. */
+typedef struct {
+  int64_t count;
+  int64_t* offsets;
+  int32_t* ages;
+  float* logits;
+} Seen;
+
+/* Returns room for `most` positions, to be given back by `forget`. */
+static inline Seen seen_of(int64_t most, int* has_memory) {
+  return (Seen){
+      .offsets = memory_of(sizeof(int64_t) * most, has_memory),
+      .ages = memory_of(sizeof(int32_t) * most, has_memory),
+      .logits = memory_of(sizeof(float) * (most + kLanes), has_memory),
+  };
+}
+
+static inline void forget(Seen* seen) { free(seen->offsets), free(seen->ages), free(seen->logits); }
+
+static inline float product(const float* one, const float* other, int64_t size) {
+  Floats sum = {0};
+  int64_t at = 0;
+  for (; at + kLanes <= size; at += kLanes) sum += load(one + at) * load(other + at);
+  if (at < size) sum += load_some(one + at, size - at) * load_some(other + at, size - at);
+  return sum_of(sum);
+}
+
+/* Makes logits their exponentials, divided by a power of two, and puts it and the sum into `largest` and `total`. */
+static void exponentiate(float* logits, int64_t count, float* largest, float* total) {
+  Floats most = all(-INFINITY);
+  /* What is no number is left out here, and comes out of the exponential. */
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Integers is_there = before(count, at);
+    const Floats here = load(logits + at);
+    most = larger((Floats)((is_there & (Integers)here) | (~is_there & (Integers)most)), most);
+  }
+  const float highest = most_of(most);
+  *largest = ceilf(highest * kLog2);
+  /* Of the highest: from a half to one, whatever is lost where logits are enormous. */
+  float exponent = fmaf(highest, kLog2, -*largest) + highest * kMoreOfLog2;
+  exponent = exponent > 0 ? 0 : exponent < -1 ? -1 : exponent;
+  const Floats scale = all(exp2f(exponent));
+  Floats sum = {0};
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Floats below = load(logits + at) - highest;
+    const Floats here = scale * exponential(below);
+    store(logits + at, here);
+    sum += taken(before(count, at), here);
+  }
+  *total = sum_of(sum);
+}
+
+/* Puts the sums of `vectors` vectors of values, times weights, into `mixed`. */
+static inline __attribute__((always_inline)) void mix_vectors(const float* values, const Seen* seen,
+                                                              const float* weights, const int vectors, float* mixed) {
+  Floats sums[kMostVectors] = {{0}};
+  for (int64_t i = 0; i < seen->count; ++i)
+    for (int vector = 0; vector < vectors; ++vector)
+      sums[vector] += weights[i] * load(values + seen->offsets[i] + vector * kLanes);
+  for (int vector = 0; vector < vectors; ++vector) store(mixed + vector * kLanes, sums[vector]);
+}
+
+static void mix(const float* values, const Seen* seen, const float* weights, int64_t size, float* mixed) {
+  int64_t at = 0;
+  for (; at + 4 * kLanes <= size; at += 4 * kLanes) mix_vectors(values + at, seen, weights, 4, mixed + at);
+  for (; at + 2 * kLanes <= size; at += 2 * kLanes) mix_vectors(values + at, seen, weights, 2, mixed + at);
+  for (; at + kLanes <= size; at += kLanes) mix_vectors(values + at, seen, weights, 1, mixed + at);
+  for (; at < size; ++at) {
+    float sum = 0;
+    for (int64_t i = 0; i < seen->count; ++i) sum += weights[i] * values[seen->offsets[i] + at];
+    mixed[at] = sum;
+  }
+}
+
+/* Puts the sums of values, times exponentials of logits, of each head into `mixed`, [heads, size]; the exponentials'
+   sums into `totals`, and what they and their sums are divided by into `largest`, both [heads]. */
+static void attend_row(const Keys* keys, const Seen* seen, const float* queries, float* mixed, float* largest,
+                       float* totals) {
+  const int64_t group = keys->heads / keys->key_heads, size = keys->size;
+  float* logits = seen->logits;
+  for (int64_t head = 0; head < keys->heads; ++head, queries += size, mixed += size) {
+    const int64_t of_head = head / group * keys->head_stride;
+    if (!seen->count) {
+      memset(mixed, 0, sizeof(float) * size);
+      largest[head] = kNothing;
+      totals[head] = 0;
+      continue;
+    }
+    for (int64_t i = 0; i < seen->count; ++i)
+      logits[i] = product(queries, keys->keys + of_head + seen->offsets[i], size);
+    if (keys->bias_heads) {
+      const float* biases = keys->biases + (keys->bias_heads == 1 ? 0 : head) * keys->ages;
+      for (int64_t i = 0; i < seen->count; ++i) logits[i] += biases[seen->ages[i]];
+    }
+    exponentiate(logits, seen->count, largest + head, totals + head);
+    mix(keys->values + of_head, seen, logits, size, mixed);
+  }
+}
+
+#endif

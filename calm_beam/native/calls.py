@@ -1,0 +1,234 @@
+"""Calls of native code that change arrays in place: those of `layer.c` and `head.c`, whose structures these mirror."""
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .library import loaded
+
+_PANEL = 64
+_LINE = 64
+
+_NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class Matrix(ctypes.Structure):
+    """Weights as native code multiplies by them."""
+
+    _fields_ = (("weights", _ADDRESS), ("inputs", _NUMBER), ("columns", _NUMBER))
+
+
+class Layer(ctypes.Structure):
+    """The weights and sizes of a decoder layer."""
+
+    _fields_ = (
+        *(
+            (name, Matrix)
+            for name in ("query", "key", "value", "out", "cross_query", "cross_out", "gate", "wide", "narrow")
+        ),
+        *((name, _ADDRESS) for name in ("norm", "cross_norm", "mlp_norm", "biases")),
+        *((name, _NUMBER) for name in ("bias_heads", "ages", "heads", "size", "width", "activation")),
+        ("epsilon", _FLOAT),
+    )
+
+
+class Sources(ctypes.Structure):
+    """Keys and values of the sources of one padded width, at one layer."""
+
+    _fields_ = (("keys", _ADDRESS), ("values", _ADDRESS), ("mask", _ADDRESS), ("most", _NUMBER))
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        ("count", _NUMBER),
+        ("threads", _NUMBER),
+        *((name, _ADDRESS) for name in ("inputs", "outputs", "keys", "values", "paths")),
+        ("most_steps", _NUMBER),
+        *(
+            (name, _ADDRESS)
+            for name in ("sources", "below", "lanes", "nodes", "steps", "source_of_row", "places")
+        ),
+    )
+
+
+class _Skipped(ctypes.Structure):
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("layers", "keys", "values")),
+        *((name, _NUMBER) for name in ("num_layers", "count", "capacity", "threads")),
+        *((name, _ADDRESS) for name in ("states", "entries", "nodes")),
+    )
+
+
+class Head(ctypes.Structure):
+    """The weights of a head, and the norm before it."""
+
+    _fields_ = (("weights", Matrix), ("norm", _ADDRESS), ("epsilon", _FLOAT), ("factor", _FLOAT))
+
+
+class _Asked(ctypes.Structure):
+    _fields_ = (
+        ("count", _NUMBER),
+        ("threads", _NUMBER),
+        *(
+            (name, _ADDRESS)
+            for name in ("states", "entries", "largest", "second", "total", "weighted", "token")
+        ),
+    )
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Returns float32 numbers, to be written before they are read, that begin where a line of the memory does."""
+    size = math.prod(shape) * np.dtype(np.float32).itemsize
+    memory = np.empty(size + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    return memory[first : first + size].view(np.float32).reshape(shape)
+
+
+def packed(kernel: np.ndarray) -> np.ndarray:
+    """Returns a matrix, [inputs, columns], in panels of 64 columns, [panels, inputs, 64], with zeros behind."""
+    inputs, columns = kernel.shape
+    panels = -(-columns // _PANEL)
+    made = aligned((panels, inputs, _PANEL))
+    made[:] = 0
+    for panel in range(panels):
+        part = kernel[:, panel * _PANEL : (panel + 1) * _PANEL]
+        made[panel, :, : part.shape[1]] = part
+    return made
+
+
+def matrix(panels: np.ndarray, columns: int) -> Matrix:
+    """Returns what names packed weights."""
+    return Matrix(panels.ctypes.data, panels.shape[1], columns)
+
+
+def threads() -> int:
+    """Returns how many threads a call may have."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_layer(
+    layer: Layer,
+    *,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    paths: np.ndarray,
+    sources: Any,
+    below: np.ndarray,
+    lanes: np.ndarray,
+    nodes: np.ndarray,
+    steps: np.ndarray,
+    source_of_row: np.ndarray,
+    places: np.ndarray,
+) -> None:
+    """Runs a decoder layer for one token of every row.
+
+    Args:
+      layer: Which.
+      inputs: float32, shape (entries, width). Outputs of the layer below.
+      outputs: Likewise; written.
+      keys: float32, shape (nodes, heads * head_dim); written at the nodes of rows.
+      values: Likewise.
+      paths: int32, shape (entries, steps). The nodes that each entry attends to.
+      sources: An array of `Sources`, one for each padded width.
+      below: int32, shape (rows,), like all that follow. Where the input of each row stands.
+      lanes: The row's entry in `outputs` and `paths`.
+      nodes: Where its keys and values go; they stand in its path at its step.
+      steps: Its step, from 0.
+      source_of_row: Which of the sources it attends to.
+      places: And where it stands there.
+
+    Raises:
+      MemoryError: If there is none.
+    """
+    by_row = [_int32(values) for values in (below, lanes, nodes, steps, source_of_row, places)]
+    rows = _Rows(
+        len(lanes),
+        threads(),
+        inputs.ctypes.data,
+        outputs.ctypes.data,
+        keys.ctypes.data,
+        values.ctypes.data,
+        paths.ctypes.data,
+        paths.shape[1],
+        ctypes.addressof(sources),
+        *(values.ctypes.data for values in by_row),
+    )
+    if not loaded().calm_beam_run_layer(ctypes.byref(layer), ctypes.byref(rows)):
+        raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
+
+
+def keep_skipped(
+    layers: Sequence[Layer],
+    stores: Sequence[tuple[np.ndarray, np.ndarray]],
+    *,
+    states: np.ndarray,
+    entries: np.ndarray,
+    nodes: np.ndarray,
+) -> None:
+    """Gives layers that were skipped their keys and values of states.
+
+    Args:
+      layers: Some layers.
+      stores: Keys and values of each, (nodes, heads * head_dim); written.
+      states: float32, shape (entries, width).
+      entries: int64, shape (rows,). Which of them are propagated.
+      nodes: int32, shape (layers, rows). Where their keys and values go; beyond the store where a layer was not skipped.
+    """
+    count = len(layers)
+    addresses = [ctypes.addressof(layer) for layer in layers]
+    lists = [(ctypes.c_void_p * count)(*each) for each in (addresses, *_addresses(stores))]
+    nodes, entries = np.ascontiguousarray(nodes, np.int32), np.ascontiguousarray(entries, np.int64)
+    capacity = len(stores[0][0])
+    skipped = _Skipped(
+        *map(ctypes.addressof, lists),
+        count,
+        len(entries),
+        capacity,
+        threads(),
+        states.ctypes.data,
+        entries.ctypes.data,
+        nodes.ctypes.data,
+    )
+    loaded().calm_beam_keep_skipped(ctypes.byref(skipped))
+
+
+def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns largest, token, second, total and weighted sum of the logits that a head makes of states, (rows,).
+
+    They are those of a settled `Summary`.
+
+    Args:
+      head: Which.
+      states: float32, shape (entries, width).
+      entries: int64, shape (rows,).
+
+    Raises:
+      MemoryError: If there is none.
+    """
+    entries = np.ascontiguousarray(entries, np.int64)
+    largest, second, total, weighted = np.empty((4, len(entries)), np.float32)
+    token = np.empty(len(entries), np.int32)
+    asked = _Asked(
+        len(entries),
+        threads(),
+        states.ctypes.data,
+        entries.ctypes.data,
+        *(values.ctypes.data for values in (largest, second, total, weighted, token)),
+    )
+    if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):
+        raise MemoryError(f"no memory for the logits of {len(entries)} rows")
+    return largest, token, second, total, weighted
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _addresses(stores: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[list[int]]:
+    return [[values.ctypes.data for values in each] for each in zip(*stores, strict=True)]

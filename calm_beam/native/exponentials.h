@@ -1,0 +1,39 @@
+/* Exponentials of vectors of numbers, exact to a unit in the last place or two. */
+
+#ifndef CALM_BEAM_EXPONENTIALS_H_
+#define CALM_BEAM_EXPONENTIALS_H_
+
+#include <stdint.h>
+
+#include "vectors.h"
+
+/* The logarithm of e to the base of two, and what the first leaves out of it. */
+static const float kLog2 = 1.44269504f, kMoreOfLog2 = 1.92596303e-8f;
+
+/* Returns 2^x for x up to 0; 0 far below, and NaN for NaN. */
+static inline Floats power_of_two(Floats x) {
+  const Integers is_low = x < -126;
+  x = (Floats)((~is_low & (Integers)x) | (is_low & (Integers)all(-126)));
+  const Floats count = rounded(x);
+  const Floats r = x - count;
+  Floats p = r * 1.54035304e-4f + 1.33335581e-3f;
+  p = p * r + 9.61812911e-3f;
+  p = p * r + 5.55041087e-2f;
+  p = p * r + 2.40226507e-1f;
+  p = p * r + 6.93147181e-1f;
+  p = p * r + 1.f;
+  return taken(~is_low, scaled(p, count));
+}
+
+/* Returns e^x for x up to 0, as above. */
+static inline Floats exponential(Floats x) { return power_of_two(x * kLog2 + x * kMoreOfLog2); }
+
+/* Returns 1 / (1 + e^-x). */
+static inline Floats logistic(Floats x) {
+  const Integers is_negative = x < 0;
+  const Floats small = exponential(-magnitude(x));
+  const Floats above = 1.f / (1.f + small);
+  return (Floats)((is_negative & (Integers)(small * above)) | (~is_negative & (Integers)above));
+}
+
+#endif

@@ -1,0 +1,177 @@
+/* What a head makes of states: the numbers of its logits that decisions are made of, which XLA's exact head has too (see
+   exits/logit_summary.py), for heads so small that nothing coarser is faster. */
+
+#include <math.h>
+#include <stdint.h>
+
+#include "exponentials.h"
+#include "memory.h"
+#include "products.h"
+#include "threads.h"
+
+enum {
+  kRowsOfBlock = 24,
+  kPanelsOfPart = 4, /* Whose sums stay near the processor. Few: a row's numbers must not depend on how many rows there
+                        are, and so neither on the parts. */
+};
+
+typedef struct {
+  Matrix weights;
+  const float* norm;
+  float epsilon, factor; /* By which what is normed is multiplied. */
+} Head;
+
+/* The facts of a row's logits, as of `Summary`. */
+typedef struct {
+  float largest, second, total, weighted;
+  int32_t token; /* -1 if one of them is no number. */
+} Facts;
+
+typedef struct {
+  int64_t count, threads;
+  const float* states;    /* [entries, width] */
+  const int64_t* entries; /* [count] */
+  float *largest, *second, *total, *weighted;
+  int32_t* token;
+} Asked;
+
+typedef struct {
+  const Head* head;
+  const Asked* asked;
+  float* normed;
+  Facts* facts; /* [count, parts] */
+} Call;
+
+static int64_t parts_of(const Head* head) { return (panels_of(&head->weights) + kPanelsOfPart - 1) / kPanelsOfPart; }
+
+/* Returns the facts of the logits of a row, followed by as many of -inf as fill a vector. */
+static Facts facts_of(const float* logits, int64_t count, int32_t first) {
+  Facts facts = {.largest = -INFINITY, .second = -INFINITY};
+  Floats largest = all(-INFINITY), second = all(-INFINITY);
+  Integers is_none = {0};
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Floats here = load(logits + at);
+    is_none |= here != here;
+    second = larger(second, smaller(largest, here));
+    largest = larger(largest, here);
+  }
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (is_none[lane]) return (Facts){.largest = INFINITY, .token = -1};
+  facts.largest = most_of(largest);
+  int has_seen = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    /* The largest once more, if it stands in another lane. */
+    if (largest[lane] == facts.largest && !has_seen)
+      has_seen = 1, facts.second = facts.second > second[lane] ? facts.second : second[lane];
+    else
+      facts.second = facts.second > largest[lane] ? facts.second : largest[lane];
+  }
+  for (facts.token = 0; logits[facts.token] != facts.largest;) ++facts.token;
+  facts.token += first;
+  if (facts.largest == -INFINITY) return facts;
+  Floats total = {0}, weighted = {0};
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Floats below = load(logits + at) - facts.largest;
+    const Floats weight = exponential(below);
+    total += weight;
+    weighted += taken(weight > 0, weight * below);
+  }
+  facts.total = sum_of(total), facts.weighted = sum_of(weighted);
+  return facts;
+}
+
+static float exponential_of(float below) { return exponential(all(below))[0]; }
+
+/* Adds what another part, that comes later in the vocabulary, has. */
+static void add_facts(Facts* facts, const Facts* other) {
+  if (facts->token < 0 || other->token < 0) {
+    *facts = (Facts){.largest = INFINITY, .token = -1};
+    return;
+  }
+  const int is_larger = other->largest > facts->largest;
+  const float largest = is_larger ? other->largest : facts->largest;
+  const float smaller_one = is_larger ? facts->largest : other->largest;
+  const float second = facts->second > other->second ? facts->second : other->second;
+  if (is_larger) facts->token = other->token;
+  facts->second = smaller_one > second ? smaller_one : second;
+  if (largest > -INFINITY) {
+    const float mine = facts->largest - largest, others = other->largest - largest;
+    const float my_scale = exponential_of(mine), other_scale = exponential_of(others);
+    facts->weighted = (my_scale > 0 ? my_scale * (facts->weighted + mine * facts->total) : 0) +
+                      (other_scale > 0 ? other_scale * (other->weighted + others * other->total) : 0);
+    facts->total = my_scale * facts->total + other_scale * other->total;
+  }
+  facts->largest = largest;
+}
+
+static void norm_rows(const Call* call, int64_t from, int64_t to) {
+  const int64_t width = call->head->weights.inputs;
+  for (int64_t row = from; row < to; ++row) {
+    float* normed = call->normed + row * width;
+    norm_row(call->asked->states + call->asked->entries[row] * width, call->head->norm, width, call->head->epsilon,
+             normed);
+    for (int64_t at = 0; at < width; ++at) normed[at] *= call->head->factor;
+  }
+}
+
+static void ask_part(const Call* call, int64_t part, int64_t from, int64_t to) {
+  const Matrix* weights = &call->head->weights;
+  const int64_t panels = panels_of(weights), parts = parts_of(call->head), first = part * kPanelsOfPart;
+  const int64_t end = first + kPanelsOfPart < panels ? first + kPanelsOfPart : panels;
+  float sums[kRowsAtATime * kPanel], logits[kRowsAtATime][kPanelsOfPart * kPanel];
+  for (int64_t row = from; row < to; row += kRowsAtATime) {
+    const int64_t count = to - row < kRowsAtATime ? to - row : kRowsAtATime;
+    int64_t columns = 0;
+    for (int64_t panel = first; panel < end; ++panel) {
+      multiply_rows(call->normed + row * weights->inputs, weights->inputs, weights, panel, count, sums);
+      for (int64_t each = 0; each < count; ++each) {
+        float* here = logits[each] + (panel - first) * kPanel;
+        for (int at = 0; at < kPanel; ++at) here[at] = sums[each * kPanel + at];
+        for (int64_t at = columns_of(weights, panel); at < kPanel; ++at) here[at] = -INFINITY;
+      }
+      columns += kPanel;
+    }
+    for (int64_t each = 0; each < count; ++each)
+      call->facts[(row + each) * parts + part] = facts_of(logits[each], columns, (int32_t)(first * kPanel));
+  }
+}
+
+static void tell(const Call* call, int64_t row) {
+  const Asked* asked = call->asked;
+  const int64_t parts = parts_of(call->head);
+  Facts facts = call->facts[row * parts];
+  for (int64_t part = 1; part < parts; ++part) add_facts(&facts, &call->facts[row * parts + part]);
+  const int is_none = facts.token < 0, is_finite = isfinite(facts.largest);
+  asked->largest[row] = is_none ? NAN : facts.largest;
+  asked->token[row] = is_none ? 0 : facts.token;
+  asked->second[row] = facts.second;
+  asked->total[row] = is_finite ? facts.total : NAN;
+  asked->weighted[row] = is_finite ? facts.weighted : NAN;
+}
+
+static void run(const void* context, int phase, int64_t task) {
+  const Call* call = context;
+  const int64_t count = call->asked->count, blocks = (count + kRowsOfBlock - 1) / kRowsOfBlock;
+  const int64_t from = task % blocks * kRowsOfBlock;
+  const int64_t to = from + kRowsOfBlock < count ? from + kRowsOfBlock : count;
+  if (phase == 0)
+    norm_rows(call, from, to);
+  else if (phase == 1)
+    ask_part(call, task / blocks, from, to);
+  else
+    for (int64_t row = from; row < to; ++row) tell(call, row);
+}
+
+/* Returns 0 if there is no memory for it. */
+int calm_beam_summarise(const Head* head, const Asked* asked) {
+  int has_memory = 1;
+  Call call = {.head = head, .asked = asked};
+  call.normed = memory_of(sizeof(float) * asked->count * head->weights.inputs, &has_memory);
+  call.facts = memory_of(sizeof(Facts) * asked->count * parts_of(head), &has_memory);
+  if (has_memory) {
+    const int64_t blocks = (asked->count + kRowsOfBlock - 1) / kRowsOfBlock;
+    run_phases(asked->threads, &call, run, (int64_t[]){blocks, blocks * parts_of(head), blocks}, 3);
+  }
+  free(call.normed), free(call.facts);
+  return has_memory;
+}

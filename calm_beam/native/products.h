@@ -1,0 +1,80 @@
+/* Products of rows of numbers with matrices. A row's sums are the same whatever the other rows of a call are. */
+
+#ifndef CALM_BEAM_PRODUCTS_H_
+#define CALM_BEAM_PRODUCTS_H_
+
+#include <stdint.h>
+
+#include "vectors.h"
+
+enum {
+  kPanel = 64, /* Columns whose weights lie side by side. */
+#ifdef __AVX512VNNI__
+  kTileVectors = 4, /* Of a row, whose sums are kept in registers for kRowsAtATime rows. */
+#else
+  kTileVectors = 2,
+#endif
+};
+
+/* Weights of `columns` columns: [panels, inputs, 64], with zeros behind. */
+typedef struct {
+  const float* weights;
+  int64_t inputs, columns;
+} Matrix;
+
+static inline int64_t panels_of(const Matrix* matrix) { return (matrix->columns + kPanel - 1) / kPanel; }
+
+/* Returns how many columns of a panel are any. */
+static inline int64_t columns_of(const Matrix* matrix, int64_t panel) {
+  const int64_t left = matrix->columns - panel * kPanel;
+  return left < kPanel ? left : kPanel;
+}
+
+static inline __attribute__((always_inline)) void multiply_tile(const float* rows, int64_t stride, const float* panel,
+                                                                int64_t inputs, const int count, float* sums) {
+  for (int first = 0; first < kPanel; first += kTileVectors * kLanes) {
+    Floats total[kRowsAtATime][kTileVectors];
+    for (int row = 0; row < count; ++row)
+      for (int vector = 0; vector < kTileVectors; ++vector) total[row][vector] = (Floats){0};
+    for (int64_t input = 0; input < inputs; ++input) {
+      Floats weights[kTileVectors];
+      for (int vector = 0; vector < kTileVectors; ++vector)
+        weights[vector] = load(panel + input * kPanel + first + vector * kLanes);
+      for (int row = 0; row < count; ++row) {
+        const Floats value = all(rows[row * stride + input]);
+        for (int vector = 0; vector < kTileVectors; ++vector)
+          total[row][vector] = fused(value, weights[vector], total[row][vector]);
+      }
+    }
+    for (int row = 0; row < count; ++row)
+      for (int vector = 0; vector < kTileVectors; ++vector)
+        store(sums + row * kPanel + first + vector * kLanes, total[row][vector]);
+  }
+}
+
+/* Puts the products of kRowsAtATime rows or fewer, [count, stride], with a panel into `sums`, [count, 64]. */
+static inline void multiply_rows(const float* rows, int64_t stride, const Matrix* matrix, int64_t panel, int64_t count,
+                                 float* sums) {
+  const float* weights = matrix->weights + panel * matrix->inputs * kPanel;
+  switch (count) {
+    case 1: multiply_tile(rows, stride, weights, matrix->inputs, 1, sums); break;
+    case 2: multiply_tile(rows, stride, weights, matrix->inputs, 2, sums); break;
+    case 3: multiply_tile(rows, stride, weights, matrix->inputs, 3, sums); break;
+    case 4: multiply_tile(rows, stride, weights, matrix->inputs, 4, sums); break;
+    case 5: multiply_tile(rows, stride, weights, matrix->inputs, 5, sums); break;
+    default: multiply_tile(rows, stride, weights, matrix->inputs, kRowsAtATime, sums);
+  }
+}
+
+/* Puts a row divided by its root mean square, times a scale, into `normed`. */
+static inline void norm_row(const float* row, const float* scale, int64_t width, float epsilon, float* normed) {
+  Floats sum = {0};
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Floats some = at + kLanes <= width ? load(row + at) : load_some(row + at, width - at);
+    sum = fused(some, some, sum);
+  }
+  const float factor = 1 / sqrtf(sum_of(sum) / (float)width + epsilon);
+  for (int64_t at = 0; at < width; ++at) normed[at] = row[at] * factor * scale[at];
+}
+
+#endif

@@ -1,0 +1,115 @@
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+/* How often a thread looks for work, or for the end of others' work, before it sleeps, or lets others run. */
+enum { kLooks = 4000, kMostPhases = 16 };
+
+typedef struct {
+  const void* call;
+  RunInPhase run;
+  int phases;
+  int64_t ends[kMostPhases]; /* Tasks of a phase and of those before it. */
+  atomic_llong next, done, users;
+} Work;
+
+/* Held by whoever has the threads; others work alone meanwhile. */
+static pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER;
+/* Of all below. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static Work* offered;
+static atomic_llong turn;
+static int64_t helpers, sleeping;
+
+static void take_part(Work* work) {
+  int phase = 0;
+  int64_t task;
+  while ((task = atomic_fetch_add(&work->next, 1)) < work->ends[work->phases - 1]) {
+    while (task >= work->ends[phase]) ++phase;
+    const int64_t before = phase ? work->ends[phase - 1] : 0;
+    /* Tasks are taken in order, so that whoever is waited for is at work. */
+    for (int64_t looks = 0; atomic_load(&work->done) < before; ++looks)
+      if (looks < kLooks)
+        __builtin_ia32_pause();
+      else
+        sched_yield();
+    work->run(work->call, phase, task - before);
+    atomic_fetch_add(&work->done, 1);
+  }
+}
+
+static void* help(void* nothing) {
+  int64_t seen = 0;
+  for (;;) {
+    for (int look = 0; look < kLooks && atomic_load(&turn) == seen; ++look) __builtin_ia32_pause();
+    pthread_mutex_lock(&mutex);
+    for (; atomic_load(&turn) == seen; --sleeping) {
+      ++sleeping;
+      pthread_cond_wait(&wake, &mutex);
+    }
+    seen = atomic_load(&turn);
+    Work* work = offered;
+    if (work) atomic_fetch_add(&work->users, 1);
+    pthread_mutex_unlock(&mutex);
+    if (work) {
+      take_part(work);
+      atomic_fetch_sub(&work->users, 1);
+    }
+  }
+  return nothing;
+}
+
+/* In a process that was forked, there are no other threads. */
+static void forget_helpers(void) {
+  in_use = mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+  offered = NULL;
+  helpers = sleeping = 0;
+}
+
+static void add_helpers(int64_t count) {
+  static int is_told;
+  if (!is_told) is_told = !pthread_atfork(NULL, NULL, forget_helpers);
+  /* Signals are for the threads of the program. */
+  sigset_t every, before;
+  sigfillset(&every);
+  pthread_sigmask(SIG_SETMASK, &every, &before);
+  pthread_t thread;
+  while (is_told && helpers < count && !pthread_create(&thread, NULL, help, NULL)) {
+    pthread_detach(thread);
+    ++helpers;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void run_phases(int64_t threads, const void* call, RunInPhase run, const int64_t* tasks, int phases) {
+  Work work = {.call = call, .run = run, .phases = phases};
+  int64_t end = 0;
+  for (int phase = 0; phase < phases; ++phase) work.ends[phase] = end += tasks[phase];
+  if (!end) return;
+  const int is_shared = threads > 1 && end > 1 && !pthread_mutex_trylock(&in_use);
+  if (is_shared) {
+    pthread_mutex_lock(&mutex);
+    if (helpers < threads - 1) add_helpers(threads - 1);
+    offered = &work;
+    atomic_fetch_add(&turn, 1);
+    if (sleeping) pthread_cond_broadcast(&wake);
+    pthread_mutex_unlock(&mutex);
+  }
+  take_part(&work);
+  for (int64_t looks = 0; atomic_load(&work.done) < end; ++looks)
+    if (looks < kLooks)
+      __builtin_ia32_pause();
+    else
+      sched_yield();
+  if (!is_shared) return;
+  pthread_mutex_lock(&mutex);
+  offered = NULL;
+  pthread_mutex_unlock(&mutex);
+  while (atomic_load(&work.users)) __builtin_ia32_pause();
+  pthread_mutex_unlock(&in_use);
+}

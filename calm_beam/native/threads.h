@@ -1,0 +1,15 @@
+/* Threads of our own, for calls that do not come from XLA. */
+
+#ifndef CALM_BEAM_THREADS_H_
+#define CALM_BEAM_THREADS_H_
+
+#include <stdint.h>
+
+/* Does a task of a phase of a call. */
+typedef void (*RunInPhase)(const void* call, int phase, int64_t task);
+
+/* Does so many tasks of each phase, on this thread and on others that have time, `threads` at the most. What a phase
+   does, all tasks of the next ones see. */
+void run_phases(int64_t threads, const void* call, RunInPhase run, const int64_t* tasks, int phases);
+
+#endif

@@ -1,44 +1,27 @@
-"""Where the time of a sweep goes: each step on the device, and the bookkeeping of the host between them.
+"""Where the time of a sweep goes: each step of rows, and the bookkeeping of the host between them.
 
     python benchmarks/sweep_profile.py --json --prompts=1000
     python benchmarks/sweep_profile.py --checkpoint=model/ --data=validation.jsonl.gz --paper_dimensions --prompts=64
 
 Models, data and other flags are those of `benchmarks/sweep.py`. The sweep runs once to compile, then `--runs` times as
-it is, and `--runs` times with every step of the device waited for, whose times are told apart; the fastest of each
+it is, and `--runs` times with every step waited for, whose times are told apart; the fastest of each
 counts. What is left is the host's: packing of rows, groups and paths, and the dispatch of steps. Where host and device
 overlap, the parts are more than the whole.
 """
 
-import collections
 import json
 import pathlib
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 if not __package__:
     # Run as a file, Python looks for modules beside it, and not in the folder that the packages stand in.
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-import jax
-
 from benchmarks.machine import describe_machine
 from benchmarks.sweep import Task, decode, fastest, lanes_of, started
-from calm_beam.decoding import device_steps
-
-_STEPS = (
-    "admit",
-    "embed",
-    "run_layer",
-    "attend_to_output",
-    "finish_layer",
-    "decide_rows",
-    "certify_rows",
-    "fill_skipped",
-    "copy_skipped",
-)
+from benchmarks.timed_steps import timed_steps
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,13 +39,13 @@ def _measure(task: Task) -> dict[str, Any]:
     as_it_is = fastest(task, everything)
     profiles = []
     for _ in range(task.runs):
-        with _watched() as (seconds, calls):
+        with timed_steps() as (seconds, calls):
             profiles.append((decode(task, everything).seconds, dict(seconds), dict(calls)))
     waited, by_step, calls = min(profiles, key=lambda profile: profile[0])
     parts = {"host": waited - sum(by_step.values()), **by_step}
     print(f"{as_it_is.seconds:.2f} s as it is, {waited:.2f} s where every step is waited for")
     for name, part in sorted(parts.items(), key=lambda item: -item[1]):
-        print(f"{name:18}{part:8.2f} s{part / waited:8.1%}{calls.get(name, 0):8d} calls")
+        print(f"{name:12}{part:8.2f} s{part / waited:8.1%}{calls.get(name, 0):8d} calls")
     padded = as_it_is.work.padded_rows / as_it_is.work.layer_rows
     print(f"rows of padding over rows of layers: {padded:.1%}")
     return {
@@ -75,32 +58,6 @@ def _measure(task: Task) -> dict[str, Any]:
         "calls": calls,
         "padded_rows_over_layer_rows": padded,
     }
-
-
-@contextmanager
-def _watched() -> Iterator[tuple[dict[str, float], dict[str, int]]]:
-    """Has every step of the device wait for its end, and gives seconds and calls by step."""
-    seconds: dict[str, float] = collections.defaultdict(float)
-    calls: dict[str, int] = collections.defaultdict(int)
-    steps = {name: getattr(device_steps, name) for name in _STEPS}
-
-    def watched(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            result = jax.block_until_ready(step(*arguments, **named))
-            seconds[name] += time.perf_counter() - start
-            calls[name] += 1
-            return result
-
-        return timed
-
-    for name, step in steps.items():
-        setattr(device_steps, name, watched(name, step))
-    try:
-        yield seconds, calls
-    finally:
-        for name, step in steps.items():
-            setattr(device_steps, name, step)
 
 
 if __name__ == "__main__":

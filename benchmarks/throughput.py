@@ -13,17 +13,11 @@ Thresholds are searched that use about a quarter and half of the layers. Compila
 """
 
 import argparse
-import collections
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import jax
+from collections.abc import Callable, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding import device_steps
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.early_exit import EarlyExitDecoder
@@ -36,6 +30,7 @@ from calm_beam.exits.rule import ExitRule
 
 from .machine import describe_machine
 from .prompts import read_prompts
+from .timed_steps import timed_steps
 from .widened_model import widen_to_paper
 
 _MEASURES = ("softmax", "softmax_max", "state", "classifier", "static")
@@ -43,15 +38,6 @@ _SHARES = (0.25, 0.5)
 MAX_INPUT_LENGTH = 128
 # Halvings of [0, 1] in the search for a threshold, and prompts that are decoded for it.
 _TRIES, _TRIED = 10, 64
-_STEPS = {
-    "admit": "source",
-    "run_layer": "layer",
-    "attend_to_output": "layer",
-    "finish_layer": "layer",
-    "certify_rows": "decision",
-    "decide_rows": "decision",
-    "fill_skipped": "fill",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,34 +234,10 @@ def _decisions(work: Work) -> int:
 
 def _in_pieces(run: Run, decoder: BatchDecoder) -> tuple[Work, dict[str, float], float]:
     """Returns the work of one pass, the seconds of each piece of it, and of all; each step is waited for."""
-    before, seconds = decoder.work, collections.defaultdict[str, float](float)
-    start = time.perf_counter()
-    with _timed_steps(seconds):
+    before, start = decoder.work, time.perf_counter()
+    with timed_steps() as (seconds, _):
         run.decode()
     return decoder.work - before, seconds, time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def _timed_steps(seconds: dict[str, float]) -> Iterator[None]:
-    """Adds what each step on the device takes within the block."""
-    originals = {name: getattr(device_steps, name) for name in _STEPS}
-
-    def timed(name: str) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            made = jax.block_until_ready(originals[name](*arguments, **options))
-            seconds[_STEPS[name]] += time.perf_counter() - start
-            return made
-
-        return run
-
-    for name in originals:
-        setattr(device_steps, name, timed(name))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(device_steps, name, original)
 
 
 if __name__ == "__main__":

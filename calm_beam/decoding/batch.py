@@ -45,6 +45,7 @@ _REFILL_SHARE = 4
 # Most rows of a step: on a host, more leave its caches and are slower; an accelerator is not filled by so few.
 _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
     """A prompt that is to be decoded.

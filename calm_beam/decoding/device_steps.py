@@ -386,10 +386,12 @@ def decide_rows(
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="vocab_size")
-def confidence_of(measure: str, summary: Summary, *, vocab_size: int) -> jax.Array:
-    """Returns the confidences of rows, (rows,), by what is known of their logits."""
+def confidence_of(measure: str, facts: jax.Array, *, vocab_size: int) -> jax.Array:
+    """Returns confidences, (rows,), by what is known of the logits of rows: (4, rows), as of `calls.summarise`."""
     of_summary = measure_named(measure).of_summary
     assert of_summary is not None, "only such measures are asked so"
+    largest, second, total, weighted = facts
+    summary = Summary(largest, jnp.zeros(largest.shape, jnp.int32), second, total, weighted)
     confidence: jax.Array = of_summary(summary, vocab_size)
     return confidence
 

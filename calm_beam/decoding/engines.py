@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import architecture_of, native_decoder
 from calm_beam.model.interface import EarlyExitModel
 
 from .engine import Engine, Placed
@@ -35,6 +34,7 @@ def engine_for(
             lanes=lanes,
             steps=steps,
             places=places,
+            prefixes=prefixes,
             row_sizes=row_sizes,
         )
     return XlaEngine(

@@ -156,8 +156,8 @@ class LaneTree:
 
     def all_paths(self, layer: int) -> np.ndarray:
         """Returns the nodes that every lane attends to at a layer, (slots * lanes, steps), as they stand."""
-        paths = self._paths[layer - 1]
-        return paths.reshape(-1, paths.shape[-1])
+        paths: np.ndarray = self._paths[layer - 1].reshape(-1, self._paths.shape[-1])
+        return paths
 
     def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
         """Splits the groups whose lanes have parted, and goes to the next step.

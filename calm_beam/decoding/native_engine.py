@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.interface import EarlyExitModel
@@ -22,7 +21,7 @@ from .engine import Placed
 from .head_decisions import HeadDecisions
 from .lanes import Rows
 from .padding import row_parts
-from .weights import Sources, Weights
+from .weights import Sources, Weights, sources_by_width
 from .work import Work
 
 
@@ -40,17 +39,19 @@ class NativeEngine:
         lanes: int,
         steps: int,
         places: Mapping[int, int],
+        prefixes: Mapping[int, Sequence[int]],
         row_sizes: tuple[int, ...],
     ) -> None:
         """Makes room; arguments are those of `XlaEngine`, and what native code is given of the model."""
         config = model.config
         self._model, self._weights, self._decoder, self._placed = model, weights, decoder, placed
         self._measure, self._row_sizes = rule.measure(), row_sizes
-        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
+        self._sources = sources_by_width(model, weights, places=places, prefixes=prefixes)
         self._index_of_width = np.zeros(max(places) + 1, np.int32)
         self._index_of_width[list(places)] = np.arange(len(places))
         # What each layer's sources are to native code; None where prompts have come since.
         self._seen: list[Any] | None = None
+        self._num_lanes = lanes
         inner = config.num_kv_heads * config.head_dim
         self._states = calls.aligned((config.num_decoder_layers + 1, len(placed.places) * lanes, config.emb_dim))
         self._cache = [
@@ -77,24 +78,28 @@ class NativeEngine:
 
     def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
         """Puts the embeddings of tokens into entry 0."""
-        self._states[0, lanes] = self._decoder.embedding[tokens]
+        self._states[0, lanes] = self._decoder.embedded(tokens)
+        # With which every step begins.
+        self._positions = self._placed.lengths - 1 + self._placed.tree.step
+        self._turns = self._decoder.turns(self._positions)
 
     def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
         """Runs a layer for its rows, and returns their confidences if these are made of states."""
         slots = rows.slots
-        keys, values = self._cache[layer - 1]
         calls.run_layer(
             self._decoder.layers[layer - 1],
             inputs=self._states[layer - 1],
             outputs=self._states[layer],
-            keys=keys,
-            values=values,
+            store=self._cache[layer - 1],
             paths=self._placed.tree.all_paths(layer),
             sources=self._sources_of(layer),
+            turns=self._turns,
             below=below,
             lanes=rows.lanes,
             nodes=rows.nodes,
             steps=rows.steps,
+            prompts=slots,
+            positions=self._positions[slots],
             source_of_row=self._index_of_width[self._placed.widths[slots]],
             places=self._placed.places[slots],
         )
@@ -106,10 +111,11 @@ class NativeEngine:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
         decided = Decisions.none(len(lanes), confidence=0.0)
         for head, rows in self._weights.heads_of(layers):
-            facts = calls.summarise(head.native, states=self._states, entries=self._entries(layers[rows], lanes[rows]))
-            largest, tokens = facts[:2]
-            confidences = self._confidences(facts) if self._measure.needs is Need.LOGITS else np.zeros_like(largest)
-            decided.put(rows, Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(largest)))
+            assert head.native is not None, "made where no other form was chosen"
+            entries = self._entries(layers[rows], lanes[rows])
+            tokens, facts = calls.summarise(head.native, states=self._states, entries=entries)
+            confidences = self._confidences(facts) if self._measure.needs is Need.LOGITS else np.zeros(len(rows))
+            decided.put(rows, Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0])))
         return decided, Work(projection_rows=len(lanes))
 
     def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -140,23 +146,23 @@ class NativeEngine:
             inputs=self._some(layer - 1, below, size),
             layer=np.int32(layer),
         )
-        return np.asarray(confidences)[: len(lanes)]
+        measured: np.ndarray = np.asarray(confidences)[: len(lanes)]
+        return measured
 
-    def _confidences(self, facts: Sequence[np.ndarray]) -> np.ndarray:
+    def _confidences(self, facts: np.ndarray) -> np.ndarray:
         """Returns the confidences that a measure of logits makes of the facts of rows."""
-        confidences = np.empty_like(facts[0])
+        confidences = np.empty(facts.shape[1], np.float32)
         for part, size in row_parts(len(confidences), self._row_sizes):
-            confidences[part] = self._confidences_part([values[part] for values in facts], size=size)
+            confidences[part] = self._confidences_part(facts[:, part], size=size)
         return confidences
 
-    def _confidences_part(self, facts: Sequence[np.ndarray], *, size: int) -> np.ndarray:
-        longer = []
-        for values in facts:
-            longer.append(np.zeros(size, values.dtype))
-            longer[-1][: len(values)] = values
-        vocab_size = self._model.config.vocab_size
-        made = device_steps.confidence_of(self._confidence, Summary(*longer), vocab_size=vocab_size)
-        return np.asarray(made)[: len(facts[0])]
+    def _confidences_part(self, facts: np.ndarray, *, size: int) -> np.ndarray:
+        count = facts.shape[1]
+        longer = np.zeros((len(facts), size), np.float32)
+        longer[:, :count] = facts
+        made = device_steps.confidence_of(self._confidence, longer, vocab_size=self._model.config.vocab_size)
+        confidences: np.ndarray = np.asarray(made)[:count]
+        return confidences
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
@@ -166,6 +172,8 @@ class NativeEngine:
             states=self._states,
             entries=self._entries(layers, lanes),
             nodes=nodes,
+            turns=self._turns,
+            prompts=lanes // self._num_lanes,
         )
 
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
@@ -186,8 +194,10 @@ class NativeEngine:
         if not self._decides_natively:
             self._heads.run_on_padding(self._look_up, sizes)
         for size in sizes:
-            self._measure_part(1, none, none, size=size)
-            self._confidences_part(tuple(np.zeros(0, np.float32) for _ in Summary._fields), size=size)
+            if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
+                self._measure_part(1, none, none, size=size)
+            if self._measure.needs is Need.LOGITS and self._decides_natively:
+                self._confidences_part(np.zeros((4, 0), np.float32), size=size)
 
     def _entries(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns where states stand among those of all layers."""

@@ -1,7 +1,7 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -125,8 +125,17 @@ class Weights:
 class Sources:
     """Keys and values of the sources of one padded width."""
 
-    def __init__(self, model: EarlyExitModel, *, width: int, places: int) -> None:
+    def __init__(self, model: EarlyExitModel, *, width: int, places: int, prefix: Sequence[KeysValues] = ()) -> None:
+        """Makes room.
+
+        Args:
+          model: The network.
+          width: Of all.
+          places: How many.
+          prefix: Keys and values of what all prompts begin with, as of `device_steps.admit`.
+        """
         config = model.config
+        self._prefix = prefix
         self.width = width
         shape = (places, config.num_kv_heads, width, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
@@ -148,9 +157,8 @@ class Sources:
         *,
         lengths: np.ndarray,
         places: np.ndarray,
-        prefix: Sequence[KeysValues] = (),
     ) -> None:
-        """Gives places keys and values of prompts; arguments are those of `Engine.prefill` and `device_steps.admit`."""
+        """Gives places keys and values of prompts; arguments are those of `Engine.prefill`."""
         self.keys_values, self.mask = device_steps.admit(
             model,
             weights.all,
@@ -159,8 +167,29 @@ class Sources:
             source_tokens=source_tokens,
             lengths=lengths,
             places=places,
-            prefix=prefix,
+            prefix=self._prefix,
         )
+
+
+def sources_by_width(
+    model: EarlyExitModel, weights: Weights, *, places: Mapping[int, int], prefixes: Mapping[int, Sequence[int]]
+) -> dict[int, Sources]:
+    """Returns sources of each width.
+
+    Args:
+      model: The network.
+      weights: Of the model.
+      places: How many there are of each width.
+      prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
+    """
+    gone_through = {
+        width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
+        for width, tokens in prefixes.items()
+    }
+    return {
+        width: Sources(model, width=width, places=count, prefix=gone_through.get(width, ()))
+        for width, count in places.items()
+    }
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

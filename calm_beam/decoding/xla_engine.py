@@ -20,7 +20,7 @@ from .engine import Placed
 from .head_decisions import HeadDecisions
 from .lanes import Rows
 from .padding import all_path_lengths, longest_path, padded, path_lengths, row_parts
-from .weights import Sources, Weights, zeros
+from .weights import Weights, sources_by_width, zeros
 from .work import Work
 
 # Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
@@ -54,8 +54,8 @@ class XlaEngine:
           placed: Where the prompts stand.
           lanes: Lanes of each.
           steps: Most tokens of an output.
-          places: How many sources there are of each width.
-          prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
+          places: As in `sources_by_width`, like `prefixes`.
+          prefixes: As there.
           row_sizes: What rows are padded to, ascending.
         """
         self._model, self._rule, self._weights, self._placed = model, rule, weights, placed
@@ -66,11 +66,7 @@ class XlaEngine:
         self._ranks = min(_RANKS, lanes)
         inner = config.num_kv_heads * config.head_dim
         self._free_positions = _CALL_BYTES // (2 * inner * model.arithmetic.number_bytes)
-        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
-        self._prefixes = {
-            width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
-            for width, tokens in prefixes.items()
-        }
+        self._sources = sources_by_width(model, weights, places=places, prefixes=prefixes)
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
         self._num_lanes, entries = lanes, len(placed.places) * lanes
         self._entries = entries
@@ -88,14 +84,7 @@ class XlaEngine:
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts."""
-        self._sources[width].admit(
-            self._model,
-            self._weights,
-            source_tokens,
-            lengths=lengths,
-            places=places,
-            prefix=self._prefixes.get(width, ()),
-        )
+        self._sources[width].admit(self._model, self._weights, source_tokens, lengths=lengths, places=places)
 
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""

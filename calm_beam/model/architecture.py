@@ -116,17 +116,15 @@ class Architecture(abc.ABC):
     def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
         """Returns a decoder layer of it, for packed rows; loads JAX."""
 
-    def native_decoder(
-        self, config: Any, parameters: Mapping[str, Any], *, terms: Sequence[Any]
-    ) -> "NativeDecoder | None":
-        """Returns a model's decoder for native code; None if that has no layer of its kind.
+    @abc.abstractmethod
+    def native_decoder(self, config: Any, parameters: Mapping[str, Any], *, terms: Sequence[Any]) -> "NativeDecoder":
+        """Returns a model's decoder for native code; loads JAX.
 
         Args:
           config: Of the model.
           parameters: All of its arrays, as a tree.
           terms: The network's `path_terms`.
         """
-        return None
 
     @abc.abstractmethod
     def pending(self, config: Any, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:

@@ -48,6 +48,10 @@ class NativeDecoder:
       norms: float32, each (width,). The scale of the norm before the head after each layer.
       factors: What normed states are multiplied by for it.
       epsilon: What is added to their mean square.
+      embedding_factor: What embeddings are multiplied by.
+      frequencies: float32, shape (head_dim / 2,). By how many radians a position turns each pair of a head's numbers;
+        None if it turns none.
+      turn_factor: What cosines and sines of these are multiplied by.
       packing: What holds the weights.
     """
 
@@ -58,6 +62,21 @@ class NativeDecoder:
     factors: Sequence[float]
     epsilon: float
     packing: Packing
+    embedding_factor: float = 1.0
+    frequencies: np.ndarray | None = None
+    turn_factor: float = 1.0
+
+    def embedded(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the embeddings of tokens, (rows,)."""
+        embedded: np.ndarray = self.embedding[tokens]
+        return embedded if self.embedding_factor == 1 else embedded * np.float32(self.embedding_factor)
+
+    def turns(self, positions: np.ndarray) -> np.ndarray | None:
+        """Returns cosines and sines for positions, (prompts,), as `calls.run_layer` takes them."""
+        if self.frequencies is None:
+            return None
+        angles = positions[:, None].astype(np.float32) * self.frequencies
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.turn_factor)
 
     def head(self, layer: int, weights: tuple[Any, int]) -> calls.Head:
         """Returns the head after a layer, of the network's `head_weights`."""

@@ -10,10 +10,19 @@ import numpy as np
 
 from .library import loaded
 
+ACTIVATIONS = ("gelu", "silu", "relu")
+"""Those of a feed-forward layer, by their numbers."""
+
+NO_WINDOW = 1 << 40
+"""As a window: all positions are seen."""
+
 _PANEL = 64
 _LINE = 64
 
 _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+_BY_ROW = ("below", "lanes", "nodes", "steps", "prompts", "positions", "source_of_row", "places")
 
 
 class Matrix(ctypes.Structure):
@@ -30,9 +39,11 @@ class Layer(ctypes.Structure):
             (name, Matrix)
             for name in ("query", "key", "value", "out", "cross_query", "cross_out", "gate", "wide", "narrow")
         ),
-        *((name, _ADDRESS) for name in ("norm", "cross_norm", "mlp_norm", "biases")),
-        *((name, _NUMBER) for name in ("bias_heads", "ages", "heads", "size", "width", "activation")),
-        ("epsilon", _FLOAT),
+        *((name, _ADDRESS) for name in ("norm", "cross_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, _ADDRESS) for name in ("query_bias", "key_bias", "value_bias", "biases")),
+        *((name, _NUMBER) for name in ("bias_heads", "ages", "heads", "key_heads", "size", "width", "activation")),
+        *((name, _NUMBER) for name in ("first", "window")),
+        *((name, _FLOAT) for name in ("epsilon", "query_scale")),
     )
 
 
@@ -48,10 +59,7 @@ class _Rows(ctypes.Structure):
         ("threads", _NUMBER),
         *((name, _ADDRESS) for name in ("inputs", "outputs", "keys", "values", "paths")),
         ("most_steps", _NUMBER),
-        *(
-            (name, _ADDRESS)
-            for name in ("sources", "below", "lanes", "nodes", "steps", "source_of_row", "places")
-        ),
+        *((name, _ADDRESS) for name in ("sources", "turns", *_BY_ROW)),
     )
 
 
@@ -59,7 +67,7 @@ class _Skipped(ctypes.Structure):
     _fields_ = (
         *((name, _ADDRESS) for name in ("layers", "keys", "values")),
         *((name, _NUMBER) for name in ("num_layers", "count", "capacity", "threads")),
-        *((name, _ADDRESS) for name in ("states", "entries", "nodes")),
+        *((name, _ADDRESS) for name in ("states", "entries", "nodes", "turns", "prompts")),
     )
 
 
@@ -73,10 +81,7 @@ class _Asked(ctypes.Structure):
     _fields_ = (
         ("count", _NUMBER),
         ("threads", _NUMBER),
-        *(
-            (name, _ADDRESS)
-            for name in ("states", "entries", "largest", "second", "total", "weighted", "token")
-        ),
+        *((name, _ADDRESS) for name in ("states", "entries", "largest", "second", "total", "weighted", "token")),
     )
 
 
@@ -115,16 +120,11 @@ def run_layer(
     *,
     inputs: np.ndarray,
     outputs: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    store: tuple[np.ndarray, np.ndarray],
     paths: np.ndarray,
     sources: Any,
-    below: np.ndarray,
-    lanes: np.ndarray,
-    nodes: np.ndarray,
-    steps: np.ndarray,
-    source_of_row: np.ndarray,
-    places: np.ndarray,
+    turns: np.ndarray | None,
+    **by_row: np.ndarray,
 ) -> None:
     """Runs a decoder layer for one token of every row.
 
@@ -132,35 +132,40 @@ def run_layer(
       layer: Which.
       inputs: float32, shape (entries, width). Outputs of the layer below.
       outputs: Likewise; written.
-      keys: float32, shape (nodes, heads * head_dim); written at the nodes of rows.
-      values: Likewise.
+      store: Keys and values, float32, each (nodes, heads of keys * head_dim); written at the nodes of rows.
       paths: int32, shape (entries, steps). The nodes that each entry attends to.
       sources: An array of `Sources`, one for each padded width.
-      below: int32, shape (rows,), like all that follow. Where the input of each row stands.
-      lanes: The row's entry in `outputs` and `paths`.
-      nodes: Where its keys and values go; they stand in its path at its step.
-      steps: Its step, from 0.
-      source_of_row: Which of the sources it attends to.
-      places: And where it stands there.
+      turns: float32, shape (prompts, head_dim). Cosines and sines by which each prompt's queries and keys are turned;
+        None if its layers turn nothing.
+      **by_row: Integers, each of shape (rows,):
+        below: Where the input of each row stands.
+        lanes: The row's entry in `outputs` and `paths`.
+        nodes: Where its keys and values go; they stand in its path at its step.
+        steps: Its step, from 0.
+        prompts: Its prompt.
+        positions: Of its query, where there is a window.
+        source_of_row: Which of the sources it attends to.
+        places: And where it stands there.
 
     Raises:
       MemoryError: If there is none.
     """
-    by_row = [_int32(values) for values in (below, lanes, nodes, steps, source_of_row, places)]
+    count = len(by_row["lanes"])
+    held = [np.ascontiguousarray(by_row[name], np.int32) for name in _BY_ROW]
     rows = _Rows(
-        len(lanes),
+        count,
         threads(),
         inputs.ctypes.data,
         outputs.ctypes.data,
-        keys.ctypes.data,
-        values.ctypes.data,
+        *(values.ctypes.data for values in store),
         paths.ctypes.data,
         paths.shape[1],
         ctypes.addressof(sources),
-        *(values.ctypes.data for values in by_row),
+        _address(turns),
+        *(values.ctypes.data for values in held),
     )
     if not loaded().calm_beam_run_layer(ctypes.byref(layer), ctypes.byref(rows)):
-        raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
+        raise MemoryError(f"no memory for {count} rows of a decoder layer")
 
 
 def keep_skipped(
@@ -170,65 +175,72 @@ def keep_skipped(
     states: np.ndarray,
     entries: np.ndarray,
     nodes: np.ndarray,
+    turns: np.ndarray | None,
+    prompts: np.ndarray,
 ) -> None:
     """Gives layers that were skipped their keys and values of states.
 
     Args:
       layers: Some layers.
-      stores: Keys and values of each, (nodes, heads * head_dim); written.
+      stores: Of each, as in `run_layer`; written.
       states: float32, shape (entries, width).
-      entries: int64, shape (rows,). Which of them are propagated.
-      nodes: int32, shape (layers, rows). Where their keys and values go; beyond the store where a layer was not skipped.
+      entries: shape (rows,). Which of them are propagated.
+      nodes: shape (layers, rows). Where their keys and values go; beyond the store where a layer was not skipped.
+      turns: As in `run_layer`.
+      prompts: shape (rows,).
     """
     count = len(layers)
     addresses = [ctypes.addressof(layer) for layer in layers]
-    lists = [(ctypes.c_void_p * count)(*each) for each in (addresses, *_addresses(stores))]
-    nodes, entries = np.ascontiguousarray(nodes, np.int32), np.ascontiguousarray(entries, np.int64)
-    capacity = len(stores[0][0])
+    kept = [[values.ctypes.data for values in each] for each in zip(*stores, strict=True)]
+    lists = [(_ADDRESS * count)(*each) for each in (addresses, *kept)]
+    held = [
+        np.ascontiguousarray(values, dtype)
+        for values, dtype in ((entries, np.int64), (nodes, np.int32), (prompts, np.int32))
+    ]
+    entries, nodes, prompts = held
     skipped = _Skipped(
         *map(ctypes.addressof, lists),
         count,
         len(entries),
-        capacity,
+        len(stores[0][0]),
         threads(),
         states.ctypes.data,
         entries.ctypes.data,
         nodes.ctypes.data,
+        _address(turns),
+        prompts.ctypes.data,
     )
     loaded().calm_beam_keep_skipped(ctypes.byref(skipped))
 
 
-def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns largest, token, second, total and weighted sum of the logits that a head makes of states, (rows,).
-
-    They are those of a settled `Summary`.
+def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what decisions are made of in the logits that a head makes of states, as in a settled `Summary`.
 
     Args:
       head: Which.
       states: float32, shape (entries, width).
-      entries: int64, shape (rows,).
+      entries: shape (rows,).
+
+    Returns:
+      int32, shape (rows,): the tokens; and float32, shape (4, rows): largest, second, total and weighted sum.
 
     Raises:
       MemoryError: If there is none.
     """
     entries = np.ascontiguousarray(entries, np.int64)
-    largest, second, total, weighted = np.empty((4, len(entries)), np.float32)
-    token = np.empty(len(entries), np.int32)
+    facts, tokens = np.empty((4, len(entries)), np.float32), np.empty(len(entries), np.int32)
     asked = _Asked(
         len(entries),
         threads(),
         states.ctypes.data,
         entries.ctypes.data,
-        *(values.ctypes.data for values in (largest, second, total, weighted, token)),
+        *(values.ctypes.data for values in facts),
+        tokens.ctypes.data,
     )
     if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):
         raise MemoryError(f"no memory for the logits of {len(entries)} rows")
-    return largest, token, second, total, weighted
+    return tokens, facts
 
 
-def _int32(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, np.int32)
-
-
-def _addresses(stores: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[list[int]]:
-    return [[values.ctypes.data for values in each] for each in zip(*stores, strict=True)]
+def _address(values: np.ndarray | None) -> int | None:
+    return None if values is None else values.ctypes.data

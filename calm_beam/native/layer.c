@@ -1,5 +1,8 @@
-/* A decoder layer of T5 for one token of every row, what it keeps of states that skipped it, and what its head says:
-   calls of Python's, which change arrays in place. See decoding/native_engine.py, whose structures mirror these.
+/* A decoder layer for one token of every row, and what it keeps of states that skipped it: calls of Python's, which
+   change arrays in place. The structures are those of native/calls.py.
+
+   T5's layer attends to what was generated, and then to the source; Llama's to both at once, after its queries and keys
+   were turned by their positions.
 
    XLA starts a dozen steps for a layer, whose ends all threads wait for, and is far from the rate of products for so few
    rows. Here threads take rows through the whole layer; or, where weights are larger than what a cache holds, they share
@@ -24,12 +27,16 @@ enum {
 
 enum { kGelu, kSilu, kRelu };
 
+/* What a layer has not is NULL; without a cross query, path and source are attended to at once. */
 typedef struct {
-  Matrix query, key, value, out, cross_query, cross_out, gate, wide, narrow; /* Without a gate, its weights are NULL. */
-  const float *norm, *cross_norm, *mlp_norm; /* Scales. */
-  const float* biases;                       /* [bias heads, ages] */
-  int64_t bias_heads, ages, heads, size, width, activation;
-  float epsilon;
+  Matrix query, key, value, out, cross_query, cross_out, gate, wide, narrow;
+  const float *norm, *cross_norm, *mlp_norm;          /* Scales. */
+  const float *query_norm, *key_norm;                 /* Of every head. */
+  const float *query_bias, *key_bias, *value_bias;
+  const float* biases;                                /* [bias heads, ages]: added to logits */
+  int64_t bias_heads, ages, heads, key_heads, size, width, activation;
+  int64_t first, window;                              /* The first step that is seen, and how many positions are. */
+  float epsilon, query_scale;
 } Layer;
 
 /* The sources of one padded width, at one layer. */
@@ -44,18 +51,18 @@ typedef struct {
   int64_t count, threads;
   const float* inputs;        /* [entries, width] */
   float* outputs;             /* [entries, width] */
-  float *keys, *values;       /* [nodes, heads * size] */
+  float *keys, *values;       /* [nodes, heads of keys * size] */
   const int32_t* paths;       /* [entries, most steps] */
   int64_t most_steps;
   const Sources* sources;
-  const int32_t *below, *lanes, *nodes, *steps, *source_of_row, *places;
+  const float* turns;         /* [prompts, size]: cosines, then sines; NULL if positions turn nothing */
+  const int32_t *below, *lanes, *nodes, *steps, *prompts, *positions, *source_of_row, *places;
 } Rows;
 
 typedef struct {
   const Layer* layer;
   const Rows* rows;
-  float *normed, *queries, *mixed, *hidden, *inner; /* A row each. */
-  int is_by_columns;
+  float *normed, *queries, *mixed, *hidden, *inner; /* [rows, ...] */
   int64_t block;
   atomic_int* lacks_memory;
 } Call;
@@ -78,6 +85,8 @@ static inline __attribute__((always_inline)) void multiply_panel(const Call* cal
 
 static inline int64_t inner_of(const Layer* layer) { return layer->heads * layer->size; }
 
+static inline int64_t kept_of(const Layer* layer) { return layer->key_heads * layer->size; }
+
 static inline const float* input_of(const Call* call, int64_t row) {
   return call->rows->inputs + call->rows->below[row] * call->layer->width;
 }
@@ -97,11 +106,11 @@ static void put_query(const Call* call, int64_t row, int64_t column, const float
 }
 
 static void put_key(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
-  copy(row_of(call->rows->keys, call->rows->nodes[row], inner_of(call->layer)) + column, sums, columns);
+  copy(row_of(call->rows->keys, call->rows->nodes[row], kept_of(call->layer)) + column, sums, columns);
 }
 
 static void put_value(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
-  copy(row_of(call->rows->values, call->rows->nodes[row], inner_of(call->layer)) + column, sums, columns);
+  copy(row_of(call->rows->values, call->rows->nodes[row], kept_of(call->layer)) + column, sums, columns);
 }
 
 static void put_attended(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
@@ -162,14 +171,54 @@ static void norm_for_mlp(const Call* call, int64_t from, int64_t to, int64_t fir
 
 static void project(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
   const Layer* layer = call->layer;
-  const int64_t panels = panels_of(&layer->query);
+  const int64_t queries = panels_of(&layer->query), keys = panels_of(&layer->key);
   for (int64_t panel = first; panel < end; ++panel)
-    if (panel < panels)
+    if (panel < queries)
       multiply_panel(call, call->normed, layer->width, from, to, &layer->query, panel, put_query);
-    else if (panel < 2 * panels)
-      multiply_panel(call, call->normed, layer->width, from, to, &layer->key, panel - panels, put_key);
+    else if (panel < queries + keys)
+      multiply_panel(call, call->normed, layer->width, from, to, &layer->key, panel - queries, put_key);
     else
-      multiply_panel(call, call->normed, layer->width, from, to, &layer->value, panel - 2 * panels, put_value);
+      multiply_panel(call, call->normed, layer->width, from, to, &layer->value, panel - queries - keys, put_value);
+}
+
+static void add_bias(float* values, const float* bias, int64_t count) {
+  if (bias) sum(values, values, bias, count);
+}
+
+/* Norms heads, if there is a scale for that, and turns them: number i with number i + size / 2. */
+static void turn_heads(const Layer* layer, float* heads, int64_t count, const float* scale, const float* turns) {
+  const int64_t half = layer->size / 2;
+  for (int64_t head = 0; head < count; ++head, heads += layer->size) {
+    if (scale) norm_row(heads, scale, layer->size, layer->epsilon, heads);
+    for (int64_t at = 0; at < half; ++at) {
+      const float one = heads[at], other = heads[at + half], cosine = turns[at], sine = turns[at + half];
+      heads[at] = one * cosine - other * sine;
+      heads[at + half] = other * cosine + one * sine;
+    }
+  }
+}
+
+static const float* turns_of(const Call* call, int64_t row) {
+  return call->rows->turns + call->rows->prompts[row] * call->layer->size;
+}
+
+static void turn_kept(const Call* call, int64_t row) {
+  const Layer* layer = call->layer;
+  float* keys = row_of(call->rows->keys, call->rows->nodes[row], kept_of(layer));
+  add_bias(keys, layer->key_bias, kept_of(layer));
+  add_bias(row_of(call->rows->values, call->rows->nodes[row], kept_of(layer)), layer->value_bias, kept_of(layer));
+  turn_heads(layer, keys, layer->key_heads, layer->key_norm, turns_of(call, row));
+}
+
+static void turn(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
+  const Layer* layer = call->layer;
+  for (int64_t row = from; row < to; ++row) {
+    float* queries = row_of(call->queries, row, inner_of(layer));
+    add_bias(queries, layer->query_bias, inner_of(layer));
+    turn_heads(layer, queries, layer->heads, layer->query_norm, turns_of(call, row));
+    for (int64_t at = 0; at < inner_of(layer); ++at) queries[at] *= layer->query_scale;
+    turn_kept(call, row);
+  }
 }
 
 static void project_for_source(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
@@ -204,77 +253,139 @@ static void narrow(const Call* call, int64_t from, int64_t to, int64_t first, in
     multiply_panel(call, call->inner, layer->wide.columns, from, to, &layer->narrow, panel, put_output);
 }
 
-static void attend_of_row(const Call* call, const Keys* keys, const Seen* seen, int64_t row) {
-  float largest[keys->heads], totals[keys->heads];
-  float* mixed = row_of(call->mixed, row, inner_of(call->layer));
-  attend_row(keys, seen, row_of(call->queries, row, inner_of(call->layer)), mixed, largest, totals);
-  for (int64_t head = 0; head < keys->heads; ++head, mixed += keys->size)
-    for (int64_t at = 0; at < keys->size; ++at) mixed[at] /= totals[head];
+static Keys keys_of(const Layer* layer) {
+  return (Keys){.heads = layer->heads, .key_heads = layer->key_heads, .size = layer->size};
 }
 
-static Keys keys_of(const Layer* layer) {
-  return (Keys){.heads = layer->heads, .key_heads = layer->heads, .size = layer->size};
+static Keys keys_of_paths(const Call* call) {
+  Keys keys = keys_of(call->layer);
+  keys.keys = call->rows->keys, keys.values = call->rows->values, keys.head_stride = call->layer->size;
+  keys.biases = call->layer->biases, keys.bias_heads = call->layer->bias_heads, keys.ages = call->layer->ages;
+  return keys;
+}
+
+static void look_along_path(const Call* call, int64_t row, Seen* seen) {
+  const Layer* layer = call->layer;
+  const Rows* rows = call->rows;
+  const int64_t step = rows->steps[row];
+  const int32_t* path = rows->paths + rows->lanes[row] * rows->most_steps;
+  int64_t from = step + 1 - layer->window;
+  if (from < layer->first) from = layer->first;
+  seen->count = 0;
+  for (int64_t at = from; at <= step; ++at) {
+    seen->offsets[seen->count] = path[at] * kept_of(layer);
+    seen->ages[seen->count++] = (int32_t)(step - at);
+  }
+}
+
+/* Returns keys and values of a row's source as well. */
+static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
+  const Layer* layer = call->layer;
+  const Sources* sources = call->rows->sources + call->rows->source_of_row[row];
+  const int64_t place = call->rows->places[row];
+  const uint8_t* mask = sources->mask + place * sources->most;
+  Keys keys = keys_of(layer);
+  keys.keys = sources->keys, keys.values = sources->values, keys.head_stride = sources->most * layer->size;
+  int64_t from = call->rows->positions[row] + 1 - layer->window;
+  if (from < 0) from = 0;
+  seen->count = 0;
+  for (int64_t at = from; at < sources->most; ++at)
+    if (mask[at]) seen->offsets[seen->count++] = place * layer->key_heads * keys.head_stride + at * layer->size;
+  return keys;
+}
+
+static int64_t longest_of(const Call* call, int64_t from, int64_t to) {
+  int64_t longest = call->rows->most_steps;
+  for (int64_t row = from; row < to; ++row) {
+    const int64_t most = call->rows->sources[call->rows->source_of_row[row]].most;
+    if (most > longest) longest = most;
+  }
+  return longest;
+}
+
+static void divide(float* mixed, const float* totals, const Layer* layer) {
+  for (int64_t head = 0; head < layer->heads; ++head, mixed += layer->size)
+    for (int64_t at = 0; at < layer->size; ++at) mixed[at] /= totals[head];
+}
+
+enum { kToPath, kToSource, kToBoth };
+
+static inline __attribute__((always_inline)) void attend_rows(const Call* call, int64_t from, int64_t to,
+                                                              const int what) {
+  const Layer* layer = call->layer;
+  int has_memory = 1;
+  Seen seen = seen_of(longest_of(call, from, to), &has_memory);
+  float* facts = memory_of(sizeof(float) * (4 * layer->heads + inner_of(layer)), &has_memory);
+  float *largest = facts, *totals = largest + layer->heads, *other_largest = totals + layer->heads;
+  float *other_totals = other_largest + layer->heads, *others = other_totals + layer->heads;
+  for (int64_t row = from; has_memory && row < to; ++row) {
+    const float* queries = row_of(call->queries, row, inner_of(layer));
+    float* mixed = row_of(call->mixed, row, inner_of(layer));
+    if (what != kToSource) {
+      const Keys keys = keys_of_paths(call);
+      look_along_path(call, row, &seen);
+      attend_row(&keys, &seen, queries, mixed, largest, totals);
+    }
+    if (what == kToSource) {
+      const Keys keys = look_at_source(call, row, &seen);
+      attend_row(&keys, &seen, queries, mixed, largest, totals);
+    }
+    if (what == kToBoth) {
+      const Keys keys = look_at_source(call, row, &seen);
+      attend_row(&keys, &seen, queries, others, other_largest, other_totals);
+      for (int64_t head = 0; head < layer->heads; ++head) {
+        const float most = fmaxf(largest[head], other_largest[head]);
+        const float one = exp2f(largest[head] - most), other = exp2f(other_largest[head] - most);
+        for (int64_t at = head * layer->size; at < (head + 1) * layer->size; ++at)
+          mixed[at] = one * mixed[at] + other * others[at];
+        totals[head] = one * totals[head] + other * other_totals[head];
+      }
+    }
+    divide(mixed, totals, layer);
+  }
+  forget(&seen);
+  free(facts);
+  if (!has_memory) atomic_store(call->lacks_memory, 1);
 }
 
 static void attend_to_path(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
-  const Layer* layer = call->layer;
-  const Rows* rows = call->rows;
-  int has_memory = 1;
-  Seen seen = seen_of(rows->most_steps, &has_memory);
-  Keys keys = keys_of(layer);
-  keys.keys = rows->keys, keys.values = rows->values, keys.head_stride = layer->size;
-  keys.biases = layer->biases, keys.bias_heads = layer->bias_heads, keys.ages = layer->ages;
-  for (int64_t row = from; has_memory && row < to; ++row) {
-    const int64_t step = rows->steps[row];
-    const int32_t* path = rows->paths + rows->lanes[row] * rows->most_steps;
-    for (int64_t at = 0; at <= step; ++at) {
-      seen.offsets[at] = path[at] * inner_of(layer);
-      seen.ages[at] = (int32_t)(step - at);
-    }
-    seen.count = step + 1;
-    attend_of_row(call, &keys, &seen, row);
-  }
-  forget(&seen);
-  if (!has_memory) atomic_store(call->lacks_memory, 1);
+  attend_rows(call, from, to, kToPath);
 }
 
 static void attend_to_source(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
-  const Layer* layer = call->layer;
-  const Rows* rows = call->rows;
-  int has_memory = 1;
-  int64_t most = 0;
-  for (int64_t row = from; row < to; ++row)
-    if (rows->sources[rows->source_of_row[row]].most > most) most = rows->sources[rows->source_of_row[row]].most;
-  Seen seen = seen_of(most, &has_memory);
-  Keys keys = keys_of(layer);
-  for (int64_t row = from; has_memory && row < to; ++row) {
-    const Sources* sources = rows->sources + rows->source_of_row[row];
-    const int64_t place = rows->places[row];
-    const uint8_t* mask = sources->mask + place * sources->most;
-    keys.keys = sources->keys, keys.values = sources->values, keys.head_stride = sources->most * layer->size;
-    seen.count = 0;
-    for (int64_t at = 0; at < sources->most; ++at)
-      if (mask[at]) seen.offsets[seen.count++] = place * layer->heads * keys.head_stride + at * layer->size;
-    attend_of_row(call, &keys, &seen, row);
-  }
-  forget(&seen);
-  if (!has_memory) atomic_store(call->lacks_memory, 1);
+  attend_rows(call, from, to, kToSource);
 }
 
-static const struct {
+static void attend_to_both(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
+  attend_rows(call, from, to, kToBoth);
+}
+
+typedef struct {
   void (*run)(const Call*, int64_t, int64_t, int64_t, int64_t);
   enum { kByRow, kProjection, kNarrow, kInner, kWide } columns; /* Whose panels threads may share. */
-} kPhases[] = {
+} Phase;
+
+static const Phase kApart[] = {
     {norm_inputs, kByRow},     {project, kProjection},        {attend_to_path, kByRow},   {add_path, kNarrow},
     {norm_for_source, kByRow}, {project_for_source, kInner},  {attend_to_source, kByRow}, {add_source, kNarrow},
     {norm_for_mlp, kByRow},    {widen, kWide},                {narrow, kNarrow},
 };
+static const Phase kTogether[] = {
+    {norm_inputs, kByRow}, {project, kProjection},  {turn, kByRow},  {attend_to_both, kByRow},
+    {add_path, kNarrow},   {norm_for_mlp, kByRow},  {widen, kWide},  {narrow, kNarrow},
+};
 
-enum { kNumPhases = sizeof kPhases / sizeof kPhases[0] };
+enum { kMostPhases = sizeof kApart / sizeof *kApart };
 
-static int64_t panels_of_phase(const Layer* layer, int phase) {
-  switch (kPhases[phase].columns) {
-    case kProjection: return 3 * panels_of(&layer->query);
+static const Phase* phases_of(const Layer* layer) { return layer->cross_query.weights ? kApart : kTogether; }
+
+static int num_phases(const Layer* layer) {
+  return layer->cross_query.weights ? kMostPhases : (int)(sizeof kTogether / sizeof *kTogether);
+}
+
+static int64_t panels_of_phase(const Layer* layer, const Phase* phase) {
+  switch (phase->columns) {
+    case kProjection: return panels_of(&layer->query) + panels_of(&layer->key) + panels_of(&layer->value);
     case kNarrow: return panels_of(&layer->out);
     case kInner: return panels_of(&layer->cross_query);
     case kWide: return panels_of(&layer->wide);
@@ -284,20 +395,22 @@ static int64_t panels_of_phase(const Layer* layer, int phase) {
 
 static void run_block(const void* context, int phase_of_one, int64_t block) {
   const Call* call = context;
+  const Layer* layer = call->layer;
   const int64_t from = block * call->block, end = from + call->block, count = call->rows->count;
-  for (int phase = 0; phase < kNumPhases; ++phase)
-    kPhases[phase].run(call, from, end < count ? end : count, 0, panels_of_phase(call->layer, phase));
+  for (const Phase* phase = phases_of(layer); phase < phases_of(layer) + num_phases(layer); ++phase)
+    phase->run(call, from, end < count ? end : count, 0, panels_of_phase(layer, phase));
 }
 
 /* A task is a panel for all rows, or a few rows. */
-static void run_columns(const void* context, int phase, int64_t task) {
+static void run_columns(const void* context, int index, int64_t task) {
   const Call* call = context;
+  const Phase* phase = phases_of(call->layer) + index;
   const int64_t count = call->rows->count;
-  if (kPhases[phase].columns == kByRow) {
+  if (phase->columns == kByRow) {
     const int64_t from = task * kRowsOfAttention, end = from + kRowsOfAttention;
-    kPhases[phase].run(call, from, end < count ? end : count, 0, 1);
+    phase->run(call, from, end < count ? end : count, 0, 1);
   } else {
-    kPhases[phase].run(call, 0, count, task, task + 1);
+    phase->run(call, 0, count, task, task + 1);
   }
 }
 
@@ -331,11 +444,13 @@ int calm_beam_run_layer(const Layer* layer, const Rows* rows) {
   call.inner = call.mixed + rows->count * inner;
   call.block = block_of(rows->count, rows->threads);
   if (bytes_of(layer) > kCached && call.block < kRowsOfBlock / 2) {
-    int64_t tasks[kNumPhases];
-    for (int phase = 0; phase < kNumPhases; ++phase)
-      tasks[phase] = kPhases[phase].columns == kByRow ? (rows->count + kRowsOfAttention - 1) / kRowsOfAttention
-                                                      : panels_of_phase(layer, phase);
-    run_phases(rows->threads, &call, run_columns, tasks, kNumPhases);
+    int64_t tasks[kMostPhases];
+    for (int index = 0; index < num_phases(layer); ++index) {
+      const Phase* phase = phases_of(layer) + index;
+      tasks[index] = phase->columns == kByRow ? (rows->count + kRowsOfAttention - 1) / kRowsOfAttention
+                                              : panels_of_phase(layer, phase);
+    }
+    run_phases(rows->threads, &call, run_columns, tasks, num_phases(layer));
   } else {
     const int64_t blocks = (rows->count + call.block - 1) / call.block;
     run_phases(rows->threads, &call, run_block, &blocks, 1);
@@ -352,6 +467,8 @@ typedef struct {
   const float* states;                /* [entries, width] */
   const int64_t* entries;             /* [count] */
   const int32_t* nodes;               /* [layers, count]: `capacity` where the layer was not skipped */
+  const float* turns;                 /* As of rows. */
+  const int32_t* prompts;             /* [count] */
 } Skipped;
 
 static void keep_block(const void* context, int phase, int64_t task) {
@@ -360,23 +477,26 @@ static void keep_block(const void* context, int phase, int64_t task) {
   const int64_t index = task / blocks, from = task % blocks * kRowsOfBlock;
   const Layer* layer = skipped->layers[index];
   const int32_t* nodes = skipped->nodes + index * skipped->count;
-  int32_t kept[kRowsOfBlock];
-  int64_t count = 0;
+  int32_t kept[kRowsAtATime], prompts[kRowsAtATime];
+  int64_t count = 0, row = from;
   float normed[kRowsAtATime * layer->width];
-  const Rows rows = {.keys = skipped->keys[index], .values = skipped->values[index], .nodes = kept};
-  Call call = {.layer = layer, .rows = &rows, .normed = normed};
-  for (int64_t row = from; row < from + kRowsOfBlock && row < skipped->count; ++row) {
-    const int is_last = row + 1 == from + kRowsOfBlock || row + 1 == skipped->count;
-    if (nodes[row] < skipped->capacity) {
+  const Rows rows = {.keys = skipped->keys[index],
+                     .values = skipped->values[index],
+                     .nodes = kept,
+                     .turns = skipped->turns,
+                     .prompts = prompts};
+  const Call call = {.layer = layer, .rows = &rows, .normed = normed};
+  const int64_t queries = panels_of(&layer->query), end = queries + panels_of(&layer->key) + panels_of(&layer->value);
+  while (row < from + kRowsOfBlock && row < skipped->count) {
+    for (count = 0; count < kRowsAtATime && row < from + kRowsOfBlock && row < skipped->count; ++row) {
+      if (nodes[row] >= skipped->capacity) continue;
       norm_row(skipped->states + skipped->entries[row] * layer->width, layer->norm, layer->width, layer->epsilon,
                normed + count * layer->width);
+      prompts[count] = skipped->prompts[row];
       kept[count++] = nodes[row];
     }
-    if (count == kRowsAtATime || (is_last && count)) {
-      const int64_t panels = panels_of(&layer->query);
-      project(&call, 0, count, panels, 3 * panels);
-      count = 0;
-    }
+    if (count) project(&call, 0, count, queries, end);
+    for (int64_t each = 0; each < count && skipped->turns; ++each) turn_kept(&call, each);
   }
 }
 

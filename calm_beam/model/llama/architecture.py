@@ -1,7 +1,7 @@
 """Llama's family as the decoders see it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
@@ -12,6 +12,8 @@ from .chunks import chunk_numbers
 from .config import LlamaConfig, parameter_shapes
 
 if TYPE_CHECKING:
+    from calm_beam.model.native_decoder import NativeDecoder
+
     from .layers import DecoderLayer
     from .network import EarlyExitLlama
 
@@ -50,6 +52,14 @@ class LlamaArchitecture(Architecture):
         from .layers import DecoderLayer
 
         return DecoderLayer(config, arithmetic)
+
+    def native_decoder(
+        self, config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]
+    ) -> "NativeDecoder":
+        """Returns the decoder."""
+        from .native import native_decoder
+
+        return native_decoder(config, parameters, windows=terms)
 
     def pending(self, config: LlamaConfig, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
         """Returns a layer's input, its queries, and what these have of the path, which is float32."""

@@ -11,7 +11,7 @@ from calm_beam.model.interface import of_layer
 from calm_beam.model.native_decoder import NativeDecoder, Packing
 from calm_beam.native import calls
 
-from .config import ACTIVATIONS, T5Config
+from .config import T5Config
 from .layers import NORM_EPSILON
 
 
@@ -58,9 +58,11 @@ def _layer(config: T5Config, layer: Mapping[str, Any], biases: np.ndarray, packi
         bias_heads=biases.shape[0],
         ages=biases.shape[1],
         heads=config.num_heads,
+        key_heads=config.num_heads,
         size=config.head_dim,
         width=config.emb_dim,
-        activation=ACTIVATIONS.index(config.activation),
+        activation=calls.ACTIVATIONS.index(config.activation),
+        window=calls.NO_WINDOW,
         epsilon=NORM_EPSILON,
     )
     if config.gated_mlp:

@@ -1,0 +1,53 @@
+"""What each step of a batch takes, whether XLA computes it or native code."""
+
+import collections
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from calm_beam.decoding import device_steps
+from calm_beam.native import calls
+
+STEPS = {
+    "source": ((device_steps, "admit"),),
+    "embedding": ((device_steps, "embed"),),
+    "layer": (
+        (calls, "run_layer"),
+        *((device_steps, name) for name in ("run_layer", "attend_to_output", "finish_layer", "measure_rows")),
+    ),
+    "decision": (
+        (calls, "summarise"),
+        *((device_steps, name) for name in ("certify_rows", "decide_rows", "confidence_of")),
+    ),
+    "fill": ((calls, "keep_skipped"), *((device_steps, name) for name in ("fill_skipped", "copy_skipped"))),
+}
+"""By what a step is for: where the functions are that do it."""
+
+
+@contextlib.contextmanager
+def timed_steps() -> Iterator[tuple[dict[str, float], dict[str, int]]]:
+    """Has every step waited for within the block, and gives seconds and calls by what they are for."""
+    seconds, calls_of = collections.defaultdict[str, float](float), collections.defaultdict[str, int](int)
+    with contextlib.ExitStack() as originals:
+        for piece, functions in STEPS.items():
+            for module, name in functions:
+                original = getattr(module, name)
+                originals.callback(setattr, module, name, original)
+                setattr(module, name, _timed(original, piece, seconds, calls_of))
+        yield seconds, calls_of
+
+
+def _timed(
+    step: Callable[..., Any], piece: str, seconds: dict[str, float], calls_of: dict[str, int]
+) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        made = jax.block_until_ready(step(*arguments, **options))
+        seconds[piece] += time.perf_counter() - start
+        calls_of[piece] += 1
+        return made
+
+    return run

@@ -7,9 +7,8 @@ States live in one buffer, (layers + 1, slots * lanes, width), of the model's ty
 of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
 values, (nodes, heads of keys * head_dim), of which a row attends to what its path names.
 
-Where native code attends (`model/native_attention.py`), a layer is one step, `run_layer`. Elsewhere it is two, since
-what is gathered for both wants rows put together differently: by the length of their paths, and by prompt. What the
-first makes of a row is *pending* then, in arrays (slots * lanes, ...), row `lane` as above.
+A layer is two steps, since what is gathered for both wants rows put together differently: by the length of their paths,
+and by prompt. What the first makes of a row is *pending* then, in arrays (slots * lanes, ...), row `lane` as above.
 """
 
 import dataclasses
@@ -26,11 +25,10 @@ from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.quantised_head import CertifiedHead
-from calm_beam.model import native_attention, packed_layer_of
+from calm_beam.model import packed_layer_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
-from calm_beam.model.share import Share
 
 Parameters = Any
 
@@ -131,16 +129,15 @@ def attend_to_output(
       What is pending, with that of the rows, and the store.
     """
     hidden = states.at[layer - 1, below].get(mode="clip")
-    made, cache = _over_path(
-        _Gathered,
-        model,
-        parameters,
-        hidden=hidden,
-        cache=cache,
-        terms=terms,
-        nodes=nodes,
-        paths=paths,
+    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
+    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
+    made = apply(
+        hidden,
         position=position,
+        terms=terms,
+        length=paths.shape[1],
+        over_path=_Gathered(model, cache, paths=paths),
+        method="attend_over_path",
     )
     return {name: whole(old.at[lanes].set(made[name], mode="drop")) for name, old in pending.items()}, cache
 
@@ -198,130 +195,14 @@ def finish_layer(
         keys_values = tuple(values.at[places].get(mode="clip") for values in keys_values)
         source_mask = source_mask.at[places].get(mode="clip")
         places, ranks, num_ranks = jnp.arange(len(lanes)), jnp.zeros_like(ranks), 1
-    return _over_source(
-        _Placed(len(source_mask), num_ranks, places=places, ranks=ranks),
-        model,
-        measure,
-        parameters=parameters,
-        states=states,
-        pending=of_rows,
-        keys_values=keys_values,
-        source_mask=source_mask,
-        terms=terms,
-        layer=layer,
-        below=below,
-        lanes=lanes,
-        position=position,
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnames=("states", "cache"))
-def run_layer(
-    model: EarlyExitModel,
-    measure: str,
-    *,
-    parameters: Parameters,
-    states: jax.Array,
-    cache: KeysValues,
-    keys_values: KeysValues,
-    source_mask: jax.Array,
-    terms: Any,
-    layer: jax.Array,
-    below: jax.Array,
-    lanes: jax.Array,
-    nodes: jax.Array,
-    paths: jax.Array,
-    places: jax.Array,
-    position: Position,
-) -> tuple[jax.Array, KeysValues, jax.Array]:
-    """Runs a decoder layer for one token of every row, where native code attends.
-
-    Arguments are those of `attend_to_output` and `finish_layer`; any number of rows may be of one prompt.
-
-    Returns:
-      The buffer of states, this layer's store, and confidences as of `finish_layer`.
-    """
-    hidden = states.at[layer - 1, below].get(mode="clip")
-    made, cache = _over_path(
-        _Native,
-        model,
-        parameters["layer"],
-        hidden=hidden,
-        cache=cache,
-        terms=terms,
-        nodes=nodes,
-        paths=paths,
-        position=position,
-    )
-    states, confidence = _over_source(
-        _NativeSource(keys_values, source_mask, places=places),
-        model,
-        measure,
-        parameters=parameters,
-        states=states,
-        pending=made,
-        keys_values=keys_values,
-        source_mask=source_mask,
-        terms=terms,
-        layer=layer,
-        below=below,
-        lanes=lanes,
-        position=position,
-    )
-    return states, cache, confidence
-
-
-def _over_path(
-    over_path: "type[_Gathered | _Native]",
-    model: EarlyExitModel,
-    parameters: Parameters,
-    *,
-    hidden: jax.Array,
-    cache: KeysValues,
-    terms: Any,
-    nodes: jax.Array,
-    paths: jax.Array,
-    position: Position,
-) -> tuple[Pending, KeysValues]:
-    """Returns what a layer makes of rows before they attend to their sources, and its store with what it keeps."""
-    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
-    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
-    made: Pending = apply(
-        hidden,
-        position=position,
-        terms=terms,
-        length=paths.shape[1],
-        over_path=over_path(model, cache, paths=paths, steps=position.steps),
-        method="attend_over_path",
-    )
-    return made, cache
-
-
-def _over_source(
-    over_source: "_Placed | _NativeSource",
-    model: EarlyExitModel,
-    measure: str,
-    *,
-    parameters: Parameters,
-    states: jax.Array,
-    pending: Pending,
-    keys_values: KeysValues,
-    source_mask: jax.Array,
-    terms: Any,
-    layer: jax.Array,
-    below: jax.Array,
-    lanes: jax.Array,
-    position: Position,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the buffer with a layer's output, made of what is pending of rows, and the confidences made of it."""
     output = packed_layer_of(model).apply(
         {"params": parameters["layer"]},
-        pending,
+        of_rows,
         keys_values,
         source_mask=source_mask,
         position=position,
         terms=terms,
-        over_source=over_source,
+        over_source=_Placed(len(source_mask), num_ranks, places=places, ranks=ranks),
         method="attend_to_source_and_feed_forward",
     )
     states = whole(states.at[layer, lanes].set(output, mode="drop"))
@@ -340,7 +221,7 @@ def measure_rows(
     inputs: jax.Array,
     layer: jax.Array,
 ) -> jax.Array:
-    """Returns what `run_layer` returns as confidences, of a layer's output and its inputs, each (rows, width)."""
+    """Returns what `finish_layer` returns as confidences, of a layer's output and its inputs, each (rows, width)."""
     return _measured(model, measure, parameters, output=output, inputs=inputs, layer=layer)
 
 
@@ -498,7 +379,6 @@ class _Gathered:
     store: KeysValues
     _: dataclasses.KW_ONLY
     paths: jax.Array
-    steps: Numbers
 
     def __call__(self, attend: Callable[..., Any], *by_row: Numbers) -> Any:
         def attend_some(rows: tuple[Numbers, ...]) -> Any:
@@ -509,28 +389,6 @@ class _Gathered:
         keys, _ = self.store
         size = keys.dtype.itemsize * self.paths.shape[1] * keys.shape[-1]
         return in_parts(attend_some, (self.paths, *by_row), most=max(1, _gathered_bytes() // size))
-
-    def share(
-        self, queries: jax.Array, *, biases: jax.Array | None, first: int, window: Numbers | None
-    ) -> Share | None:
-        return None
-
-
-class _Native(_Gathered):
-    """The paths of rows, which native code follows."""
-
-    def share(
-        self, queries: jax.Array, *, biases: jax.Array | None, first: int, window: Numbers | None
-    ) -> Share | None:
-        return native_attention.share_of_path(
-            queries,
-            self.store,
-            paths=self.paths,
-            steps=self.steps,
-            biases=jnp.zeros((0, 0)) if biases is None else biases,
-            first=first,
-            window=self.paths.shape[1] if window is None else window,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -549,28 +407,6 @@ class _Placed:
 
     def pick(self, placed: jax.Array) -> jax.Array:
         return placed.at[self.places, self.ranks].get(mode="clip")
-
-    def share(self, queries: jax.Array, *, seen_from: jax.Array | None) -> Share | None:
-        return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _NativeSource:
-    """Rows whose sources native code finds."""
-
-    keys_values: KeysValues
-    mask: jax.Array
-    _: dataclasses.KW_ONLY
-    places: jax.Array
-
-    def share(self, queries: jax.Array, *, seen_from: jax.Array | None) -> Share | None:
-        return native_attention.share_of_source(
-            queries,
-            self.keys_values,
-            places=self.places,
-            mask=self.mask,
-            seen_from=jnp.zeros_like(self.places) if seen_from is None else seen_from,
-        )
 
 
 def _gathered_bytes() -> int:

@@ -201,7 +201,8 @@ class NativeEngine:
 
     def _entries(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns where states stand among those of all layers."""
-        return layers.astype(np.int64) * self._states.shape[1] + lanes
+        entries: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
+        return entries
 
     def _sources_of(self, layer: int) -> Any:
         if self._seen is None:

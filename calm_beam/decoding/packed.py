@@ -128,8 +128,9 @@ class PackedDecoder:
                 for index, result in self._decode(requests, waiting):
                     left.remove(index)
                     yield index, result
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error) or self._budget == self._budget.halved():
+            except (jax.errors.JaxRuntimeError, MemoryError) as error:
+                lacks_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+                if not lacks_memory or self._budget == self._budget.halved():
                     raise
                 self._budget = self._budget.halved()
                 _LOGGER.warning(

@@ -8,7 +8,6 @@ import numpy as np
 _NARROWEST = 32
 FEWEST_ROWS = 16
 _FEWEST_STEPS = 16
-_SHORTEST_NATIVE = 128
 _FEWEST_PLACES = 8
 _FEWEST_ENCODED = 16
 # Prompts for which a common beginning is gone through once: for fewer, that saves less than compiling it takes.
@@ -113,20 +112,6 @@ def all_path_lengths(steps: int) -> tuple[int, ...]:
     while lengths[-1] < steps:
         lengths.append(2 * lengths[-1])
     return tuple(min(length, steps) for length in lengths)
-
-
-def longest_path(steps: np.ndarray, *, most: int) -> int:
-    """Returns the length of path that native code is given for rows at such steps: 128, 256, ..., at most `most`.
-
-    It reads no more of a path than there is: few lengths, since each is compiled.
-
-    >>> longest_path(np.array([3, 20]), most=48), longest_path(np.array([300]), most=1000)
-    (48, 512)
-    """
-    length = _SHORTEST_NATIVE
-    while length <= steps.max(initial=0):
-        length *= 2
-    return min(length, most)
 
 
 def encoded_rows(count: int) -> int:

@@ -74,7 +74,7 @@ class Weights:
         self._path_terms = _path_terms(model, steps, self.all)
         # What native code is given, where it runs the layers.
         self.native: NativeDecoder | None = None
-        if native_decoder.is_for(arithmetic, devices=group.division.parts):
+        if native_decoder.is_for(config, arithmetic, devices=group.division.parts):
             self.native = architecture_of(config).native_decoder(config, tree, terms=self._path_terms)
         kernels = [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)]
         certified = choose_heads(

@@ -11,7 +11,7 @@ import numpy as np
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import ArrayType, architecture_of, native_attention
+from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
@@ -19,7 +19,7 @@ from .decisions import Decisions
 from .engine import Placed
 from .head_decisions import HeadDecisions
 from .lanes import Rows
-from .padding import all_path_lengths, longest_path, padded, path_lengths, row_parts
+from .padding import all_path_lengths, padded, path_lengths, row_parts
 from .weights import Weights, sources_by_width, zeros
 from .work import Work
 
@@ -62,7 +62,6 @@ class XlaEngine:
         self._measure, self._row_sizes, self._steps = rule.measure(), row_sizes, steps
         config, dtype = model.config, model.arithmetic.dtype
         self._layers = config.num_decoder_layers
-        self._attends_natively = native_attention.is_for(model.arithmetic, devices=weights.group.division.parts)
         self._ranks = min(_RANKS, lanes)
         inner = config.num_kv_heads * config.head_dim
         self._free_positions = _CALL_BYTES // (2 * inner * model.arithmetic.number_bytes)
@@ -70,7 +69,7 @@ class XlaEngine:
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
         self._num_lanes, entries = lanes, len(placed.places) * lanes
         self._entries = entries
-        pending = {} if self._attends_natively else architecture_of(config).pending(config, model.arithmetic)
+        pending = architecture_of(config).pending(config, model.arithmetic)
         *made, self._states = zeros(
             (
                 *(ArrayType((entries, *of_row.shape), of_row.dtype) for of_row in pending.values()),
@@ -110,9 +109,8 @@ class XlaEngine:
     def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
         """Runs a layer for its rows, and returns their confidences if these are made of states."""
         measured, work = np.zeros(len(rows.lanes), np.float32), Work()
-        run = self._run_whole if self._attends_natively else self._run_in_steps
         # All parts are started before the first is waited for.
-        for chosen, size, confidences in list(run(layer, rows, below)):
+        for chosen, size, confidences in list(self._run_in_steps(layer, rows, below)):
             work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
@@ -169,46 +167,23 @@ class XlaEngine:
             else:
                 self._keep_part(*skipped, size=size)
         self._heads.run_on_padding(self._look_up, sizes)
-        if self._attends_natively:
-            self._run_whole_on_padding(rows)
-        else:
-            self._run_in_steps_on_padding(rows, slots)
-        jax.block_until_ready(self._states)
-
-    def _run_whole_on_padding(self, rows: Rows) -> None:
-        lengths = {longest_path(np.array([step]), most=self._steps) for step in range(self._steps)}
-        for width, sources in self._sources.items():
-            for size, length in itertools.product(self._sizes_up_to(sources.places), lengths):
-                self._run_part(1, rows, chosen=rows.lanes, below=rows.lanes, size=size, width=width, length=length)
-
-    def _run_in_steps_on_padding(self, rows: Rows, slots: int) -> None:
-        none = rows.lanes
-        for size, length in itertools.product(self._sizes_up_to(slots), all_path_lengths(self._steps)):
+        for size, length in itertools.product(sizes, all_path_lengths(self._steps)):
             self._attend(1, rows, chosen=none, below=none, size=size, length=length)
         for width, sources in self._sources.items():
             for size in self._sizes_up_to(sources.places):
                 is_gathered = size <= self._most_gathered(width)
                 self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
+        jax.block_until_ready(self._states)
 
     def _sizes_up_to(self, count: int) -> list[int]:
         """Returns the sizes that so many rows, or fewer, are padded to."""
         return sorted({size for rows in range(1, count + 1) for _, size in self._parts(rows)})
 
-    def _run_whole(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
-        """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences."""
-        length = longest_path(rows.steps, most=self._steps)
-        widths = self._placed.widths[rows.slots]
-        for width in np.unique(widths).tolist():
-            of_width = np.flatnonzero(widths == width)
-            for part, size in self._parts(len(of_width)):
-                chosen = of_width[part]
-                confidences = self._run_part(
-                    layer, rows, chosen=chosen, below=below, size=size, width=width, length=length
-                )
-                yield chosen, size, confidences
-
     def _run_in_steps(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
-        """Does what `_run_whole` does in two steps, with rows put together for each as it wants them."""
+        """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences.
+
+        Each of its two steps has rows put together as it wants them.
+        """
         for chosen, size, length in self._by_length(rows.steps):
             self._attend(layer, rows, chosen=chosen, below=below, size=size, length=length)
         for chosen, size, width, is_gathered in self._by_source(rows):
@@ -216,30 +191,6 @@ class XlaEngine:
                 layer, rows, chosen=chosen, below=below, size=size, width=width, is_gathered=is_gathered
             )
             yield chosen, size, confidences
-
-    def _run_part(
-        self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, width: int, length: int
-    ) -> jax.Array:
-        """Runs a layer for the chosen rows, and returns the confidence of each that needs no logits.
-
-        Arguments are those of `_attend` and `_finish`.
-        """
-        sources = self._sources[width]
-        confidences: jax.Array
-        self._states, self._cache[layer - 1], confidences = device_steps.run_layer(
-            self._model,
-            self._rule.confidence,
-            parameters=self._layer_parameters(layer),
-            states=self._states,
-            cache=self._cache[layer - 1],
-            keys_values=sources.keys_values[layer - 1],
-            source_mask=sources.mask,
-            nodes=padded(rows.nodes[chosen], size, fill=self._placed.tree.capacity),
-            paths=padded(self._placed.tree.paths(layer, rows.lanes[chosen], length=length), size),
-            places=padded(self._placed.places[rows.slots[chosen]], size, fill=sources.places),
-            **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
-        )
-        return confidences
 
     def _layer_parameters(self, layer: int) -> dict[str, Any]:
         """Returns what a layer is made of, and what is measured after it."""

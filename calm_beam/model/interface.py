@@ -14,8 +14,6 @@ import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 
-from .share import Share
-
 # Keys and values, each of shape (..., heads of keys, positions, head_dim), or of one position without that axis.
 KeysValues = tuple[jax.Array, ...]
 
@@ -83,18 +81,6 @@ class OverPath(Protocol):
           by_row: Arrays whose first axis is that of the rows.
         """
 
-    def share(
-        self, queries: jax.Array, *, biases: jax.Array | None, first: int, window: Numbers | None
-    ) -> Share | None:
-        """Returns what queries have of their paths, if native code computes that; None if it has to be gathered.
-
-        Args:
-          queries: shape (rows, heads, head_dim).
-          biases: shape (heads or 1, steps). Added to logits, by how many steps a key is older.
-          first: The first step whose key is seen.
-          window: int32 scalar. How many keys are seen, a query's own included; None for all.
-        """
-
 
 class OverSource(Protocol):
     """Where the sources of packed rows are."""
@@ -104,14 +90,6 @@ class OverSource(Protocol):
 
     def pick(self, placed: jax.Array) -> jax.Array:
         """Brings them back."""
-
-    def share(self, queries: jax.Array, *, seen_from: jax.Array | None) -> Share | None:
-        """Returns what queries have of their sources, if native code computes that; None if they have to be placed.
-
-        Args:
-          queries: shape (rows, heads, head_dim).
-          seen_from: int32, shape (rows,). The first position that a row sees; None for all.
-        """
 
 
 class PackedLayer(Protocol):

@@ -1,22 +1,40 @@
 """A decoder as native code takes it: `native/layer.c` and `native/head.c`.
 
-It is for float32, on one device, and for architectures that say how their layers are packed
-(`Architecture.native_decoder`). Elsewhere XLA does the same.
+It is for float32, on one device, where there is room for the weights once more, packed. Elsewhere XLA does the same.
 """
 
 import dataclasses
+import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.free_memory import available_bytes
 from calm_beam.native import calls, library
 
+from .architecture import ModelConfig
+from .registry import parameter_shapes
 
-def is_for(arithmetic: Arithmetic, *, devices: int) -> bool:
-    """Returns whether a model of an arithmetic, on so many devices, may be run by native code on this machine."""
-    return arithmetic.dtype == "float32" and devices == 1 and library.is_available()
+_LOGGER = logging.getLogger(__name__)
+
+
+# Share of the free memory that packed weights may take, beside those that prompts go through.
+_SHARE = 0.25
+
+
+def is_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> bool:
+    """Returns whether a model in an arithmetic, on so many devices, may be run by native code on this machine."""
+    if arithmetic.dtype != "float32" or devices != 1 or not library.is_available():
+        return False
+    shapes = parameter_shapes(config)
+    packed = 4 * sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("decoder/layers_"))
+    if packed <= _SHARE * available_bytes():
+        return True
+    _LOGGER.warning("no room for weights as native code takes them, %.1f GB: XLA decodes, slower", packed / 1e9)
+    return False
 
 
 class Packing:

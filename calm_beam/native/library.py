@@ -28,12 +28,9 @@ from calm_beam.cache import cache_folder
 SCREEN = "calm_beam_screen"
 """What XLA knows `screen.c` by."""
 
-TO_PATH, TO_SOURCE = "calm_beam_attend_to_path", "calm_beam_attend_to_source"
-"""And `attend.c`."""
-
 # The best comes first; of the last, all are needed.
 _FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
-_SOURCES = ("screen.c", "attend.c", "layer.c", "head.c", "threads.c")
+_SOURCES = ("screen.c", "layer.c", "head.c", "threads.c")
 _HEADERS = ("attention.h", "exponentials.h", "memory.h", "products.h", "tasks.h", "threads.h", "vectors.h")
 _MOST_SECONDS = 60
 _LOCK = threading.Lock()
@@ -74,8 +71,7 @@ def _missing() -> str | None:
         library = loaded()
     except OSError as error:
         return str(error)
-    for call in (SCREEN, TO_PATH, TO_SOURCE):
-        jax.ffi.register_ffi_target(call, jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
+    jax.ffi.register_ffi_target(SCREEN, jax.ffi.pycapsule(getattr(library, SCREEN)), platform="cpu")
     return None
 
 

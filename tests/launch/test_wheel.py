@@ -25,7 +25,11 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    *(f"calm_beam/native/{name}" for name in ("attend.c", "memory.h", "screen.c", "tasks.h", "vectors.h")),
+    *(f"calm_beam/native/{name}.c" for name in ("head", "layer", "screen", "threads")),
+    *(
+        f"calm_beam/native/{name}.h"
+        for name in ("attention", "exponentials", "memory", "products", "tasks", "threads", "vectors")
+    ),
     "calm_beam/report/frame.html",
     "calm_beam/report/template.html",
     "calm_beam/report/theme.js",
@@ -176,7 +180,7 @@ def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, servin
     assert not folders & {"transforms", "training", "calibration", "analysis", "demo"}
     assert {
         "calm_beam/manifest/manifest.schema.json",
-        "calm_beam/native/attend.c",
+        "calm_beam/native/layer.c",
         "calm_beam/native/vectors.h",
     } <= names
     assert "calm_beam/py.typed" in names

@@ -9,11 +9,11 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import KeysValues, Numbers, OverPath, OverSource
 from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
-from calm_beam.model.share import Share
 
 from .config import LlamaConfig
 from .norm import RMSNorm
 from .rotary import rotated
+from .share import Share
 
 _LOG_2 = np.float32(np.log(2))
 
@@ -129,9 +129,6 @@ class Attention(nn.Module):
         """
         # What the first step would keep, the source has: the last token of the prompt, gone through all layers.
         first = 1
-        share = over_path.share(queries, biases=None, first=first, window=window)
-        if share is not None:
-            return share
         places = jnp.arange(length)[None]
         age = steps[:, None] - places
         is_seen = (places >= first) & (age >= 0) & (age < window)
@@ -157,9 +154,6 @@ class Attention(nn.Module):
           window: As in `share_of_path`.
           over_source: Where the sources of rows are.
         """
-        share = over_source.share(queries, seen_from=jnp.maximum(positions + 1 - window, 0))
-        if share is not None:
-            return share
         # [places, ranks, source]
         age = over_source.place(positions[:, None]) - jnp.arange(mask.shape[1])[None, None]
         is_seen = mask[:, None] & (age < window)

@@ -11,11 +11,11 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import KeysValues, Numbers, OverPath, OverSource, Pending, Position
 from calm_beam.model.numerics import added, rounded
-from calm_beam.model.share import Share
 
 from .attention import Attention
 from .config import LlamaConfig
 from .norm import RMSNorm
+from .share import Share
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=True),

@@ -82,9 +82,6 @@ class Attention(nn.Module):
           over_path: What rows attend to.
         """
         queries = self._rounded(self.query(inputs))
-        share = over_path.share(self._by_head(queries), biases=bias_by_age, first=0, window=None)
-        if share is not None:
-            return self.out(share.alone().reshape(queries.shape))
         # [rows, length]
         age = position.steps[:, None] - jnp.arange(length)[None]
         is_past = age >= 0
@@ -104,9 +101,6 @@ class Attention(nn.Module):
           over_source: Where the sources of rows are.
         """
         queries = self._rounded(self.query(inputs))
-        share = over_source.share(self._by_head(queries), seen_from=None)
-        if share is not None:
-            return self.out(share.alone().reshape(queries.shape))
         bias = jnp.where(mask, jnp.float32(0), MASKED)[:, None, None]
         mixed = self._mixed(self._split(over_source.place(queries)), keys_values, bias=bias)
         return self.out(over_source.pick(mixed))

@@ -8,6 +8,7 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import device_steps
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.plain import PlainSweep
@@ -16,12 +17,13 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.native import calls
 from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")
 
-# The step that ends a layer: by native code, or without.
-LAYER_ENDS = ("run_layer", "finish_layer")
+# What ends a layer, and where it is found: by native code, or by XLA.
+LAYER_ENDS = ((calls, "run_layer"), (device_steps, "finish_layer"))
 
 # Longest prompt and output of every test: each length is compiled for itself.
 LONGEST_PROMPT = 64

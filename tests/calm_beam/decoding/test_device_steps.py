@@ -14,11 +14,9 @@ import pytest
 import scipy.special
 
 from calm_beam.decoding import device_steps
-from calm_beam.model import ModelConfig, architecture_of, network_of
+from calm_beam.model import network_of
 from calm_beam.model.interface import Position
-from calm_beam.native import library
 from tests.builders import build_arrays, build_config, checkpoint_of
-from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
 _ROWS = 2048
 _PART = 64
@@ -190,111 +188,6 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
         scores = expected @ _weights("decoder/meta_cls/kernel") + _weights("decoder/meta_cls/bias")
         confidence = scipy.special.softmax(scores, axis=-1)[:, 1]
     np.testing.assert_allclose(many[1], confidence, rtol=0, atol=2e-5)
-
-
-@pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
-@pytest.mark.parametrize("measure", ["softmax", "state", "classifier"])
-@pytest.mark.parametrize("kind", ["t5", "llama", "mistral"])
-def test_a_layer_as_one_step_is_that_in_two(kind: str, measure: str) -> None:
-    """Native code makes of 2,048 rows, and of few, what XLA makes of gathered keys and values."""
-    config: ModelConfig = _CONFIG
-    arrays = _ARRAYS
-    if kind != "t5":
-        config = build_llama_config(exit_classifier=2, num_decoder_layers=2, **(_WINDOWS if kind == "mistral" else {}))
-        arrays = build_llama_arrays(config, 0)
-    generator = np.random.default_rng(4)
-    model = network_of(config)
-    tree = checkpoint_of(config, arrays).parameters()
-    layer, length, places = 2, 24, _ROWS // _RANKS
-    weights = {
-        "layer": tree["decoder"][f"layers_{layer - 1}"],
-        "classifier": {"params": {"decoder": {"meta_cls": tree["decoder"]["meta_cls"]}}},
-    }
-    states = generator.standard_normal((config.num_decoder_layers + 1, _ROWS, config.emb_dim)).astype(np.float32)
-    inner = config.num_kv_heads * config.head_dim
-    stores = [generator.standard_normal((_NODES, inner)).astype(np.float32) for _ in range(2)]
-    steps = generator.integers(0, length, _ROWS).astype(np.int32)
-    paths = generator.integers(0, _ROWS, (_ROWS, length)).astype(np.int32)
-    nodes = (_ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS]).astype(np.int32)
-    paths[np.arange(_ROWS), steps] = nodes
-    # What comes later in a path, or behind a source, belongs to others and may be anything.
-    for values in stores:
-        values[_ROWS - 1] = np.nan
-    paths[(paths == _ROWS - 1) & (np.arange(length) <= steps[:, None])] = 0
-    shape = (places, config.num_kv_heads, _SOURCE, config.head_dim)
-    source = tuple(generator.standard_normal(shape).astype(np.float32) for _ in range(2))
-    lengths = generator.integers(1, _SOURCE + 1, places).astype(np.int32)
-    mask = np.arange(_SOURCE) < lengths[:, None]
-    of_row = np.repeat(np.arange(places), _RANKS).astype(np.int32)
-    ranks = np.tile(np.arange(_RANKS), places).astype(np.int32)
-    terms = model.apply({"params": tree}, 32, method="path_terms")
-    shared: dict[str, Any] = {"terms": terms[0], "layer": np.int32(layer)}
-    pending = architecture_of(config).pending(config, model.arithmetic)
-
-    def rows_of(part: slice) -> dict[str, Any]:
-        by_row = {"below": _BELOW, "lanes": _LANES, "position": Position(steps, lengths[of_row])}
-        return jax.tree.map(lambda values: values[part], by_row)
-
-    def in_two(part: slice) -> tuple[np.ndarray, ...]:
-        made, cache = device_steps.attend_to_output(
-            model,
-            weights["layer"],
-            states=jnp.array(states),
-            pending={name: jnp.zeros((_ROWS, *array.shape), array.dtype) for name, array in pending.items()},
-            cache=tuple(map(jnp.array, stores)),
-            nodes=nodes[part],
-            paths=paths[part],
-            **shared,
-            **rows_of(part),
-        )
-        new, confidence = device_steps.finish_layer(
-            model,
-            measure,
-            num_ranks=_RANKS,
-            is_gathered=False,
-            parameters=weights,
-            states=jnp.array(states),
-            pending=made,
-            keys_values=source,
-            source_mask=mask,
-            places=of_row[part],
-            ranks=ranks[part],
-            **shared,
-            **rows_of(part),
-        )
-        return (
-            *(np.asarray(values)[nodes[part]] for values in cache),
-            np.asarray(new)[layer, _LANES[part]],
-            confidence,
-        )
-
-    def in_one(part: slice) -> tuple[np.ndarray, ...]:
-        new, cache, confidence = device_steps.run_layer(
-            model,
-            measure,
-            parameters=weights,
-            states=jnp.array(states),
-            cache=tuple(map(jnp.array, stores)),
-            nodes=nodes[part],
-            paths=paths[part],
-            keys_values=source,
-            source_mask=mask,
-            places=of_row[part],
-            **shared,
-            **rows_of(part),
-        )
-        return (
-            *(np.asarray(values)[nodes[part]] for values in cache),
-            np.asarray(new)[layer, _LANES[part]],
-            confidence,
-        )
-
-    expected, many = in_two(slice(None)), in_one(slice(None))
-    few = [np.concatenate(parts) for parts in zip(*map(in_one, _parts()), strict=True)]
-    for one, some, two in zip(many, few, expected, strict=True):
-        assert np.isfinite(two).all()
-        np.testing.assert_allclose(one, two, rtol=0, atol=5e-5)
-        np.testing.assert_allclose(some, two, rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max"])
@@ -471,24 +364,6 @@ def _lowered(step: str) -> Any:
             paths=paths,
             position=_position(rows),
         )
-    if step == "run_layer":
-        return device_steps.run_layer.lower(
-            _MODEL,
-            "softmax",
-            parameters={"layer": _LAYERS[1]},
-            states=states,
-            cache=_stores(slice(1, 2))[0],
-            keys_values=cross,
-            source_mask=mask,
-            terms=jnp.zeros((_HEADS, 16)),
-            layer=layer,
-            below=rows,
-            lanes=rows,
-            nodes=rows,
-            paths=jnp.zeros((_PART, 16), jnp.int32),
-            places=rows,
-            position=_position(rows),
-        )
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
         return device_steps.fill_skipped.lower(
@@ -528,10 +403,7 @@ def _lowered(step: str) -> Any:
 
 @pytest.mark.parametrize(
     "step",
-    [
-        *("embed", "admit", "attend_to_output", "softmax", "state", "classifier", "fill_skipped", "copy_skipped"),
-        *(["run_layer"] if library.is_available() else []),
-    ],
+    ["embed", "admit", "attend_to_output", "softmax", "state", "classifier", "fill_skipped", "copy_skipped"],
 )
 def test_buffers_are_changed_in_place(step: str) -> None:
     """No step copies a buffer that it takes over: with few rows in a large one, that costs more than all the rest."""
@@ -539,7 +411,6 @@ def test_buffers_are_changed_in_place(step: str) -> None:
     buffers = {
         "admit": [(_ROWS // _RANKS, _HEADS, _SOURCE, _HEAD)],
         "attend_to_output": [_STATES.shape, _STATES[0].shape, _STORES[0][0].shape],
-        "run_layer": [_STATES.shape, _STORES[0][0].shape],
         "fill_skipped": [_STORES[0][0].shape],
         "copy_skipped": [_STORES[0][0].shape],
     }.get(step, [_STATES.shape])

@@ -30,13 +30,13 @@ for index in expected:
 assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.layer_rows)
 
 second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
-embed, used = device_steps.embed, set()
+admit, used = device_steps.admit, set()
 
-def watched(config, parameters, **rows):
-    used.update(rows["states"].devices())
-    return embed(config, parameters, **rows)
+def watched(config, parameters, **prompts):
+    used.update(prompts["source_mask"].devices())
+    return admit(config, parameters, **prompts)
 
-device_steps.embed = watched
+device_steps.admit = watched
 found = dict(second.decode(prompts))
 assert used == {devices[1]}, used
 for index in expected:

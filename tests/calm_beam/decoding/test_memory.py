@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.decoding import batch, device_steps, memory, packed
+from calm_beam.decoding import device_steps, memory, packed, weights
 from calm_beam.decoding.device_groups import DeviceGroup, first_device
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.packed import PackedDecoder
@@ -28,6 +28,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.sharding import Division
+from calm_beam.native import calls
 from tests.builders import build_checkpoint, build_config
 from tests.calm_beam.decoding.decoders import LAYER_ENDS
 from tests.sampling import sampled
@@ -101,20 +102,20 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     sources: dict[int, int] = {}
     held: set[int] = set()
 
-    def watched_sources(model: EarlyExitModel, *, width: int, places: int) -> Any:
+    def watched_sources(model: EarlyExitModel, *, width: int, places: int, **options: Any) -> Any:
         sources[width] = places * width
-        return Sources(model, width=width, places=places)
+        return Sources(model, width=width, places=places, **options)
 
-    def watched(step: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(step: Callable[..., Any], store: str) -> Callable[..., Any]:
         def run(*arguments: Any, **rows: Any) -> Any:
-            held.add(rows["cache"][0].shape[0])
+            held.add(rows[store][0].shape[0])
             return step(*arguments, **rows)
 
         return run
 
-    monkeypatch.setattr(batch, "Sources", watched_sources)
-    for name in ("attend_to_output", "run_layer"):
-        monkeypatch.setattr(device_steps, name, watched(getattr(device_steps, name)))
+    monkeypatch.setattr(weights, "Sources", watched_sources)
+    for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "run_layer", "store")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name), store))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
     budget = Budget(slots=55, tokens=tokens)
@@ -124,8 +125,14 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     assert sum(sources.values()) + max(held) <= tokens
 
 
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes."), MemoryError()]
+)
 def test_a_full_device_halves_the_budget(
-    expected: dict[int, SweepResult], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    expected: dict[int, SweepResult],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """When the device runs out of memory, what has not ended is decoded again with half the budget, and it is told."""
     calls = 0
@@ -135,13 +142,13 @@ def test_a_full_device_halves_the_budget(
             nonlocal calls
             calls += 1
             if calls in (20, 50):
-                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+                raise error
             return step(*arguments, **rows)
 
         return run
 
-    for name in LAYER_ENDS:
-        monkeypatch.setattr(device_steps, name, full_at_first(getattr(device_steps, name)))
+    for module, name in LAYER_ENDS:
+        monkeypatch.setattr(module, name, full_at_first(getattr(module, name)))
     with caplog.at_level(logging.WARNING):
         results = list(_sweep(Budget(slots=12, tokens=1000)).decode(_prompts(12)))
     assert len(results) == 12
@@ -155,8 +162,8 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
     def broken(*arguments: object, **rows: object) -> object:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
-    for name in LAYER_ENDS:
-        monkeypatch.setattr(device_steps, name, broken)
+    for module, name in LAYER_ENDS:
+        monkeypatch.setattr(module, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         list(_sweep(Budget(slots=2, tokens=1000)).decode(_prompts(2)))
 
@@ -233,18 +240,13 @@ print(held - kept, kept - resident())
 
 def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of nine to twelve prompts hold the same buffers; each gives freed memory back, also one that is left."""
-    states_sizes, source_sizes, returns = set(), set(), []
-    embed, admit = device_steps.embed, device_steps.admit
-
-    def watched_embed(model: EarlyExitModel, parameters: object, **rows: Any) -> jax.Array:
-        states_sizes.add(rows["states"].shape)
-        return embed(model, parameters, **rows)
+    source_sizes, returns = set(), []
+    admit = device_steps.admit
 
     def watched_admit(model: EarlyExitModel, parameters: object, **prompts: Any) -> Any:
         source_sizes.add((prompts["source_mask"].shape, prompts["source_tokens"].shape))
         return admit(model, parameters, **prompts)
 
-    monkeypatch.setattr(device_steps, "embed", watched_embed)
     monkeypatch.setattr(device_steps, "admit", watched_admit)
     monkeypatch.setattr(packed, "return_freed_memory", lambda: returns.append(1))
     sweep = _sweep(Budget(slots=12, tokens=100_000))
@@ -256,7 +258,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
     assert len(returns) == 4
     left.close()
     assert len(returns) == 5
-    assert len(states_sizes) == len(source_sizes) == 1
+    assert len(source_sizes) == 1
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

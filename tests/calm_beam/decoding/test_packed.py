@@ -22,7 +22,7 @@ from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.model import T5Config, native_attention
+from calm_beam.model import T5Config, native_decoder
 from calm_beam.native import library
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, assert_same, in_order
@@ -248,7 +248,7 @@ def test_thresholds_in_any_order_give_the_same() -> None:
 
 
 def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no native code, and keys and values are gathered row by row, all results are the same."""
+    """By XLA, with keys and values that are gathered row by row, all results are the same."""
     expected = _default()[0]
     rows = []
 
@@ -256,7 +256,7 @@ def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         rows.append(most)
         return in_parts(compute, parts, most=most)
 
-    monkeypatch.setattr(native_attention, "is_available", lambda: False)
+    monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
     monkeypatch.setattr(device_steps, "in_parts", counted)
     monkeypatch.setattr(device_steps, "_HOST_GATHERED_BYTES", 1)
     jax.clear_caches()
@@ -308,8 +308,8 @@ def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.Monkey
     def broken(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)
 
-    for name in LAYER_ENDS:
-        monkeypatch.setattr(device_steps, name, broken)
+    for module, name in LAYER_ENDS:
+        monkeypatch.setattr(module, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         _shared(ExitRule(), slots=1, tokens=1)
 

@@ -21,10 +21,6 @@ class Share(NamedTuple):
     largest: jax.Array
     total: jax.Array
 
-    def alone(self) -> jax.Array:
-        """Returns what queries attend to if they have no other keys, (..., heads, head_dim); one must be seen."""
-        return self.mixed / self.total[..., None]
-
     def merged(self, other: "Share") -> jax.Array:
         """Returns what queries attend to of both parts, (..., heads, head_dim); at least one key must be seen."""
         largest = jnp.maximum(self.largest, other.largest)

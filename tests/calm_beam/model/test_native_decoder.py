@@ -1,0 +1,414 @@
+"""Decoder layers and heads by native code, against the same by XLA and in float64."""
+
+import dataclasses
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.decoding import device_steps
+from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
+from calm_beam.model.interface import Position, of_layer
+from calm_beam.model.llama import LlamaConfig
+from calm_beam.model.native_decoder import NativeDecoder, Packing
+from calm_beam.native import calls, library
+from tests.builders import build_arrays, build_config, checkpoint_of
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+
+pytestmark = pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+
+_ROWS, _RANKS, _SOURCE, _STEPS, _LAYER = 96, 8, 9, 24, 2
+_NODES = 3 * _ROWS
+_KINDS: dict[str, T5Config | LlamaConfig] = {
+    "t5": build_config(),
+    "original t5": build_config(gated_mlp=False, activation="relu", tied_head=True, relative_bias_per_layer=True),
+    "odd t5": build_config(emb_dim=20, num_heads=3, head_dim=5, mlp_dim=70, activation="silu", vocab_size=77),
+    # Whose weights threads share by their columns.
+    "wide t5": build_config(emb_dim=256, num_heads=4, head_dim=64, mlp_dim=512),
+    "llama": build_llama_config(),
+    "mistral": build_llama_config(sliding_window=7, windowed_layers=(0, 1)),
+    "qwen2": build_llama_config(attention_bias=True),
+    "qwen3": build_llama_config(query_key_norms=True),
+    "gemma": build_llama_config(unit_offset_norms=True, scaled_embedding=True, activation="gelu", tied_head=True),
+    "wide llama": build_llama_config(emb_dim=256, num_heads=8, num_kv_heads=2, head_dim=32, mlp_dim=512),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """A layer of a model, and rows of it."""
+
+    model: Any
+    tree: Any
+    decoder: NativeDecoder
+    states: np.ndarray
+    stores: tuple[np.ndarray, ...]
+    source: tuple[np.ndarray, ...]
+    mask: np.ndarray
+    terms: Any
+    by_row: dict[str, np.ndarray]
+    paths: np.ndarray
+    lengths: np.ndarray
+
+    def changed(self, **arrays: Any) -> "_Case":
+        return dataclasses.replace(self, **arrays)
+
+
+def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
+    config, generator = _KINDS[kind], np.random.default_rng(4)
+    arrays = build_arrays(config, 0) if isinstance(config, T5Config) else build_llama_arrays(config, 0)
+    for name in arrays:
+        if name.endswith("/query/kernel"):
+            arrays[name] = arrays[name] * np.float32(scale_of_queries)
+    model = network_of(config)
+    tree = checkpoint_of(config, arrays).parameters()
+    terms = model.apply({"params": tree}, _STEPS, method="path_terms")
+    inner, places = config.num_kv_heads * config.head_dim, _ROWS // _RANKS
+
+    def normal(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    stores = normal(_NODES, inner), normal(_NODES, inner)
+    steps = generator.integers(0, _STEPS, _ROWS)
+    paths = generator.integers(0, _ROWS - 1, (_ROWS, _STEPS))
+    nodes = _ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS]
+    lanes, below = (generator.permutation(_ROWS) for _ in range(2))
+    paths[lanes, steps] = nodes
+    # What comes later in a path, before what is seen of it, or behind a source, may be anything.
+    paths[lanes[:, None], np.arange(_STEPS)] = np.where(
+        np.arange(_STEPS) <= steps[:, None], paths[lanes], np.int64(_ROWS - 1)
+    )
+    source = tuple(normal(places, config.num_kv_heads, _SOURCE, config.head_dim) for _ in range(2))
+    lengths = generator.integers(1, _SOURCE + 1, places)
+    mask = np.arange(_SOURCE) < lengths[:, None]
+    for values in stores:
+        values[_ROWS - 1] = np.nan
+    for values in source:
+        np.swapaxes(values, 1, 2)[~mask] = np.nan
+    prompts = np.repeat(np.arange(places), _RANKS)
+    return _Case(
+        model,
+        tree,
+        architecture_of(config).native_decoder(config, tree, terms=terms),
+        normal(config.num_decoder_layers + 1, _ROWS, config.emb_dim),
+        stores,
+        source,
+        mask,
+        of_layer(terms, _LAYER),
+        {
+            "below": below,
+            "lanes": lanes,
+            "nodes": nodes,
+            "steps": steps,
+            "prompts": prompts,
+            "positions": lengths[prompts] - 1 + steps,
+            "source_of_row": np.zeros(_ROWS, np.int64),
+            "places": prompts,
+        },
+        paths.astype(np.int32),
+        lengths,
+    )
+
+
+def _turns(case: _Case) -> np.ndarray | None:
+    """Returns those of every row's position: each is a prompt of its own to native code."""
+    return case.decoder.turns(case.by_row["positions"])
+
+
+def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
+    """Returns the outputs of rows of a layer, and the keys and values that it keeps of them."""
+    states, (keys, values) = case.states.copy(), [store.copy() for store in case.stores]
+    source_keys, source_values = case.source
+    source = calls.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
+    by_row = {name: of_all[rows] for name, of_all in case.by_row.items()}
+    by_row["prompts"] = np.arange(_ROWS)[rows]
+    calls.run_layer(
+        case.decoder.layers[_LAYER - 1],
+        inputs=states[_LAYER - 1],
+        outputs=states[_LAYER],
+        store=(keys, values),
+        paths=case.paths,
+        sources=(calls.Sources * 1)(source),
+        turns=_turns(case),
+        **by_row,
+    )
+    return [states[_LAYER, by_row["lanes"]], keys[by_row["nodes"]], values[by_row["nodes"]]]
+
+
+def _by_xla(case: _Case) -> list[np.ndarray]:
+    """Returns the same of all rows."""
+    config = case.model.config
+    pending = architecture_of(config).pending(config, FLOAT32)
+    by_row = {name: values.astype(np.int32) for name, values in case.by_row.items()}
+    shared: dict[str, Any] = {
+        "terms": case.terms,
+        "layer": np.int32(_LAYER),
+        "below": by_row["below"],
+        "lanes": by_row["lanes"],
+        "position": Position(by_row["steps"], case.lengths[by_row["prompts"]].astype(np.int32)),
+    }
+    made, cache = device_steps.attend_to_output(
+        case.model,
+        case.tree["decoder"][f"layers_{_LAYER - 1}"],
+        states=jnp.array(case.states),
+        pending={name: jnp.zeros((_ROWS, *array.shape), array.dtype) for name, array in pending.items()},
+        cache=tuple(map(jnp.array, case.stores)),
+        nodes=by_row["nodes"],
+        paths=case.paths[by_row["lanes"]],
+        **shared,
+    )
+    source = tuple(np.where(case.mask[:, None, :, None], values, np.float32(0)) for values in case.source)
+    states, _ = device_steps.finish_layer(
+        case.model,
+        "softmax",
+        num_ranks=_RANKS,
+        is_gathered=False,
+        parameters={"layer": case.tree["decoder"][f"layers_{_LAYER - 1}"]},
+        states=jnp.array(case.states),
+        pending=made,
+        keys_values=tuple(map(jnp.array, source)),
+        source_mask=jnp.array(case.mask),
+        places=by_row["places"],
+        ranks=np.tile(np.arange(_RANKS, dtype=np.int32), _ROWS // _RANKS),
+        **shared,
+    )
+    return [np.asarray(states)[_LAYER, by_row["lanes"]], *(np.asarray(each)[by_row["nodes"]] for each in cache)]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_layer_is_xlas(kind: str) -> None:
+    """Whatever the architecture; what no row sees may be anything."""
+    case = _case(kind)
+    for found, expected in zip(_by_native_code(case), _by_xla(case), strict=True):
+        assert np.isfinite(expected).all()
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("scale", [100.0, 1e6])
+def test_large_logits(kind: str, scale: float) -> None:
+    """Exponentials of any logits are taken of what is below the largest."""
+    case = _case(kind, scale_of_queries=scale)
+    for found, expected in zip(_by_native_code(case), _by_xla(case), strict=True):
+        assert np.isfinite(expected).all()
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_enormous_logits(kind: str) -> None:
+    """Of logits beyond those that XLA's masks hide, the largest still counts for all."""
+    for found in _by_native_code(_case(kind, scale_of_queries=1e20)):
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("kind", ["t5", "odd t5", "wide t5", "llama", "wide llama"])
+def test_a_row_has_its_bits_in_any_company(kind: str) -> None:
+    """What becomes of a row does not depend on others, nor on whether threads share rows or columns."""
+    case = _case(kind)
+    many = _by_native_code(case)
+    for rows in (slice(0, 1), slice(5, 9), slice(20, 33), slice(10, 77)):
+        for one, other in zip(_by_native_code(case, rows), many, strict=True):
+            np.testing.assert_array_equal(one, other[rows])
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_what_is_no_number_is_not_hidden(kind: str, broken: float) -> None:
+    """A state that is not finite leaves an output that is not, and touches no other row."""
+    case = _case(kind)
+    states = case.states.copy()
+    states[_LAYER - 1, case.by_row["below"][7], 3] = broken
+    found = _by_native_code(case.changed(states=states))
+    is_finite = np.isfinite(found[0]).all(axis=1)
+    assert np.flatnonzero(~is_finite).tolist() == [7]
+    expected = _by_native_code(case)
+    np.testing.assert_array_equal(found[0][is_finite], expected[0][is_finite])
+    # In a key or value that a row sees, too.
+    seen = case.stores[1].copy()
+    node = case.paths[case.by_row["lanes"][7], max(0, case.by_row["steps"][7] - 1)]
+    assert node < _ROWS, "of another token than the row's own"
+    seen[node] = broken
+    found = _by_native_code(case.changed(stores=(case.stores[0], seen)))
+    assert not np.isfinite(found[0][7]).all()
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_skipped_layers_keep_what_they_would_make(kind: str) -> None:
+    """Keys and values of propagated states have the bits that the layer itself gives its inputs."""
+    case = _case(kind)
+    by_row = case.by_row
+    _, *expected = _by_native_code(case)
+    stores = [store.copy() for store in case.stores]
+    other = [store.copy() for store in case.stores]
+    is_skipped = np.arange(_ROWS) % 3 > 0
+    nodes = np.stack([np.where(is_skipped, by_row["nodes"], _NODES), np.full(_ROWS, _NODES)])
+    calls.keep_skipped(
+        [case.decoder.layers[_LAYER - 1]] * 2,
+        [(stores[0], stores[1]), (other[0], other[1])],
+        states=case.states,
+        entries=(_LAYER - 1) * _ROWS + by_row["below"],
+        nodes=nodes,
+        turns=_turns(case),
+        prompts=np.arange(_ROWS),
+    )
+    for found, before, made, untouched in zip(stores, case.stores, expected, other, strict=True):
+        np.testing.assert_array_equal(found[by_row["nodes"][is_skipped]], made[is_skipped])
+        found[by_row["nodes"][is_skipped]] = before[by_row["nodes"][is_skipped]]
+        np.testing.assert_array_equal(found, before)
+        np.testing.assert_array_equal(untouched, before)
+
+
+def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, calls.Head]:
+    width = len(kernel)
+    decoder = NativeDecoder(
+        [],
+        embedding=np.zeros((1, width), np.float32),
+        norms=[np.linspace(0.5, 2, width, dtype=np.float32)],
+        factors=[factor],
+        epsilon=1e-6,
+        packing=Packing(),
+    )
+    return decoder, decoder.head(1, (kernel.T, 0))
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 40),
+    width=st.sampled_from([1, 7, 16, 48]),
+    vocab_size=st.sampled_from([2, 3, 63, 64, 65, 255, 256, 257, 1000]),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    has_equal=st.booleans(),
+)
+def test_a_head_sums_up_its_logits(
+    seed: int, rows: int, width: int, vocab_size: int, scale: float, has_equal: bool
+) -> None:
+    """The best token and the numbers that confidences are made of are those of float64 logits."""
+    generator = np.random.default_rng(seed)
+    states = generator.standard_normal((50, width)).astype(np.float32)
+    kernel = (scale * generator.standard_normal((width, vocab_size))).astype(np.float32)
+    if has_equal:
+        kernel[:, generator.integers(0, vocab_size, 3)] = kernel[:, generator.integers(0, vocab_size, 1)]
+    entries = generator.integers(0, 50, rows)
+    decoder, head = _head(kernel, factor=0.25)
+    tokens, facts = calls.summarise(head, states=states, entries=entries)
+    chosen = states[entries].astype(np.float64)
+    normed = chosen / np.sqrt((chosen**2).mean(axis=1, keepdims=True) + 1e-6) * decoder.norms[0] * 0.25
+    logits = normed @ kernel.astype(np.float64)
+    largest = logits.max(axis=1, keepdims=True)
+    close = 1e-5 * (1 + scale * width**0.5)
+    assert (largest[:, 0] - logits[np.arange(rows), tokens] <= close).all()
+    if has_equal:
+        # Of equal ones, the first.
+        for row, token in enumerate(tokens):
+            same = np.flatnonzero((kernel == kernel[:, [token]]).all(axis=0))
+            assert token == same[0], row
+    below = logits - largest
+    expected = [
+        largest[:, 0],
+        np.sort(logits, axis=1)[:, -2],
+        np.exp(below).sum(axis=1),
+        (np.exp(below) * below).sum(axis=1),
+    ]
+    for found, truth in zip(facts, expected, strict=True):
+        np.testing.assert_allclose(found, truth, rtol=50 * close, atol=close)
+    one_by_one = [calls.summarise(head, states=states, entries=entries[[row]]) for row in range(rows)]
+    np.testing.assert_array_equal(np.concatenate([each for each, _ in one_by_one]), tokens)
+    np.testing.assert_array_equal(np.concatenate([each for _, each in one_by_one], axis=1), facts)
+
+
+def test_a_head_of_logits_that_are_no_numbers() -> None:
+    """As XLA's: NaN is the largest of all, and of infinite ones nothing but the token is known."""
+    kernel = np.zeros((4, 300), np.float32)
+    kernel[:, 280], kernel[:, 17] = 2, 1
+    states = np.ones((4, 4), np.float32)
+    states[1, 2], states[2] = np.nan, -1
+    _, head = _head(kernel)
+    tokens, facts = calls.summarise(head, states=states, entries=np.arange(4))
+    assert tokens.tolist() == [280, 0, 0, 280]
+    assert np.isnan(facts[0]).tolist() == [False, True, False, False]
+    kernel[0, 5] = np.inf
+    _, head = _head(kernel)
+    tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
+    assert (tokens.tolist(), facts[0].tolist()) == ([5], [np.inf])
+    assert np.isnan(facts[2:]).all()
+    kernel[:] = -np.inf
+    _, head = _head(kernel)
+    tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
+    assert (tokens.tolist(), facts[0].tolist()) == ([0], [-np.inf])
+
+
+def _several_at_once(run: Callable[[], Sequence[np.ndarray]], expected: Sequence[np.ndarray]) -> None:
+    wrong: list[str] = []
+
+    def repeat() -> None:
+        for _ in range(50):
+            for one, other in zip(run(), expected, strict=True):
+                if not np.array_equal(one, other):
+                    wrong.append("differs")
+
+    threads = [threading.Thread(target=repeat) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["t5", "wide t5"])
+def test_calls_at_the_same_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads may call at once, each with as many helpers as there are cores, or more."""
+    monkeypatch.setattr(calls, "threads", lambda: 4)
+    case = _case(kind)
+    for rows in (slice(0, 10), slice(None)):
+        run = functools.partial(_by_native_code, case, rows)
+        _several_at_once(run, run())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helpers of a process do not live on in its child, which gets others."""
+    monkeypatch.setattr(calls, "threads", lambda: 2)
+    case = _case("t5")
+    expected = _by_native_code(case)
+    child = os.fork()
+    if not child:
+        same = all(np.array_equal(*pair) for pair in zip(_by_native_code(case), expected, strict=True))
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_it_is_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """float32 on one device, where there is native code, and room for the weights."""
+    config = build_config()
+    assert native_decoder.is_for(config, FLOAT32, devices=1)
+    assert not native_decoder.is_for(config, Arithmetic(dtype="bfloat16"), devices=1)
+    assert not native_decoder.is_for(config, FLOAT32, devices=2)
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
+        patched.setattr(native_decoder, "available_bytes", lambda: 1000)
+        assert not native_decoder.is_for(config, FLOAT32, devices=1)
+    assert "no room for weights" in caplog.text
+    monkeypatch.setattr(library, "is_available", lambda: False)
+    assert not native_decoder.is_for(config, FLOAT32, devices=1)
+
+
+def test_embeddings_and_turns() -> None:
+    """They are XLA's, to a rounding."""
+    for kind in ("t5", "llama", "gemma"):
+        case = _case(kind)
+        tokens = np.array([3, 1, 7], np.int32)
+        expected = case.model.apply({"params": case.tree}, jnp.array(tokens), method="embed")
+        np.testing.assert_array_equal(case.decoder.embedded(tokens), expected)
+        assert (case.decoder.turns(tokens) is None) == (kind == "t5")
+    jax.clear_caches()

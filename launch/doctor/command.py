@@ -34,7 +34,7 @@ class Examined:
       installed: Packages and extras.
       devices: Those that JAX sees; none if it cannot be used.
       free_bytes: What this process may take of the machine's memory.
-      native_code: Whether native code attends and computes certified heads, in words; None if JAX cannot be used.
+      native_code: What native code does, in words; None if JAX cannot be used.
       cache: The folder of caches.
       trial: What a small run came to; None if there was none.
       problems: What is not as it should be, a sentence each.

@@ -70,9 +70,9 @@ def free_memory() -> int:
 
 
 def native_code() -> str:
-    """Returns whether native code attends, and computes certified heads of 8 bits, here, and if not, why."""
+    """Returns what native code does here, and if nothing, why."""
     reason = why_unavailable()
-    return "for attention, and for --exit_head=int8" if reason is None else f"none: {reason}"
+    return "for decoder layers and heads in float32" if reason is None else f"none: {reason}"
 
 
 def cache() -> Cache:

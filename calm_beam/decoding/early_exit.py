@@ -19,7 +19,7 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import certify
 from calm_beam.exits.decision import decide_by_logits
-from calm_beam.exits.head_choice import choose_heads
+from calm_beam.exits.head_choice import choose_heads, compiled
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
@@ -109,7 +109,7 @@ class EarlyExitDecoder:
                 measure=rule.measure(),
                 arithmetic=arithmetic,
                 rows=batch_size,
-                exact=functools.partial(decide_by_logits, measure=rule.measure(), arithmetic=arithmetic),
+                exact_for=compiled(decide_by_logits, measure=rule.measure(), arithmetic=arithmetic),
             )
 
     def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:

@@ -21,7 +21,7 @@ from .engine import Placed
 from .head_decisions import HeadDecisions
 from .lanes import Rows
 from .padding import row_parts
-from .weights import Sources, Weights, sources_by_width
+from .weights import Sources, Weights, decides_natively, sources_by_width
 from .work import Work
 
 
@@ -60,8 +60,7 @@ class NativeEngine:
         ]
         self._confidence = rule.confidence
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
-        needs_logits = self._measure.needs is Need.LOGITS and self._measure.of_summary is None
-        self._decides_natively = not weights.is_certified and not needs_logits
+        self._decides_natively = not weights.is_certified and decides_natively(self._measure)
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts."""

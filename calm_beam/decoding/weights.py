@@ -10,9 +10,9 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.decision import decide
-from calm_beam.exits.head_choice import choose_heads
+from calm_beam.exits.head_choice import choose_heads, compiled
 from calm_beam.exits.head_forms import form_on_devices
-from calm_beam.exits.measures import Measure
+from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.quantised_head import CertifiedHead
 from calm_beam.model import ArrayType, architecture_of, native_decoder
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
@@ -26,6 +26,11 @@ from .device_groups import DeviceGroup
 
 # What a sweep usually projects at a time.
 _ROWS_AT_A_TIME = 256
+
+
+def decides_natively(measure: Measure) -> bool:
+    """Returns whether native code's exact head says all that a measure needs of logits."""
+    return measure.needs is not Need.LOGITS or measure.of_summary is not None
 
 
 class Head(NamedTuple):
@@ -83,14 +88,18 @@ class Weights:
             measure=measure,
             arithmetic=arithmetic,
             rows=_ROWS_AT_A_TIME,
-            exact=functools.partial(decide, measure=measure, arithmetic=arithmetic),
+            exact_for=(
+                self.native.exact_for
+                if self.native and decides_natively(measure)
+                else compiled(decide, measure=measure, arithmetic=arithmetic)
+            ),
         )
         # One for each layer, or one for all.
         self._heads = []
         for layer in exit_layers(config):
             applied_as, parameters = head_parameters(tree, config, layer)
             head = Head(applied_as, {"params": parameters}, of_layer(certified, layer))
-            if self.native and not head.certified:
+            if self.native and not head.certified and decides_natively(measure):
                 head = head._replace(native=self.native.head(layer, of_layer(kernels, layer)))
             self._heads.append(head)
 

@@ -25,6 +25,10 @@ _WORTH = 0.85
 _REPETITIONS = 3
 
 
+ExactFor = Callable[[jax.Array, int], Callable[[jax.Array], Any]]
+"""Takes the weights of a head and the axis of the vocabulary; returns what decides states, (rows, width), by them."""
+
+
 def choose_heads(
     exit_head: str,
     weights: Sequence[tuple[jax.Array, int]],
@@ -32,7 +36,7 @@ def choose_heads(
     measure: Measure,
     arithmetic: Arithmetic,
     rows: int,
-    exact: Callable[..., Any],
+    exact_for: ExactFor,
 ) -> list[CertifiedHead | None]:
     """Returns the heads that certify decisions, one for each kernel of a model, all of the form that the first takes.
 
@@ -42,7 +46,7 @@ def choose_heads(
       measure: As there.
       arithmetic: As there.
       rows: As there.
-      exact: As there, but takes `vocab_axis`, too.
+      exact_for: As there.
 
     Raises:
       ValueError: As there.
@@ -55,7 +59,7 @@ def choose_heads(
         measure=measure,
         arithmetic=arithmetic,
         rows=rows,
-        exact=functools.partial(exact, vocab_axis=vocab_axis),
+        exact_for=exact_for,
     )
     if chosen is None:
         return [None] * len(weights)
@@ -71,7 +75,7 @@ def choose_head(
     measure: Measure,
     arithmetic: Arithmetic,
     rows: int,
-    exact: Callable[..., Any],
+    exact_for: ExactFor,
 ) -> CertifiedHead | None:
     """Returns the head that certifies decisions, or None if the exact head decides.
 
@@ -86,7 +90,7 @@ def choose_head(
       arithmetic: Of the model. Where products are rounded more than float32 does, nothing can be certified: the bounds
         are about the products of real numbers.
       rows: States that are usually decided at a time.
-      exact: What decides states, (rows, width), by the exact weights; compared by time.
+      exact_for: What decides otherwise; compared by time.
 
     Raises:
       ValueError: If `exit_head` is none of these, or one that certifies what cannot be.
@@ -103,9 +107,9 @@ def choose_head(
     # States as the final norm leaves them.
     states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), weights.dtype)
     heads = {form: quantised_head(by_entry, held_as(form)) for form in ("int8", "bfloat16")}
-    certified = functools.partial(certify, measure=measure)
+    certified = jax.jit(functools.partial(certify, measure=measure))
     seconds = {
-        "exact": _seconds(exact, states, weights),
+        "exact": _seconds(exact_for(weights, vocab_axis), states),
         **{form: _seconds(certified, states, head) for form, head in heads.items()},
     }
     fastest = min(seconds, key=lambda form: seconds[form] * (_WORTH if form == "exact" else 1))
@@ -118,6 +122,12 @@ def choose_head(
     return heads.get(fastest)
 
 
+def compiled(decide: Callable[..., Any], **options: Any) -> ExactFor:
+    """Returns what XLA decides by, given a function of states and weights, and its options but `vocab_axis`."""
+    run = jax.jit(functools.partial(decide, **options), static_argnames="vocab_axis")
+    return lambda weights, vocab_axis: lambda states: run(states, weights, vocab_axis=vocab_axis)
+
+
 def held_as(form: str) -> str:
     """Returns what a certified form of the head is quantised to: int8 for native code where there is some."""
     return "uint8" if form == "int8" and library.is_available() else form
@@ -125,11 +135,10 @@ def held_as(form: str) -> str:
 
 def _seconds(decided: Any, *args: Any) -> float:
     """Returns how long some decisions take, without compiling."""
-    run = jax.jit(decided)
-    jax.block_until_ready(run(*args))
+    jax.block_until_ready(decided(*args))
     times = []
     for _ in range(_REPETITIONS):
         started = time.perf_counter()
-        jax.block_until_ready(run(*args))
+        jax.block_until_ready(decided(*args))
         times.append(time.perf_counter() - started)
     return min(times)

@@ -6,7 +6,7 @@ It is for float32, on one device, where there is room for the weights once more,
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,17 @@ class NativeDecoder:
             return None
         angles = positions[:, None].astype(np.float32) * self.frequencies
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.turn_factor)
+
+    def exact_for(self, weights: Any, vocab_axis: int) -> Callable[[Any], Any]:
+        """Returns what takes states, (rows, width), and decides by a head; its weights live no longer than that."""
+        decoder = dataclasses.replace(self, packing=Packing())
+        head = decoder.head(len(self.layers), (weights, vocab_axis))
+
+        def decide(states: Any) -> Any:
+            assert decoder.packing, "it holds the weights"
+            return calls.summarise(head, states=np.asarray(states), entries=np.arange(len(states)))
+
+        return decide
 
     def head(self, layer: int, weights: tuple[Any, int]) -> calls.Head:
         """Returns the head after a layer, of the network's `head_weights`."""

@@ -13,6 +13,7 @@ typedef struct {
   RunInPhase run;
   int phases;
   int64_t ends[kMostPhases]; /* Tasks of a phase and of those before it. */
+  int64_t wanted; /* Threads that may still join. */
   atomic_llong next, done, users;
 } Work;
 
@@ -52,8 +53,11 @@ static void* help(void* nothing) {
       pthread_cond_wait(&wake, &mutex);
     }
     seen = atomic_load(&turn);
-    Work* work = offered;
-    if (work) atomic_fetch_add(&work->users, 1);
+    Work* work = offered && offered->wanted ? offered : NULL;
+    if (work) {
+      --work->wanted;
+      atomic_fetch_add(&work->users, 1);
+    }
     pthread_mutex_unlock(&mutex);
     if (work) {
       take_part(work);
@@ -88,16 +92,20 @@ static void add_helpers(int64_t count) {
 
 void run_phases(int64_t threads, const void* call, RunInPhase run, const int64_t* tasks, int phases) {
   Work work = {.call = call, .run = run, .phases = phases};
-  int64_t end = 0;
-  for (int phase = 0; phase < phases; ++phase) work.ends[phase] = end += tasks[phase];
+  int64_t end = 0, most = 0;
+  for (int phase = 0; phase < phases; ++phase) {
+    work.ends[phase] = end += tasks[phase];
+    if (tasks[phase] > most) most = tasks[phase];
+  }
   if (!end) return;
-  const int is_shared = threads > 1 && end > 1 && !pthread_mutex_trylock(&in_use);
+  work.wanted = (threads < most ? threads : most) - 1;
+  const int is_shared = work.wanted > 0 && !pthread_mutex_trylock(&in_use);
   if (is_shared) {
     pthread_mutex_lock(&mutex);
-    if (helpers < threads - 1) add_helpers(threads - 1);
+    if (helpers < work.wanted) add_helpers(work.wanted);
     offered = &work;
     atomic_fetch_add(&turn, 1);
-    if (sleeping) pthread_cond_broadcast(&wake);
+    for (int64_t each = 0; each < work.wanted && each < sleeping; ++each) pthread_cond_signal(&wake);
     pthread_mutex_unlock(&mutex);
   }
   take_part(&work);

@@ -12,7 +12,7 @@ import pytest
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits import head_choice, head_forms
 from calm_beam.exits.decision import decide
-from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.head_choice import choose_head, compiled
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, Measure, Need
 from calm_beam.exits.quantised_head import CertifiedHead
@@ -26,7 +26,13 @@ def _choose(
 ) -> CertifiedHead | None:
     weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, 2048)), arithmetic.dtype)
     settings: Any = {"vocab_axis": 1, "measure": measure, "arithmetic": arithmetic}
-    return choose_head(exit_head, weights, **settings, rows=4, exact=functools.partial(decide, **settings))
+    return choose_head(
+        exit_head,
+        weights,
+        **settings,
+        rows=4,
+        exact_for=compiled(decide, measure=settings["measure"], arithmetic=settings["arithmetic"]),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +70,7 @@ def test_either_axis_may_be_the_vocabulary() -> None:
     """Heads are stored both ways."""
     weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, 2048)), jnp.float32)
     choose = functools.partial(
-        choose_head, "int8", measure=MEASURES["softmax"], arithmetic=FLOAT32, rows=4, exact=decide
+        choose_head, "int8", measure=MEASURES["softmax"], arithmetic=FLOAT32, rows=4, exact_for=compiled(decide)
     )
     for mine, theirs in zip(
         jax.tree.leaves(choose(weights, vocab_axis=1)), jax.tree.leaves(choose(weights.T, vocab_axis=0)), strict=True
@@ -111,7 +117,16 @@ def test_auto_measures_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         assert jax.tree.leaves(_choose("auto", arithmetic=arithmetic)) is not None
     weights = jnp.full((32, 2048), jnp.nan)
     settings: Any = {"vocab_axis": 1, "measure": MEASURES["softmax"], "arithmetic": FLOAT32}
-    assert choose_head("auto", weights, **settings, rows=4, exact=functools.partial(decide, **settings)) is None
+    assert (
+        choose_head(
+            "auto",
+            weights,
+            **settings,
+            rows=4,
+            exact_for=compiled(decide, measure=settings["measure"], arithmetic=settings["arithmetic"]),
+        )
+        is None
+    )
 
 
 def test_other_names_are_refused() -> None:

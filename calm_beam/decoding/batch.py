@@ -345,6 +345,9 @@ class Batch:
         new = StepOutputs.of_known(self._outputs, step, is_known=is_known)
         thresholds = self._thresholds[self._schedules, step]
         alive = self._live.copy()
+        # Views by lane of all slots.
+        is_known_lane, threshold_of_lane, is_alive = (each.reshape(-1) for each in (is_known, thresholds, alive))
+        lanes = new.by_lane()
         # First lane of each lane's group, by layer: where the group's state stands.
         self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
         # What each lane's layers below have predicted, the nearest first, for measures that compare it.
@@ -354,33 +357,33 @@ class Batch:
             if not len(rows.lanes):
                 break
             if layer == 1:
-                self._engine.embed(rows.lanes, self._previous.flat[rows.lanes])
+                self._engine.embed(rows.lanes, self._previous.reshape(-1)[rows.lanes])
             measured = self._run_layer(layer, rows)
-            members = np.flatnonzero(alive)
-            of_member = rows.of_lane[members]
+            members, of_member = rows.members, rows.of_lane[rows.members]
             self._groups[layer, members] = rows.lanes[of_member]
             if layer not in self._exit_layers:
                 continue
-            known, is_last = is_known.flat[members], layer == self._layers
-            asks = ~known & (self._measure.needs is Need.TOKENS or np.isfinite(thresholds.flat[members]) | is_last)
+            known, is_last = is_known_lane[members], layer == self._layers
+            thresholds_here = threshold_of_lane[members]
+            asks = ~known & (self._measure.needs is Need.TOKENS or np.isfinite(thresholds_here) | is_last)
             decided_rows = self._decide(
-                layer, rows, of_member=of_member, asks=asks, thresholds=thresholds.flat[members], measured=measured
+                layer, rows, of_member=of_member, asks=asks, thresholds=thresholds_here, measured=measured
             )
             tokens = decided_rows.tokens
             if self._earlier.size:
                 kept = self._earlier[members, :-1]
                 self._earlier[members] = np.concatenate([tokens[of_member][:, None], kept], axis=1)
-            exceeds = (decided_rows.low[of_member] >= thresholds.flat[members]) | is_last
-            leaves = np.where(known, new.exit_layers.flat[members] == layer, exceeds)
+            exceeds = (decided_rows.low[of_member] >= thresholds_here) | is_last
+            leaves = np.where(known, lanes.exit_layers[members] == layer, exceeds)
             decided = members[leaves & ~known]
             row = rows.of_lane[decided]
-            new.exit_layers.flat[decided] = layer
-            new.tokens.flat[decided] = tokens[row]
-            new.confidences.flat[decided] = decided_rows.confidences[row]
-            new.is_finite.flat[decided] = decided_rows.is_finite[row]
+            lanes.exit_layers[decided] = layer
+            lanes.tokens[decided] = tokens[row]
+            lanes.confidences[decided] = decided_rows.confidences[row]
+            lanes.is_finite[decided] = decided_rows.is_finite[row]
             stays = members[~leaves & ~known]
-            new.runner_ups.flat[stays] = np.fmax(new.runner_ups.flat[stays], decided_rows.high[rows.of_lane[stays]])
-            alive.flat[members[leaves]] = False
+            lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided_rows.high[rows.of_lane[stays]])
+            is_alive[members[leaves]] = False
         if not self._decides_by_logits():
             self._read_tokens(new, is_known)
         return new
@@ -421,20 +424,20 @@ class Batch:
         count = len(rows.lanes)
         if not self._decides_by_logits():
             return Decisions.exact(np.zeros(count, np.int32), confidences=measured, is_finite=np.isfinite(measured))
-        decided = Decisions.none(count, confidence=-np.inf)
         asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
         place = np.zeros(count, np.int64)
         place[asked] = np.arange(len(asked))
-        decided.put(
-            asked,
-            self._project(
-                np.full(len(asked), layer),
-                rows.lanes[asked],
-                # Lanes of a row may have different thresholds; what is open for one of them is for the row.
-                of_threshold=place[of_member[asks]],
-                thresholds=thresholds[asks],
-            ),
+        decided = self._project(
+            np.full(len(asked), layer),
+            rows.lanes[asked],
+            # Lanes of a row may have different thresholds; what is open for one of them is for the row.
+            of_threshold=place[of_member[asks]],
+            thresholds=thresholds[asks],
         )
+        if len(asked) < count:
+            of_all = Decisions.none(count, confidence=-np.inf)
+            of_all.put(asked, decided)
+            decided = of_all
         if self._measure.needs is Need.TOKENS:
             # The lanes of a row have all that is below in common.
             tokens = decided.tokens[asked]

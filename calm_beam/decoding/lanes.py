@@ -28,6 +28,7 @@ class Rows:
       steps: shape (rows,). The prompt's step, from 0.
       nodes: shape (rows,). The node that the layer makes of this token.
       of_lane: shape (slots * lanes,). Each lane's row; meaningless where the lane takes no part.
+      members: The lanes that take part, as numbers in (slots * lanes), in order.
     """
 
     lanes: np.ndarray
@@ -36,6 +37,7 @@ class Rows:
     steps: np.ndarray
     nodes: np.ndarray
     of_lane: np.ndarray
+    members: np.ndarray
 
 
 class LaneTree:
@@ -122,7 +124,7 @@ class LaneTree:
         members = np.flatnonzero(alive)
         self._set_path(layer, members, nodes[of_lane[members]])
         slots = lanes // self._shape[1]
-        return Rows(lanes, slots, steps=self.step[slots], nodes=nodes, of_lane=of_lane)
+        return Rows(lanes, slots, steps=self.step[slots], nodes=nodes, of_lane=of_lane, members=members)
 
     def keep(self, layer: int, states: np.ndarray, *, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
         """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).

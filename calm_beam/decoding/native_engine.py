@@ -108,13 +108,17 @@ class NativeEngine:
         """Returns what the heads decide of states, and what was asked for it."""
         if not self._decides_natively:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
-        decided = Decisions.none(len(lanes), confidence=0.0)
+        tokens = np.empty(len(lanes), np.int32)
+        facts = np.empty((4, len(lanes)), np.float32)
         for head, rows in self._weights.heads_of(layers):
             assert head.native is not None, "made where no other form was chosen"
             entries = self._entries(layers[rows], lanes[rows])
-            tokens, facts = calls.summarise(head.native, states=self._states, entries=entries)
-            confidences = self._confidences(facts) if self._measure.needs is Need.LOGITS else np.zeros(len(rows))
-            decided.put(rows, Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0])))
+            tokens[rows], facts[:, rows] = calls.summarise(head.native, states=self._states, entries=entries)
+        if self._measure.needs is Need.LOGITS:
+            confidences = self._confidences(facts)
+        else:
+            confidences = np.zeros(len(lanes), np.float32)
+        decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
         return decided, Work(projection_rows=len(lanes))
 
     def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -30,6 +30,16 @@ class StepOutputs:
             is_finite=np.ones(is_known.shape, bool),
         )
 
+    def by_lane(self) -> "StepOutputs":
+        """Returns views of the same, each of shape (slots * lanes,)."""
+        return StepOutputs(
+            self.tokens.reshape(-1),
+            self.exit_layers.reshape(-1),
+            confidences=self.confidences.reshape(-1),
+            runner_ups=self.runner_ups.reshape(-1),
+            is_finite=self.is_finite.reshape(-1),
+        )
+
 
 class Outputs:
     """What the lanes of every slot have generated so far; each of shape (slots, lanes, steps)."""

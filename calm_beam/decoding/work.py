@@ -29,7 +29,17 @@ class Work:
     padded_rows: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
+        # Written out: it is called at every layer of every step.
+        return Work(
+            prompts=self.prompts + other.prompts,
+            steps=self.steps + other.steps,
+            tokens=self.tokens + other.tokens,
+            layer_rows=self.layer_rows + other.layer_rows,
+            projection_rows=self.projection_rows + other.projection_rows,
+            certified_rows=self.certified_rows + other.certified_rows,
+            fill_rows=self.fill_rows + other.fill_rows,
+            padded_rows=self.padded_rows + other.padded_rows,
+        )
 
     def __sub__(self, other: "Work") -> "Work":
         return Work(**{name: getattr(self, name) - getattr(other, name) for name in _NAMES})

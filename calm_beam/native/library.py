@@ -50,36 +50,36 @@ def is_available() -> bool:
 
 def why_unavailable() -> str | None:
     """Compiles and loads the code, and returns what is missing; None if it can be used."""
-    # XLA takes a call of one name once.
-    with _LOCK:
-        return _missing()
+    return _found()[1]
 
 
-@functools.cache
 def loaded() -> ctypes.CDLL:
     """Returns the code, where it is available, for calls that are not XLA's."""
-    return _loaded(_features())
+    library, reason = _found()
+    assert library is not None, reason
+    return library
+
+
+def _found() -> tuple[ctypes.CDLL | None, str | None]:
+    # XLA takes a call of one name once.
+    with _LOCK:
+        return _searched()
 
 
 @functools.cache
-def _missing() -> str | None:
+def _searched() -> tuple[ctypes.CDLL | None, str | None]:
     if jax.default_backend() != "cpu":
-        return f"it is for CPUs, and JAX computes on {jax.default_backend()}"
-    if not _features():
-        return f"the processor has no {_FEATURES[-1][-1]}"
-    try:
-        library = loaded()
-    except OSError as error:
-        return str(error)
-    jax.ffi.register_ffi_target(SCREEN, jax.ffi.pycapsule(getattr(library, SCREEN)), platform="cpu")
-    return None
-
-
-@functools.cache
-def _features() -> Sequence[str]:
-    """Returns the features of the processor that the code is compiled for; none if it lacks them."""
+        return None, f"it is for CPUs, and JAX computes on {jax.default_backend()}"
     here = _processor_features()
-    return next((each for each in _FEATURES if here.issuperset(each)), ())
+    features = next((each for each in _FEATURES if here.issuperset(each)), None)
+    if features is None:
+        return None, f"the processor has no {_FEATURES[-1][-1]}"
+    try:
+        library = _loaded(features)
+    except OSError as error:
+        return None, str(error)
+    jax.ffi.register_ffi_target(SCREEN, jax.ffi.pycapsule(getattr(library, SCREEN)), platform="cpu")
+    return library, None
 
 
 def _processor_features() -> set[str]:

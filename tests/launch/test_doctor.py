@@ -79,7 +79,7 @@ def test_native_code_is_named(
     """Where it attends, and computes certified heads."""
     monkeypatch.setattr(machine, "why_unavailable", lambda: None)
     assert _doctor("--json") == 0
-    assert json.loads(capsys.readouterr().out)["native_code"] == "for attention, and for --exit_head=int8"
+    assert json.loads(capsys.readouterr().out)["native_code"] == "for decoder layers and heads in float32"
 
 
 def test_the_same_for_programs(

@@ -16,11 +16,11 @@ STEPS = {
     "embedding": ((device_steps, "embed"),),
     "layer": (
         (calls, "run_layer"),
-        *((device_steps, name) for name in ("run_layer", "attend_to_output", "finish_layer", "measure_rows")),
+        *((device_steps, name) for name in ("attend_to_output", "finish_layer")),
     ),
     "decision": (
         (calls, "summarise"),
-        *((device_steps, name) for name in ("certify_rows", "decide_rows", "confidence_of")),
+        *((device_steps, name) for name in ("certify_rows", "decide_rows")),
     ),
     "fill": ((calls, "keep_skipped"), *((device_steps, name) for name in ("fill_skipped", "copy_skipped"))),
 }

@@ -262,10 +262,12 @@ class Batch:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         with self._weights.group.running():
             goes_on = self._generate()
-        for slot in np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist():
-            request = self._vacate(slot)
-            self._is_crowded = False
-            yield request, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+        ended = np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist()
+        if not ended:
+            return
+        results = [self._outputs.result(slot, is_finite=bool(self._is_finite[slot])) for slot in ended]
+        self._is_crowded = False
+        yield from zip(self._vacate(ended), results, strict=True)
 
     def _generate(self) -> np.ndarray:
         """Generates one token in every live lane, and returns which lanes go on."""
@@ -305,7 +307,7 @@ class Batch:
         for slot in np.flatnonzero(self._is_held).tolist():
             request = self._requests[slot]
             if request is not None and request.index == index:
-                self._vacate(slot)
+                self._vacate([slot])
                 self._is_crowded = False
 
     def make_room(self) -> Iterator[Request]:
@@ -325,16 +327,19 @@ class Batch:
             assert len(busy) > 1, "the budget has room for one prompt"
             youngest = busy.tolist()[int(np.argmin(self._tree.step[busy]))]
             self._is_crowded = True
-            yield self._vacate(youngest)
+            yield from self._vacate([youngest])
 
-    def _vacate(self, slot: int) -> Request:
-        """Frees a slot, and returns what it held."""
+    def _vacate(self, slots: Sequence[int]) -> list[Request]:
+        """Frees slots, and returns what they held."""
+        self._tree.release(slots)
+        return [self._vacated(slot) for slot in slots]
+
+    def _vacated(self, slot: int) -> Request:
         request = self._requests[slot]
         assert request is not None, "only slots that hold a prompt are vacated"
         self._requests[slot] = None
         self._is_held[slot] = self._live[slot] = False
         self._free_places[int(self._placed.widths[slot])].append(int(self._placed.places[slot]))
-        self._tree.release(slot)
         return request
 
     def _run_layers(self) -> StepOutputs:

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide
-from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.quantised_head import CertifiedHead
@@ -206,43 +205,24 @@ def finish_layer(
         method="attend_to_source_and_feed_forward",
     )
     states = whole(states.at[layer, lanes].set(output, mode="drop"))
-    # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
-    inputs = states.at[layer - 1, below].get(mode="clip")
-    return states, _measured(model, measure, parameters, output=output, inputs=inputs, layer=layer)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def measure_rows(
-    model: EarlyExitModel,
-    measure: str,
-    *,
-    parameters: Parameters,
-    output: jax.Array,
-    inputs: jax.Array,
-    layer: jax.Array,
-) -> jax.Array:
-    """Returns what `finish_layer` returns as confidences, of a layer's output and its inputs, each (rows, width)."""
-    return _measured(model, measure, parameters, output=output, inputs=inputs, layer=layer)
-
-
-def _measured(
-    model: EarlyExitModel,
-    measure: str,
-    parameters: Parameters,
-    *,
-    output: jax.Array,
-    inputs: jax.Array,
-    layer: jax.Array,
-) -> jax.Array:
     measured = measure_named(measure)
     confidence: jax.Array
     if measured.needs is Need.STATES:
+        # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
+        inputs = states.at[layer - 1, below].get(mode="clip")
         confidence = measured.confidence(widened(output), widened(inputs), layer)
     elif measured.needs is Need.CLASSIFIER:
         score = model.apply(parameters["classifier"], output, method="exit_score")
         confidence = measured.confidence(score)
     else:
-        confidence = jnp.zeros(len(output))
+        confidence = jnp.zeros(lanes.shape)
+    return states, confidence
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def measure_states(measure: str, output: jax.Array, inputs: jax.Array, layer: jax.Array) -> jax.Array:
+    """Returns the confidences of rows, (rows,), by a layer's output and its inputs, each (rows, width)."""
+    confidence: jax.Array = measure_named(measure).confidence(output, inputs, layer)
     return confidence
 
 
@@ -264,17 +244,6 @@ def decide_rows(
     inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
     weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
     return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
-
-
-@functools.partial(jax.jit, static_argnums=0, static_argnames="vocab_size")
-def confidence_of(measure: str, facts: jax.Array, *, vocab_size: int) -> jax.Array:
-    """Returns confidences, (rows,), by what is known of the logits of rows: (4, rows), as of `calls.summarise`."""
-    of_summary = measure_named(measure).of_summary
-    assert of_summary is not None, "only such measures are asked so"
-    largest, second, total, weighted = facts
-    summary = Summary(largest, jnp.zeros(largest.shape, jnp.int32), second, total, weighted)
-    confidence: jax.Array = of_summary(summary, vocab_size)
-    return confidence
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))

@@ -14,6 +14,7 @@ outputs with more work.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -100,10 +101,13 @@ class LaneTree:
         self._starts[:, slots, 0] = True
         self.step[slots] = 0
 
-    def release(self, slot: int) -> None:
-        """Gives back the nodes of a prompt that has ended."""
+    def release(self, slots: Sequence[int]) -> None:
+        """Gives back the nodes of prompts that have ended."""
+        # The last is for nodes without an owner, -1.
+        is_given_back = np.zeros(self._shape[0] + 1, bool)
+        is_given_back[list(slots)] = True
         for layer, free in enumerate(self._free):
-            nodes = np.flatnonzero(self._owners[layer] == slot).astype(np.int32)
+            nodes = np.flatnonzero(is_given_back[self._owners[layer]]).astype(np.int32)
             self._owners[layer, nodes] = -1
             self._free[layer] = np.concatenate([free, nodes])
 

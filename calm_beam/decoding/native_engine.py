@@ -3,13 +3,14 @@
 Prompts still go through XLA: they are many tokens at a time, which it is fast at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from calm_beam.exits.measures import Need
+from calm_beam.exits.logit_summary import Summary
+from calm_beam.exits.measures import Need, is_own
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.native_decoder import NativeDecoder
@@ -58,7 +59,6 @@ class NativeEngine:
             (calls.aligned((placed.tree.capacity, inner)), calls.aligned((placed.tree.capacity, inner)))
             for _ in range(config.num_decoder_layers)
         ]
-        self._confidence = rule.confidence
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
 
@@ -114,10 +114,7 @@ class NativeEngine:
             assert head.native is not None, "made where no other form was chosen"
             entries = self._entries(layers[rows], lanes[rows])
             tokens[rows], facts[:, rows] = calls.summarise(head.native, states=self._states, entries=entries)
-        if self._measure.needs is Need.LOGITS:
-            confidences = self._confidences(facts)
-        else:
-            confidences = np.zeros(len(lanes), np.float32)
+        confidences = self._confidences(tokens, facts)
         decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
         return decided, Work(projection_rows=len(lanes))
 
@@ -133,39 +130,31 @@ class NativeEngine:
 
     def _measured(self, layer: int, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Returns the confidences of rows, if these are made of states."""
-        measured = np.zeros(len(lanes), np.float32)
-        if self._measure.needs not in (Need.STATES, Need.CLASSIFIER):
-            return measured
+        measure, output = self._measure, self._states[layer]
+        if measure.needs is Need.STATES:
+            if is_own(measure.name):
+                return self._measured_by_xla(layer, lanes, below)
+            return _quietly(measure.confidence, output[lanes], self._states[layer - 1, below], layer)
+        if measure.needs is Need.CLASSIFIER:
+            return _quietly(measure.confidence, self._decoder.exit_scores(output[lanes]))
+        return np.zeros(len(lanes), np.float32)
+
+    def _measured_by_xla(self, layer: int, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
+        """Returns the same by a measure of the user's, who writes it for JAX."""
+        measured = np.empty(len(lanes), np.float32)
         for part, size in row_parts(len(lanes), self._row_sizes):
-            measured[part] = self._measure_part(layer, lanes[part], below[part], size=size)
+            output, inputs = self._some(layer, lanes[part], size), self._some(layer - 1, below[part], size)
+            confidences = device_steps.measure_states(self._measure.name, output, inputs, np.int32(layer))
+            measured[part] = np.asarray(confidences)[: len(measured[part])]
         return measured
 
-    def _measure_part(self, layer: int, lanes: np.ndarray, below: np.ndarray, *, size: int) -> np.ndarray:
-        confidences = device_steps.measure_rows(
-            self._model,
-            self._confidence,
-            parameters={"classifier": self._weights.classifier},
-            output=self._some(layer, lanes, size),
-            inputs=self._some(layer - 1, below, size),
-            layer=np.int32(layer),
-        )
-        measured: np.ndarray = np.asarray(confidences)[: len(lanes)]
-        return measured
-
-    def _confidences(self, facts: np.ndarray) -> np.ndarray:
-        """Returns the confidences that a measure of logits makes of the facts of rows."""
-        confidences = np.empty(facts.shape[1], np.float32)
-        for part, size in row_parts(len(confidences), self._row_sizes):
-            confidences[part] = self._confidences_part(facts[:, part], size=size)
-        return confidences
-
-    def _confidences_part(self, facts: np.ndarray, *, size: int) -> np.ndarray:
-        count = facts.shape[1]
-        longer = np.zeros((len(facts), size), np.float32)
-        longer[:, :count] = facts
-        made = device_steps.confidence_of(self._confidence, longer, vocab_size=self._model.config.vocab_size)
-        confidences: np.ndarray = np.asarray(made)[:count]
-        return confidences
+    def _confidences(self, tokens: Any, facts: Any) -> np.ndarray:
+        """Returns the confidences that a measure makes of what is known of the logits of rows."""
+        if self._measure.of_summary is None:
+            return np.zeros(len(tokens), np.float32)
+        largest, second, total, weighted = facts
+        summary = Summary(largest, tokens, second, total, weighted)
+        return _quietly(self._measure.of_summary, summary, self._model.config.vocab_size)
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
@@ -192,15 +181,12 @@ class NativeEngine:
 
     def run_on_padding(self, slots: int) -> None:
         """Compiles whatever up to so many prompts may need of XLA: confidences, and other heads than native ones."""
-        none = np.zeros(0, np.int32)
         sizes = sorted({size for rows in range(1, slots + 1) for _, size in row_parts(rows, self._row_sizes)})
         if not self._decides_natively:
             self._heads.run_on_padding(self._look_up, sizes)
-        for size in sizes:
-            if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
-                self._measure_part(1, none, none, size=size)
-            if self._measure.needs is Need.LOGITS and self._decides_natively:
-                self._confidences_part(np.zeros((4, 0), np.float32), size=size)
+        if self._measure.needs is Need.STATES and is_own(self._measure.name):
+            for size in sizes:
+                self._measured_by_xla(1, np.zeros(size, np.int32), np.zeros(size, np.int32))
 
     def _entries(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns where states stand among those of all layers."""
@@ -224,3 +210,10 @@ class NativeEngine:
             calls.Sources(keys.unsafe_buffer_pointer(), values.unsafe_buffer_pointer(), mask, sources.width)
             for keys, values in sources.keys_values
         ]
+
+
+def _quietly(confidence: Callable[..., Any], *arguments: Any) -> np.ndarray:
+    """Returns the confidences of rows, of which some may be no numbers: whoever asks looks for that."""
+    with np.errstate(all="ignore"):
+        confidences: np.ndarray = confidence(*arguments)
+    return confidences

@@ -6,7 +6,7 @@ It is for float32, on one device, where there is room for the weights once more,
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,13 @@ def is_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> bool
         return True
     _LOGGER.warning("no room for weights as native code takes them, %.1f GB: XLA decodes, slower", packed / 1e9)
     return False
+
+
+def classifier_of(config: ModelConfig, decoder: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns kernel and bias of the exit classifier among a decoder's parameters, if it has one."""
+    if not config.exit_classifier:
+        return None
+    return np.asarray(decoder["meta_cls"]["kernel"]), np.asarray(decoder["meta_cls"]["bias"])
 
 
 class Packing:
@@ -71,6 +78,7 @@ class NativeDecoder:
         None if it turns none.
       turn_factor: What cosines and sines of these are multiplied by.
       packing: What holds the weights.
+      classifier: float32, the kernel, (width, 1 or 2), and the bias of the exit classifier; None if there is none.
     """
 
     layers: Sequence[calls.Layer]
@@ -80,6 +88,7 @@ class NativeDecoder:
     factors: Sequence[float]
     epsilon: float
     packing: Packing
+    classifier: tuple[np.ndarray, np.ndarray] | None = None
     embedding_factor: float = 1.0
     frequencies: np.ndarray | None = None
     turn_factor: float = 1.0
@@ -88,6 +97,19 @@ class NativeDecoder:
         """Returns the embeddings of tokens, (rows,)."""
         embedded: np.ndarray = self.embedding[tokens]
         return embedded if self.embedding_factor == 1 else embedded * np.float32(self.embedding_factor)
+
+    def exit_scores(self, states: np.ndarray) -> np.ndarray:
+        """Returns the exit classifier's probabilities of "exit", (rows,), as `heads.exit_probability` does.
+
+        A row's sums are made in the same order in any company.
+        """
+        assert self.classifier is not None, "a measure that needs one is refused without"
+        kernel, bias = self.classifier
+        logits = np.stack([(states * column).sum(axis=-1) for column in kernel.T], axis=-1) + bias
+        # Of two, the softmax is the logistic function of their difference.
+        score = logits[:, -1] - logits[:, 0] if kernel.shape[1] > 1 else logits[:, 0]
+        scores: np.ndarray = 1 / (1 + np.exp(-score))
+        return scores
 
     def turns(self, positions: np.ndarray) -> np.ndarray | None:
         """Returns cosines and sines for positions, (prompts,), as `calls.run_layer` takes them."""

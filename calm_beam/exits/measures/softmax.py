@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from .arrays import module_of
 from .measure import Measure, Need
 
 if TYPE_CHECKING:
@@ -37,9 +38,8 @@ def softmax_gap(logits: "jax.Array") -> "jax.Array":
 
 
 def _of_summary(summary: "Summary", _: int) -> "jax.Array":
-    import jax.numpy as jnp
-
-    return -jnp.expm1(summary.second - summary.largest) / summary.total
+    gap: jax.Array = -module_of(summary.total).expm1(summary.second - summary.largest) / summary.total
+    return gap
 
 
 def _bounds(of: "DistributionBounds", _: int) -> tuple["jax.Array", "jax.Array"]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from calm_beam.model.interface import of_layer
-from calm_beam.model.native_decoder import NativeDecoder, Packing
+from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of
 from calm_beam.native import calls
 
 from .config import LlamaConfig
@@ -39,6 +39,7 @@ def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, window
         frequencies=inverse_frequencies(config),
         turn_factor=config.rope_scaling.attention_factor,
         packing=packing,
+        classifier=classifier_of(config, decoder),
     )
 
 

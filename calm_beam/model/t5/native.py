@@ -8,7 +8,7 @@ import numpy as np
 
 from calm_beam.model.heads import has_own_head
 from calm_beam.model.interface import of_layer
-from calm_beam.model.native_decoder import NativeDecoder, Packing
+from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of
 from calm_beam.native import calls
 
 from .config import T5Config
@@ -40,6 +40,7 @@ def native_decoder(config: T5Config, parameters: Mapping[str, Any], *, biases: S
         epsilon=NORM_EPSILON,
         embedding=np.asarray(parameters["token_embedder"]["embedding"]),
         packing=packing,
+        classifier=classifier_of(config, decoder),
     )
 
 

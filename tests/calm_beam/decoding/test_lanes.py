@@ -68,7 +68,7 @@ class _Simulation:
     def end(self, slot: int) -> None:
         (prompt,) = {self.histories[slot * self.lanes + lane].prompt for lane in range(self.lanes)}
         self.live[slot] = False
-        self.tree.release(slot)
+        self.tree.release([slot])
         for layer in range(1, self.layers + 1):
             kept = self.contents[layer].items()
             self.contents[layer] = {node: content for node, content in kept if content[0] != prompt}
@@ -260,7 +260,7 @@ def test_a_new_prompt_starts_together() -> None:
     """A slot that is used again knows nothing of who was there: one row a layer, from step 0."""
     tree = _tree()
     _step(tree, [3, 2, 1, 1], [2, 3, 4, 5])
-    tree.release(0)
+    tree.release([0])
     assert tree.room() == 64
     tree.admit(np.array([0]))
     assert tree.step.tolist() == [0]
@@ -288,5 +288,5 @@ def test_room_shrinks_by_the_rows_of_the_fullest_layer() -> None:
     assert tree.room() == 2
     tree.grow(10)
     assert (tree.room(), tree.capacity) == (12, 15)
-    tree.release(0)
+    tree.release([0])
     assert tree.room() == 15

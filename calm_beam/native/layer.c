@@ -1,12 +1,13 @@
 /* A decoder layer for one token of every row, and what it keeps of states that skipped it: calls of Python's, which
    change arrays in place. The structures are those of native/calls.py.
 
-   T5's layer attends to what was generated, and then to the source; Llama's to both at once, after its queries and keys
-   were turned by their positions.
+   T5's layer attends to what was generated, and then to the source; Llama's to both at once, after positions have
+   turned its queries and keys.
 
-   XLA starts a dozen steps for a layer, whose ends all threads wait for, and is far from the rate of products for so few
-   rows. Here threads take rows through the whole layer; or, where weights are larger than what a cache holds, they share
-   the columns of one product after the other, so that weights are read once. A row's numbers are the same either way. */
+   XLA starts a dozen steps for a layer, whose ends all threads wait for, and multiplies few rows slowly. Here threads
+   take rows through the whole layer; or, where weights are larger than what a cache holds, they share the columns of
+   one product after the other, so that weights are read once. A row's numbers are the same either way, and whatever
+   the other rows of a call are. */
 
 #include <math.h>
 #include <stdatomic.h>

@@ -1,6 +1,9 @@
 """What quantised weights say of every row: a few tokens that may be the largest, and bounds of all others."""
 
-from typing import NamedTuple, TypeVar
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +12,10 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32
 from calm_beam.model.numerics import einsum, matrix_product, widened
 
-from .quantised_head import BLOCK, UNIT, CertifiedHead
-from .quantised_states import norm_of, quantised_states
+from .quantised_head import BLOCK, UNIT, CertifiedHead, quantised_head
+from .quantised_states import QuantisedStates, norm_of, quantised_states
+
+_LOGGER = logging.getLogger(__name__)
 
 # Entries that are computed in float32 for a row, looked for in half as many blocks.
 _CANDIDATES = 64
@@ -20,6 +25,9 @@ _FEW_ROWS, _MORE_CANDIDATES = 8, 256
 
 # What is lost of factors and products below the smallest normal float32, 2**-126, is then less than rounding.
 _LEAST_NORM, _LEAST_ROUNDING = 2.0**-90, 2.0**-80
+
+# Of what the kernel is tried on: few rows, and more of them, and of blocks, than a tile of it has.
+_PROBE_ROWS, _PROBE_ENTRIES = (5, 40, 300), 16 * 1100
 
 _Values = TypeVar("_Values")
 
@@ -74,8 +82,9 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
     """Returns what a head proves of states, float32 of shape (rows, width)."""
     rows, vocab_size = states.shape[0], head.weights.shape[0]
     count = min(_MORE_CANDIDATES if rows <= _FEW_ROWS else _CANDIDATES, vocab_size // 2)
-    upper, reach = _logit_bounds(states, head)
-    block_upper = _stored(jnp.max(upper, axis=1))
+    coarse = quantised_states(states, head, parts=2 if rows <= _FEW_ROWS else 1)
+    upper, block_upper, of_blocks = _block_bounds(coarse, head)
+    reach = _reach(coarse, *(jnp.max(each.reshape(BLOCK, -1), axis=0) for each in _norms(head)))
     highest, chosen = _stored(jax.lax.top_k(block_upper, min(count // 2, block_upper.shape[1] - 1)))
     is_block_left = block_upper < highest[:, -1:]
     # The entries of the chosen blocks, by their place in the vocabulary: [rows, entries of a block * chosen]
@@ -95,12 +104,13 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
         jnp.max(jnp.where(is_block_left, block_upper, -jnp.inf), axis=1),
         jnp.max(jnp.where(is_entry_left, entry_upper, -jnp.inf), axis=1),
     )
-    of_blocks, of_one = sums_below(upper - block_upper[:, None]), Sums(jnp.ones(()), jnp.zeros(()))
+    of_one = Sums(jnp.ones(()), jnp.zeros(()))
     rests = (
         _rest_of(block_upper, reach, sums=of_blocks, is_left=is_block_left, left=left),
         _rest_of(entry_upper, jnp.max(reach, axis=1, keepdims=True), sums=of_one, is_left=is_entry_left, left=left),
     )
-    terms = block_upper.shape[1] + BLOCK + entry_upper.shape[1]
+    # The kernel's sums over a block are rounded three times an entry.
+    terms = block_upper.shape[1] + 3 * BLOCK + entry_upper.shape[1]
     return Screened(
         token=token,
         largest=largest,
@@ -121,13 +131,78 @@ def _stored(values: _Values) -> _Values:
     return stored
 
 
-def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, jax.Array]:
-    """Returns the upper end of every logit's interval, and the most of half the widths of each block's intervals.
+def _block_bounds(coarse: QuantisedStates, head: CertifiedHead) -> tuple[jax.Array, jax.Array, Sums]:
+    """Returns the upper end of every logit's interval, and for each block the largest, and sums of what is below it.
+
+    On GPU and TPU, of a head of bfloat16, by `screening_kernel`, if it gives there what the code for CPU does; else,
+    with a warning, by that.
 
     Returns:
-      Shapes (rows, entries of a block, blocks), and (rows, blocks).
+      Shapes (rows, entries of a block, blocks), (rows, blocks), and (rows, blocks) each.
     """
-    coarse = quantised_states(states, head, parts=2 if len(states) <= _FEW_ROWS else 1)
+    platform = jax.default_backend()
+    is_kernels = platform in ("gpu", "tpu") and head.quantised.dtype == jnp.bfloat16
+    if is_kernels and _kernel_agrees(platform, head.quantised.shape[1], len(head.kept)):
+        from .screening_kernel import block_bounds
+
+        bounds = block_bounds(coarse, head, platform=platform)
+        return bounds.upper, bounds.block_upper, Sums(bounds.total, bounds.weighted)
+    return _plain_bounds(coarse, head)
+
+
+def _plain_bounds(coarse: QuantisedStates, head: CertifiedHead) -> tuple[jax.Array, jax.Array, Sums]:
+    upper = _logit_bounds(coarse, head)
+    block_upper = _stored(jnp.max(upper, axis=1))
+    return upper, block_upper, sums_below(upper - block_upper[:, None])
+
+
+@functools.cache
+def _kernel_agrees(platform: str, width: int, columns: int) -> bool:
+    """Returns whether the kernel, for heads of a width with so many kept columns, compiles here and gives these bounds.
+
+    Compared on more rows and blocks than a tile has.
+    """
+    try:
+        _compare_with_kernel(platform, width, columns)
+    except Exception as error:  # Whatever the compiler raises: the plain code computes the same, only slower.
+        _LOGGER.warning(
+            "The kernel of certified heads is not used on this %s, for a head of width %d: it does not compile, or "
+            "gives other numbers than the plain code, which is used instead: the results stand, decoding is slower. "
+            "Report this with the versions of jax and jaxlib. Cause: %s: %s",
+            platform,
+            width,
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
+
+
+def _compare_with_kernel(platform: str, width: int, columns: int) -> None:
+    """Raises an error where the kernel's numbers are not those of the plain code."""
+    from .screening_kernel import block_bounds
+
+    generator = np.random.default_rng(0)
+    weights = generator.standard_normal((_PROBE_ENTRIES, width)).astype(np.float32)
+    weights[:, :columns] *= 100
+    with jax.ensure_compile_time_eval():
+        head = jax.tree.map(np.asarray, quantised_head(jnp.asarray(weights), "bfloat16"))
+    states = generator.standard_normal((max(_PROBE_ROWS), width)).astype(np.float32)
+    for rows, parts in zip(_PROBE_ROWS, (2, 1, 1), strict=True):
+        coarse = _run_now(functools.partial(quantised_states, parts=parts), states[:rows], head)
+        made = _run_now(functools.partial(block_bounds, platform=platform), coarse, head)
+        upper, block_upper, sums = _run_now(_plain_bounds, coarse, head)
+        scale = np.abs(upper, where=np.isfinite(upper), out=np.zeros_like(upper)).max()
+        for values, expected in zip(made, (upper, block_upper, *sums), strict=True):
+            np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5 * scale)
+
+
+def _run_now(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a function makes of arrays of numpy's. It runs at once, compiled, also where a caller is traced."""
+    return jax.tree.map(np.asarray, jax.jit(function).lower(*arguments).compile()(*arguments))
+
+
+def _logit_bounds(coarse: QuantisedStates, head: CertifiedHead) -> jax.Array:
     product = jax.lax.dot_general(
         jnp.concatenate([values for values, _ in coarse.parts]),
         head.quantised,
@@ -140,18 +215,20 @@ def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, ja
     )
     if head.kept.size:
         logits += matrix_product(coarse.kept, head.kept_weights, FLOAT32)
-
-    def reach(errors: jax.Array, norms: jax.Array, kept_norms: jax.Array) -> jax.Array:
-        terms = errors[None] * coarse.norm + norms[None] * coarse.missing_norm + kept_norms[None] * coarse.kept_norm
-        half_width: jax.Array = terms * (1 + 16 * UNIT)
-        return half_width
-
-    of_entries = head.errors, head.norms, head.kept_norms
-    upper = logits + reach(*of_entries)
+    upper = logits + _reach(coarse, *_norms(head))
     # A maximum passes over a NaN among numbers on CPU (jaxlib 0.10.2), and what overflows could be anything.
     upper = _stored(jnp.where(jnp.isnan(upper), jnp.inf, upper))
-    of_blocks = (jnp.max(values.reshape(BLOCK, -1), axis=0) for values in of_entries)
-    return upper.reshape(len(states), BLOCK, -1), reach(*of_blocks)
+    return upper.reshape(len(upper), BLOCK, -1)
+
+
+def _norms(head: CertifiedHead) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return head.errors, head.norms, head.kept_norms
+
+
+def _reach(coarse: QuantisedStates, errors: jax.Array, norms: jax.Array, kept_norms: jax.Array) -> jax.Array:
+    """Returns half the widths of logits' intervals, (rows, ...), given norms of entries, or the most of each block."""
+    terms = errors[None] * coarse.norm + norms[None] * coarse.missing_norm + kept_norms[None] * coarse.kept_norm
+    return terms * (1 + 16 * UNIT)
 
 
 def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Array) -> tuple[jax.Array, jax.Array]:

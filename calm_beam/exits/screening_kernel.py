@@ -225,7 +225,7 @@ def _product(rows: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
 
 
 def _upper(logits: jax.Array, factors: Sequence[jax.Array], norms: Sequence[jax.Array]) -> jax.Array:
-    """Returns upper ends of logits, (rows, blocks), by factors of rows, (rows, 1), and norms of entries, (1, blocks)."""
+    """Returns upper ends of logits, (rows, blocks), by factors of rows, (rows, 1), and norms of entries, (1, ...)."""
     terms = [of_row * of_entry for of_row, of_entry in zip(factors, norms, strict=True)]
     upper = logits + (terms[0] + terms[1] + terms[2]) * jnp.float32(1 + 16 * UNIT)
     return jnp.where(upper != upper, jnp.float32(jnp.inf), upper)

@@ -24,7 +24,7 @@ from calm_beam.arithmetic import FLOAT32
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.exits.certified_head import Certificate, certify
+from calm_beam.exits.certified_head import Certificate, candidates_of, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import held_as
 from calm_beam.exits.measures import measure_named
@@ -130,6 +130,7 @@ def _compared(
         line[form] = {
             "msec": _msec(certified, rows, quantised),
             "certain": float(known.mean()),
+            "candidates": candidates_of(quantised, rows=len(rows)),
             "decided": {f"{each:g}": float((known & ~_is_open(found, [each])).mean()) for each in _THRESHOLDS},
             "decided_on_grid": float((known & ~_is_open(found, _GRID)).mean()),
             "interval": float(np.median((found.high - found.low)[known])) if known.any() else None,

@@ -67,6 +67,14 @@ def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure, is_thor
     return in_parts(certify_part, widened(states), most=_ROWS)
 
 
+def candidates_of(head: CertifiedHead, *, rows: int, is_thorough: bool = False) -> int:
+    """Returns how many tokens of each row are computed in float32; arguments as of `certify`, and the number of rows."""
+    vocab_size = head.weights.shape[0]
+    if head.is_packed:
+        return native_screening.candidates_of(vocab_size, is_thorough=is_thorough)
+    return screening.candidates_of(min(rows, _ROWS), vocab_size)
+
+
 def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure, is_thorough: bool) -> Certificate:
     vocab_size = head.weights.shape[0]
     if head.is_packed:

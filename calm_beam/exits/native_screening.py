@@ -20,6 +20,11 @@ _LANES, _REDUCTION = 16, 8
 _FACTS = 11
 
 
+def candidates_of(vocab_size: int, *, is_thorough: bool) -> int:
+    """Returns how many tokens of each row are computed in float32."""
+    return min(_MORE_CANDIDATES if is_thorough else _CANDIDATES, vocab_size // 2)
+
+
 def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = False) -> Screened:
     """Returns what a head for native code proves of states, float32 of shape (rows, width).
 
@@ -29,7 +34,7 @@ def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = Fals
       is_thorough: Whether eight times as many candidates are computed, so that less is left to bounds.
     """
     (rows, width), (vocab_size, _) = states.shape, head.weights.shape
-    count = min(_MORE_CANDIDATES if is_thorough else _CANDIDATES, vocab_size // 2)
+    count = candidates_of(vocab_size, is_thorough=is_thorough)
     screen = jax.ffi.ffi_call(
         SCREEN,
         (

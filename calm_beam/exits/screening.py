@@ -78,10 +78,15 @@ class Rest(NamedTuple):
     weighted_high: jax.Array
 
 
+def candidates_of(rows: int, vocab_size: int) -> int:
+    """Returns how many tokens of each row are computed in float32."""
+    return min(_MORE_CANDIDATES if rows <= _FEW_ROWS else _CANDIDATES, vocab_size // 2)
+
+
 def screened(states: jax.Array, head: CertifiedHead) -> Screened:
     """Returns what a head proves of states, float32 of shape (rows, width)."""
     rows, vocab_size = states.shape[0], head.weights.shape[0]
-    count = min(_MORE_CANDIDATES if rows <= _FEW_ROWS else _CANDIDATES, vocab_size // 2)
+    count = candidates_of(rows, vocab_size)
     coarse = quantised_states(states, head, parts=2 if rows <= _FEW_ROWS else 1)
     upper, block_upper, of_blocks = _block_bounds(coarse, head)
     reach = _reach(coarse, *(jnp.max(each.reshape(BLOCK, -1), axis=0) for each in _norms(head)))

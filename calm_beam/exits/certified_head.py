@@ -68,7 +68,7 @@ def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure, is_thor
 
 
 def candidates_of(head: CertifiedHead, *, rows: int, is_thorough: bool = False) -> int:
-    """Returns how many tokens of each row are computed in float32; arguments as of `certify`, and the number of rows."""
+    """Returns how many tokens of each row are computed in float32; arguments as of `certify`, and how many rows."""
     vocab_size = head.weights.shape[0]
     if head.is_packed:
         return native_screening.candidates_of(vocab_size, is_thorough=is_thorough)

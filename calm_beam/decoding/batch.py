@@ -20,7 +20,7 @@ from calm_beam.model.interface import EarlyExitModel
 
 from .decisions import Decisions
 from .ends import is_end
-from .engine import Placed
+from .engine import Slots
 from .engines import engine_for
 from .lanes import LaneTree, Rows
 from .memory import Budget
@@ -119,14 +119,23 @@ class Batch:
             first_kept_step=self._architecture.first_kept_step,
             capacity=min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes),
         )
-        self._num_places = places
         self._free_places = {width: list(range(count)) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
         self._schedules = np.zeros(slots, np.int32)
-        self._placed = Placed(
+        self._slots = Slots(
             self._tree,
+            lanes=lanes,
+            steps=steps,
+            sources=places,
+            prefixes=prefixes or {},
+            row_sizes=row_sizes(
+                fewest=min(FEWEST_ROWS, buffer_bucket(slots * lanes)),
+                most=_HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS,
+                # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
+                growth=2 if lanes == 1 else 4,
+            ),
             widths=np.zeros(slots, np.int32),
             places=np.zeros(slots, np.int32),
             lengths=np.ones(slots, np.int32),
@@ -137,22 +146,7 @@ class Batch:
         self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
-        self._engine = engine_for(
-            model,
-            rule,
-            weights=weights,
-            placed=self._placed,
-            lanes=lanes,
-            steps=steps,
-            places=places,
-            prefixes=prefixes or {},
-            row_sizes=row_sizes(
-                fewest=min(FEWEST_ROWS, buffer_bucket(slots * lanes)),
-                most=_HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS,
-                # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
-                growth=2 if lanes == 1 else 4,
-            ),
-        )
+        self._engine = engine_for(model, rule, weights=weights, slots=self._slots)
 
     def take_work(self) -> Work:
         """Returns what was counted since the last call."""
@@ -169,11 +163,11 @@ class Batch:
 
     def queues(self) -> dict[int, collections.deque[Request]]:
         """Returns an empty queue for each width."""
-        return {width: collections.deque() for width in self._num_places}
+        return {width: collections.deque() for width in self._slots.sources}
 
     def width_for(self, request: Request) -> int:
         """Returns the width that a prompt is padded to."""
-        return min(width for width in self._num_places if width >= len(request.ids))
+        return min(width for width in self._slots.sources if width >= len(request.ids))
 
     def admit(self, waiting: Waiting) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
@@ -201,8 +195,8 @@ class Batch:
                     self._requests[slot] = request = queue.popleft()
                     self._is_held[slot] = True
                     self._schedules[slot] = request.schedule
-                    self._placed.widths[slot], self._placed.places[slot] = width, places.pop()
-                    self._placed.lengths[slot] = len(request.ids)
+                    self._slots.widths[slot], self._slots.places[slot] = width, places.pop()
+                    self._slots.lengths[slot] = len(request.ids)
                     self._previous[slot] = self._architecture.first_input(request.ids)
                 for encoded, rows, together in self._by_encoded_width(width, slots):
                     self._prefill(width, together, encoded=encoded, rows=rows)
@@ -216,11 +210,11 @@ class Batch:
 
     def _chunk(self, width: int) -> int:
         """Returns how many prompts of a width are admitted together at most."""
-        return max(1, self._num_places[width] // _REFILL_SHARE)
+        return max(1, self._slots.sources[width] // _REFILL_SHARE)
 
     def _by_encoded_width(self, width: int, slots: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields slots whose prompts are gone through together, after the width and the number of rows for that."""
-        widths = np.array([encoded_width(length, width) for length in self._placed.lengths[slots].tolist()])
+        widths = np.array([encoded_width(length, width) for length in self._slots.lengths[slots].tolist()])
         for encoded in np.unique(widths).tolist():
             left = slots[widths == encoded]
             while len(left):
@@ -238,8 +232,8 @@ class Batch:
         self._engine.prefill(
             width,
             source_tokens,
-            lengths=padded(self._placed.lengths[slots], rows),
-            places=padded(self._placed.places[slots], rows, fill=self._num_places[width]),
+            lengths=padded(self._slots.lengths[slots], rows),
+            places=padded(self._slots.places[slots], rows, fill=self._slots.sources[width]),
         )
 
     def warm_up(self) -> None:
@@ -251,7 +245,7 @@ class Batch:
         none = np.zeros(0, np.int32)
         with self._weights.group.running():
             narrower = 0
-            for width in sorted(self._num_places):
+            for width in sorted(self._slots.sources):
                 counts = {admitted_together(count) for count in range(1, self._chunk(width) + 1)}
                 for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
                     self._prefill(width, none, encoded=encoded, rows=count)
@@ -339,7 +333,7 @@ class Batch:
         assert request is not None, "only slots that hold a prompt are vacated"
         self._requests[slot] = None
         self._is_held[slot] = self._live[slot] = False
-        self._free_places[int(self._placed.widths[slot])].append(int(self._placed.places[slot]))
+        self._free_places[int(self._slots.widths[slot])].append(int(self._slots.places[slot]))
         return request
 
     def _run_layers(self) -> StepOutputs:

@@ -1,6 +1,7 @@
 """What computes the rows of a batch: by XLA (`xla_engine.py`) or by native code (`native_engine.py`)."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,11 +12,16 @@ from .work import Work
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
-    """Where the prompts of a batch stand; each array of shape (slots,).
+class Slots:
+    """Room for the prompts of a batch, and where they stand; each array of shape (slots,).
 
     Attributes:
       tree: Their lanes.
+      lanes: How many each has.
+      steps: Most tokens of an output.
+      sources: How many places there are for sources, by the width that they are padded to.
+      prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
+      row_sizes: What rows are padded to where sizes are compiled, ascending.
       widths: What the prompt of each slot is padded to.
       places: Where its source stands among those of its width.
       lengths: Tokens of the prompt.
@@ -23,9 +29,19 @@ class Placed:
 
     tree: LaneTree
     _: dataclasses.KW_ONLY
+    lanes: int
+    steps: int
+    sources: Mapping[int, int]
+    prefixes: Mapping[int, Sequence[int]]
+    row_sizes: tuple[int, ...]
     widths: np.ndarray
     places: np.ndarray
     lengths: np.ndarray
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of all slots together."""
+        return len(self.places) * self.lanes
 
 
 class Engine(Protocol):

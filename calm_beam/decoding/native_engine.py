@@ -3,7 +3,7 @@
 Prompts still go through XLA: they are many tokens at a time, which it is fast at.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,12 +13,11 @@ from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Need, is_own
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.interface import EarlyExitModel
-from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.native import calls
 
 from . import device_steps
 from .decisions import Decisions
-from .engine import Placed
+from .engine import Slots
 from .head_decisions import HeadDecisions
 from .lanes import Rows
 from .padding import row_parts
@@ -29,37 +28,24 @@ from .work import Work
 class NativeEngine:
     """See `Engine`."""
 
-    def __init__(
-        self,
-        model: EarlyExitModel,
-        rule: ExitRule,
-        *,
-        weights: Weights,
-        decoder: NativeDecoder,
-        placed: Placed,
-        lanes: int,
-        steps: int,
-        places: Mapping[int, int],
-        prefixes: Mapping[int, Sequence[int]],
-        row_sizes: tuple[int, ...],
-    ) -> None:
-        """Makes room; arguments are those of `XlaEngine`, and what native code is given of the model."""
+    def __init__(self, model: EarlyExitModel, rule: ExitRule, *, weights: Weights, slots: Slots) -> None:
+        """Makes room; arguments are those of `XlaEngine`, and the weights are packed for native code."""
+        assert weights.native is not None, "see `engine_for`"
         config = model.config
-        self._model, self._weights, self._decoder, self._placed = model, weights, decoder, placed
-        self._measure, self._row_sizes = rule.measure(), row_sizes
-        self._sources = sources_by_width(model, weights, places=places, prefixes=prefixes)
-        self._index_of_width = np.zeros(max(places) + 1, np.int32)
-        self._index_of_width[list(places)] = np.arange(len(places))
+        self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
+        self._measure = rule.measure()
+        self._sources = sources_by_width(model, weights, slots)
+        self._index_of_width = np.zeros(max(slots.sources) + 1, np.int32)
+        self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
         # What each layer's sources are to native code; None where prompts have come since.
         self._seen: list[Any] | None = None
-        self._num_lanes = lanes
         inner = config.num_kv_heads * config.head_dim
-        self._states = calls.aligned((config.num_decoder_layers + 1, len(placed.places) * lanes, config.emb_dim))
+        self._states = calls.aligned((config.num_decoder_layers + 1, slots.num_lanes, config.emb_dim))
         self._cache = [
-            (calls.aligned((placed.tree.capacity, inner)), calls.aligned((placed.tree.capacity, inner)))
+            (calls.aligned((slots.tree.capacity, inner)), calls.aligned((slots.tree.capacity, inner)))
             for _ in range(config.num_decoder_layers)
         ]
-        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
+        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
@@ -79,7 +65,7 @@ class NativeEngine:
         """Puts the embeddings of tokens into entry 0."""
         self._states[0, lanes] = self._decoder.embedded(tokens)
         # With which every step begins.
-        self._positions = self._placed.lengths - 1 + self._placed.tree.step
+        self._positions = self._slots.lengths - 1 + self._slots.tree.step
         self._turns = self._decoder.turns(self._positions)
 
     def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
@@ -90,7 +76,7 @@ class NativeEngine:
             inputs=self._states[layer - 1],
             outputs=self._states[layer],
             store=self._cache[layer - 1],
-            paths=self._placed.tree.all_paths(layer),
+            paths=self._slots.tree.all_paths(layer),
             sources=self._sources_of(layer),
             turns=self._turns,
             below=below,
@@ -99,8 +85,8 @@ class NativeEngine:
             steps=rows.steps,
             prompts=slots,
             positions=self._positions[slots],
-            source_of_row=self._index_of_width[self._placed.widths[slots]],
-            places=self._placed.places[slots],
+            source_of_row=self._index_of_width[self._slots.widths[slots]],
+            places=self._slots.places[slots],
         )
         return self._measured(layer, rows.lanes, below), Work(layer_rows=len(rows.lanes))
 
@@ -142,7 +128,7 @@ class NativeEngine:
     def _measured_by_xla(self, layer: int, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Returns the same by a measure of the user's, who writes it for JAX."""
         measured = np.empty(len(lanes), np.float32)
-        for part, size in row_parts(len(lanes), self._row_sizes):
+        for part, size in row_parts(len(lanes), self._slots.row_sizes):
             output, inputs = self._some(layer, lanes[part], size), self._some(layer - 1, below[part], size)
             confidences = device_steps.measure_states(self._measure.name, output, inputs, np.int32(layer))
             measured[part] = np.asarray(confidences)[: len(measured[part])]
@@ -165,23 +151,23 @@ class NativeEngine:
             entries=self._entries(layers, lanes),
             nodes=nodes,
             turns=self._turns,
-            prompts=lanes // self._num_lanes,
+            prompts=lanes // self._slots.lanes,
         )
 
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives them what the layer of each state has kept itself."""
-        newest = self._placed.tree.newest(layers, lanes)
+        newest = self._slots.tree.newest(layers, lanes)
         for kept in zip(*self._cache, strict=True):
             made = np.empty((len(lanes), kept[0].shape[1]), np.float32)
             for layer in np.unique(layers).tolist():
                 made[layers == layer] = kept[layer - 1][newest[layers == layer]]
             for index, store in enumerate(kept[1:]):
-                is_skipped = nodes[index] < self._placed.tree.capacity
+                is_skipped = nodes[index] < self._slots.tree.capacity
                 store[nodes[index, is_skipped]] = made[is_skipped]
 
     def run_on_padding(self, slots: int) -> None:
         """Compiles whatever up to so many prompts may need of XLA: confidences, and other heads than native ones."""
-        sizes = sorted({size for rows in range(1, slots + 1) for _, size in row_parts(rows, self._row_sizes)})
+        sizes = sorted({size for rows in range(1, slots + 1) for _, size in row_parts(rows, self._slots.row_sizes)})
         if not self._decides_natively:
             self._heads.run_on_padding(self._look_up, sizes)
         if self._measure.needs is Need.STATES and is_own(self._measure.name):

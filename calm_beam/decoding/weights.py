@@ -1,7 +1,7 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from calm_beam.native import calls
 
 from . import device_steps
 from .device_groups import DeviceGroup
+from .engine import Slots
 
 # What a sweep usually projects at a time.
 _ROWS_AT_A_TIME = 256
@@ -180,24 +181,15 @@ class Sources:
         )
 
 
-def sources_by_width(
-    model: EarlyExitModel, weights: Weights, *, places: Mapping[int, int], prefixes: Mapping[int, Sequence[int]]
-) -> dict[int, Sources]:
-    """Returns sources of each width.
-
-    Args:
-      model: The network.
-      weights: Of the model.
-      places: How many there are of each width.
-      prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
-    """
+def sources_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sources]:
+    """Returns room for the sources of each width."""
     gone_through = {
         width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
-        for width, tokens in prefixes.items()
+        for width, tokens in slots.prefixes.items()
     }
     return {
         width: Sources(model, width=width, places=count, prefix=gone_through.get(width, ()))
-        for width, count in places.items()
+        for width, count in slots.sources.items()
     }
 
 

@@ -1,7 +1,7 @@
 """Rows of a batch, computed by XLA: padded to few sizes, since each is compiled for every step."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
 from .decisions import Decisions
-from .engine import Placed
+from .engine import Slots
 from .head_decisions import HeadDecisions
 from .lanes import Rows
 from .padding import all_path_lengths, padded, path_lengths, row_parts
@@ -32,52 +32,33 @@ _CALL_BYTES = 4 << 20
 class XlaEngine:
     """See `Engine`."""
 
-    def __init__(
-        self,
-        model: EarlyExitModel,
-        rule: ExitRule,
-        *,
-        weights: Weights,
-        placed: Placed,
-        lanes: int,
-        steps: int,
-        places: Mapping[int, int],
-        prefixes: Mapping[int, Sequence[int]],
-        row_sizes: tuple[int, ...],
-    ) -> None:
+    def __init__(self, model: EarlyExitModel, rule: ExitRule, *, weights: Weights, slots: Slots) -> None:
         """Makes room.
 
         Args:
           model: The network.
           rule: How exits are decided.
           weights: Of the model.
-          placed: Where the prompts stand.
-          lanes: Lanes of each.
-          steps: Most tokens of an output.
-          places: As in `sources_by_width`, like `prefixes`.
-          prefixes: As there.
-          row_sizes: What rows are padded to, ascending.
+          slots: Where prompts will stand.
         """
-        self._model, self._rule, self._weights, self._placed = model, rule, weights, placed
-        self._measure, self._row_sizes, self._steps = rule.measure(), row_sizes, steps
+        self._model, self._rule, self._weights, self._slots = model, rule, weights, slots
+        self._measure = rule.measure()
         config, dtype = model.config, model.arithmetic.dtype
         self._layers = config.num_decoder_layers
-        self._ranks = min(_RANKS, lanes)
+        self._ranks = min(_RANKS, slots.lanes)
         inner = config.num_kv_heads * config.head_dim
         self._free_positions = _CALL_BYTES // (2 * inner * model.arithmetic.number_bytes)
-        self._sources = sources_by_width(model, weights, places=places, prefixes=prefixes)
-        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=row_sizes)
-        self._num_lanes, entries = lanes, len(placed.places) * lanes
-        self._entries = entries
+        self._sources = sources_by_width(model, weights, slots)
+        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
         pending = architecture_of(config).pending(config, model.arithmetic)
         *made, self._states = zeros(
             (
-                *(ArrayType((entries, *of_row.shape), of_row.dtype) for of_row in pending.values()),
-                ArrayType((self._layers + 1, entries, config.emb_dim), dtype),
+                *(ArrayType((slots.num_lanes, *of_row.shape), of_row.dtype) for of_row in pending.values()),
+                ArrayType((self._layers + 1, slots.num_lanes, config.emb_dim), dtype),
             ),
         )
         self._pending = dict(zip(pending, made, strict=True))
-        store = ArrayType((placed.tree.capacity, inner), dtype)
+        store = ArrayType((slots.tree.capacity, inner), dtype)
         stores = zeros((store,) * (2 * self._layers), axis=1, of=config.num_kv_heads)
         self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
@@ -103,7 +84,7 @@ class XlaEngine:
             self._weights.embedding,
             states=self._states,
             tokens=padded(tokens, size),
-            lanes=padded(lanes, size, fill=self._entries),
+            lanes=padded(lanes, size, fill=self._slots.num_lanes),
         )
 
     def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
@@ -136,8 +117,8 @@ class XlaEngine:
             states=self._states,
             layers=padded(layers, size),
             lanes=padded(lanes, size),
-            nodes=padded(nodes.T, size, fill=self._placed.tree.capacity).T,
-            position=self._position(lanes // self._num_lanes, size),
+            nodes=padded(nodes.T, size, fill=self._slots.tree.capacity).T,
+            position=self._position(lanes // self._slots.lanes, size),
         )
 
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
@@ -150,8 +131,8 @@ class XlaEngine:
             self._model,
             self._cache,
             source_layers=padded(layers, size),
-            source_nodes=padded(self._placed.tree.newest(layers, lanes), size),
-            nodes=padded(nodes.T, size, fill=self._placed.tree.capacity).T,
+            source_nodes=padded(self._slots.tree.newest(layers, lanes), size),
+            nodes=padded(nodes.T, size, fill=self._slots.tree.capacity).T,
         )
 
     def run_on_padding(self, slots: int) -> None:
@@ -167,7 +148,7 @@ class XlaEngine:
             else:
                 self._keep_part(*skipped, size=size)
         self._heads.run_on_padding(self._look_up, sizes)
-        for size, length in itertools.product(sizes, all_path_lengths(self._steps)):
+        for size, length in itertools.product(sizes, all_path_lengths(self._slots.steps)):
             self._attend(1, rows, chosen=none, below=none, size=size, length=length)
         for width, sources in self._sources.items():
             for size in self._sizes_up_to(sources.places):
@@ -216,8 +197,8 @@ class XlaEngine:
             states=self._states,
             pending=self._pending,
             cache=self._cache[layer - 1],
-            nodes=padded(rows.nodes[chosen], size, fill=self._placed.tree.capacity),
-            paths=padded(self._placed.tree.paths(layer, rows.lanes[chosen], length=length), size),
+            nodes=padded(rows.nodes[chosen], size, fill=self._slots.tree.capacity),
+            paths=padded(self._slots.tree.paths(layer, rows.lanes[chosen], length=length), size),
             **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
         )
 
@@ -227,13 +208,13 @@ class XlaEngine:
             "terms": self._weights.path_terms(layer),
             "layer": np.int32(layer),
             "below": padded(below[chosen], size),
-            "lanes": padded(rows.lanes[chosen], size, fill=self._entries),
+            "lanes": padded(rows.lanes[chosen], size, fill=self._slots.num_lanes),
             "position": self._position(rows.slots[chosen], size),
         }
 
     def _position(self, slots: np.ndarray, size: int) -> Position:
         """Returns where the newest tokens of slots stand, padded to a size."""
-        return Position(padded(self._placed.tree.step[slots], size), padded(self._placed.lengths[slots], size, fill=1))
+        return Position(padded(self._slots.tree.step[slots], size), padded(self._slots.lengths[slots], size, fill=1))
 
     def _finish(
         self,
@@ -269,14 +250,14 @@ class XlaEngine:
             pending=self._pending,
             keys_values=sources.keys_values[layer - 1],
             source_mask=sources.mask,
-            places=padded(self._placed.places[rows.slots[chosen]], size, fill=sources.places),
+            places=padded(self._slots.places[rows.slots[chosen]], size, fill=sources.places),
             ranks=padded(_ranks(rows.slots)[chosen] % self._ranks, size),
             **self._at_layer(layer, rows, chosen=chosen, below=below, size=size),
         )
         return confidences
 
     def _parts(self, count: int) -> Iterator[tuple[slice, int]]:
-        return row_parts(count, self._row_sizes)
+        return row_parts(count, self._slots.row_sizes)
 
     def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int, int]]:
         """Yields rows that are run together, the size to pad them to, and the length of path that covers them."""
@@ -284,7 +265,7 @@ class XlaEngine:
         for length in np.unique(lengths).tolist():
             chosen = np.flatnonzero(lengths == length)
             for part, size in self._parts(len(chosen)):
-                yield chosen[part], size, min(length, self._steps)
+                yield chosen[part], size, min(length, self._slots.steps)
 
     def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, bool]]:
         """Yields rows that are run together, the size to pad them to, the width of their sources, and `is_gathered`.
@@ -292,7 +273,7 @@ class XlaEngine:
         Many rows share what their sources need, so many of a prompt at a time. Where rows are few, that would be work
         for all sources: those of each row are gathered.
         """
-        widths, ranks = self._placed.widths[rows.slots], _ranks(rows.slots)
+        widths, ranks = self._slots.widths[rows.slots], _ranks(rows.slots)
         for width in np.unique(widths).tolist():
             chosen, most_gathered = np.flatnonzero(widths == width), self._most_gathered(width)
             parts = [(chosen[part], size) for part, size in self._parts(len(chosen))]

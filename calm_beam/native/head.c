@@ -171,7 +171,8 @@ int calm_beam_summarise(const Head* head, const Asked* asked) {
   call.facts = memory_of(sizeof(Facts) * asked->count * parts_of(head), &has_memory);
   if (has_memory) {
     const int64_t blocks = (asked->count + kRowsOfBlock - 1) / kRowsOfBlock;
-    run_phases(asked->threads, &call, run, (int64_t[]){blocks, blocks * parts_of(head), blocks}, 3);
+    const int64_t of_row = head->weights.inputs * panels_of(&head->weights) * kPanel;
+    run_phases(busy_threads(asked->threads, asked->count * of_row), &call, run, (int64_t[]){blocks, blocks * parts_of(head), blocks}, 3);
   }
   free(call.normed), free(call.facts);
   return has_memory;

@@ -23,7 +23,7 @@ enum {
   kFewestRowsOfBlock = 12, /* Fewer read weights too often. */
   kRowsOfAttention = 4,
   kPanelsOfHead = 4,
-  kCached = 1 << 20, /* Bytes of weights that a thread has at hand. */
+  kCached = 1 << 18, /* Weights that a thread has at hand. */
 };
 
 enum { kGelu, kSilu, kRelu };
@@ -415,12 +415,11 @@ static void run_columns(const void* context, int index, int64_t task) {
   }
 }
 
-static int64_t bytes_of(const Layer* layer) {
-  const Matrix* matrices = &layer->query;
-  int64_t bytes = 0;
-  for (const Matrix* matrix = matrices; matrix <= &layer->narrow; ++matrix)
-    if (matrix->weights) bytes += sizeof(float) * matrix->inputs * panels_of(matrix) * kPanel;
-  return bytes;
+static int64_t weights_of(const Layer* layer) {
+  int64_t weights = 0;
+  for (const Matrix* matrix = &layer->query; matrix <= &layer->narrow; ++matrix)
+    if (matrix->weights) weights += matrix->inputs * panels_of(matrix) * kPanel;
+  return weights;
 }
 
 /* Returns how many rows a thread takes at a time, so that all have as many. */
@@ -443,18 +442,19 @@ int calm_beam_run_layer(const Layer* layer, const Rows* rows) {
   call.queries = call.hidden + rows->count * layer->width;
   call.mixed = call.queries + rows->count * inner;
   call.inner = call.mixed + rows->count * inner;
-  call.block = block_of(rows->count, rows->threads);
-  if (bytes_of(layer) > kCached && call.block < kRowsOfBlock / 2) {
+  const int64_t threads = busy_threads(rows->threads, rows->count * weights_of(layer));
+  call.block = block_of(rows->count, threads);
+  if (weights_of(layer) > kCached && call.block < kRowsOfBlock / 2) {
     int64_t tasks[kMostPhases];
     for (int index = 0; index < num_phases(layer); ++index) {
       const Phase* phase = phases_of(layer) + index;
       tasks[index] = phase->columns == kByRow ? (rows->count + kRowsOfAttention - 1) / kRowsOfAttention
                                               : panels_of_phase(layer, phase);
     }
-    run_phases(rows->threads, &call, run_columns, tasks, num_phases(layer));
+    run_phases(threads, &call, run_columns, tasks, num_phases(layer));
   } else {
     const int64_t blocks = (rows->count + call.block - 1) / call.block;
-    run_phases(rows->threads, &call, run_block, &blocks, 1);
+    run_phases(threads, &call, run_block, &blocks, 1);
   }
   free(memory);
   return !lacks_memory;
@@ -504,5 +504,8 @@ static void keep_block(const void* context, int phase, int64_t task) {
 /* Gives skipped layers their keys and values of states. */
 void calm_beam_keep_skipped(const Skipped* skipped) {
   const int64_t blocks = (skipped->count + kRowsOfBlock - 1) / kRowsOfBlock * skipped->num_layers;
-  run_phases(skipped->threads, skipped, keep_block, &blocks, 1);
+  const Layer* layer = skipped->layers[0];
+  const int64_t of_row = 2 * layer->width * kept_of(layer);
+  const int64_t threads = busy_threads(skipped->threads, skipped->num_layers * skipped->count * of_row);
+  run_phases(threads, skipped, keep_block, &blocks, 1);
 }

@@ -113,7 +113,8 @@ for parts in map(int, sys.argv[1].split(",")):
             for decoder in together._decoder._decoders
         }
         assert weights == (32 // parts, 16), weights
-        (store,) = {(pair[0].dtype, pair[0].addressable_shards[0].data.shape[1]) for pair in batch.open_batch()._cache}
+        stores = [keys for keys, _ in batch.open_batch()._engine._cache]
+        (store,) = {(keys.dtype, keys.addressable_shards[0].data.shape[1]) for keys in stores}
         heads = checkpoint.config.num_kv_heads
         assert store == (arithmetic.dtype, heads * 8 // (1 if heads % parts else parts)), store
 print(f"{differing} of {compared}")

@@ -91,7 +91,7 @@ class XlaEngine:
         """Runs a layer for its rows, and returns their confidences if these are made of states."""
         measured, work = np.zeros(len(rows.lanes), np.float32), Work()
         # All parts are started before the first is waited for.
-        for chosen, size, confidences in list(self._run_in_steps(layer, rows, below)):
+        for chosen, size, confidences in list(self._run_parts(layer, rows, below)):
             work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
@@ -160,7 +160,7 @@ class XlaEngine:
         """Returns the sizes that so many rows, or fewer, are padded to."""
         return sorted({size for rows in range(1, count + 1) for _, size in self._parts(rows)})
 
-    def _run_in_steps(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
+    def _run_parts(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
         """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences.
 
         Each of its two steps has rows put together as it wants them.

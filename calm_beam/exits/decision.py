@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,11 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.numerics import precision_of, product
 from calm_beam.model.partitioning import by_part
 
+from . import kernels
 from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
 from .measures import MEASURES, Measure, Need
 from .parts import in_parts
 
-_LOGGER = logging.getLogger(__name__)
-# Where the kernel takes over.
-_KERNEL_PLATFORMS = ("gpu", "tpu")
 # Of what the kernel is tried on: not divisible by its blocks, and more than one of them. On a GPU, a program takes one
 # block of the vocabulary if rows are few, and several if they are many.
 _PROBE_ROWS, _PROBE_ENTRIES = (300, 1100), 2500
@@ -57,7 +54,7 @@ def decide(
     platform = jax.default_backend()
 
     def summarise(states: jax.Array, part: jax.Array, first: Any) -> Summary:
-        if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, arithmetic, *part.shape, vocab_axis):
+        if platform in kernels.PLATFORMS and _kernel_agrees(platform, arithmetic, *part.shape, vocab_axis):
             summary = _summarise_fused(platform, states, part, vocab_axis, arithmetic)
         else:
             summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
@@ -86,44 +83,20 @@ def _kernel_agrees(platform: str, arithmetic: Arithmetic, *shape_and_axis: int) 
     states[1, 0] = np.nan
     dtype = jnp.dtype(arithmetic.dtype)
     states, weights = states.astype(dtype), weights.astype(dtype)
-    try:
+
+    def compare() -> None:
         for rows, measure in itertools.product(_PROBE_ROWS, _of_summaries()):
-            some = states[:rows]
-            asked = some, weights, vocab_axis, measure, arithmetic
-            fused = _run_now(functools.partial(_decide_fused, platform), *asked)
-            plain = _run_now(_decide_in_blocks, *asked)
+            asked: dict[str, Any] = {"vocab_axis": vocab_axis, "measure": measure, "arithmetic": arithmetic}
+            fused = kernels.run_now(functools.partial(_decide_fused, platform), states[:rows], weights, **asked)
+            plain = kernels.run_now(_decide_in_blocks, states[:rows], weights, **asked)
             for values, expected in zip(fused, plain, strict=True):
                 np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
-    except Exception as error:  # Whatever the compiler raises: the blocked code computes the same, only slower.
-        _LOGGER.warning(
-            "The decision kernel is not used on this %s, for a head of width %d: it does not compile, or gives other "
-            "numbers than the plain code, which is used instead: the results stand, decoding is slower. Report this "
-            "with the versions of jax and jaxlib. Cause: %s: %s",
-            platform,
-            shape[1 - vocab_axis],
-            type(error).__name__,
-            error,
-        )
-        return False
-    return True
+
+    return kernels.agrees(compare, kernel="The decision kernel", platform=platform, width=shape[1 - vocab_axis])
 
 
 def _of_summaries() -> list[Measure]:
     return [measure for measure in MEASURES.values() if measure.of_summary is not None]
-
-
-def _run_now(
-    decided: Callable[..., tuple[jax.Array, ...]],
-    states: np.ndarray,
-    weights: np.ndarray,
-    vocab_axis: int,
-    measure: Measure,
-    arithmetic: Arithmetic,
-) -> tuple[jax.Array, ...]:
-    """Returns what a function decides. It runs at once, compiled, also where the caller is being traced."""
-    compute = functools.partial(decided, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
-    decisions: tuple[jax.Array, ...] = jax.jit(compute).lower(states, weights).compile()(states, weights)
-    return decisions
 
 
 def _decide_fused(

@@ -1,9 +1,7 @@
 """What quantised weights say of every row: a few tokens that may be the largest, and bounds of all others."""
 
 import functools
-import logging
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +10,9 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32
 from calm_beam.model.numerics import einsum, matrix_product, widened
 
+from . import kernels
 from .quantised_head import BLOCK, UNIT, CertifiedHead, quantised_head
 from .quantised_states import QuantisedStates, norm_of, quantised_states
-
-_LOGGER = logging.getLogger(__name__)
 
 # Entries that are computed in float32 for a row, looked for in half as many blocks.
 _CANDIDATES = 64
@@ -35,6 +32,22 @@ _Values = TypeVar("_Values")
 class Sums(NamedTuple):
     """Sums over some logits, of what each is below the largest of them: of exp(x), and of -x exp(x)."""
 
+    total: jax.Array
+    weighted: jax.Array
+
+
+class BlockBounds(NamedTuple):
+    """What is known of every logit, and of blocks of them.
+
+    Attributes:
+      upper: float32, shape (rows, entries of a block, blocks). The upper end of each logit's interval; inf for NaN.
+      block_upper: float32, shape (rows, blocks). The largest of a block.
+      total: float32, shape (rows, blocks). Sum of exp(upper - block_upper) over a block.
+      weighted: float32, shape (rows, blocks). Sum of exp(x) (-x) of the same x.
+    """
+
+    upper: jax.Array
+    block_upper: jax.Array
     total: jax.Array
     weighted: jax.Array
 
@@ -88,7 +101,7 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
     rows, vocab_size = states.shape[0], head.weights.shape[0]
     count = candidates_of(rows, vocab_size)
     coarse = quantised_states(states, head, parts=2 if rows <= _FEW_ROWS else 1)
-    upper, block_upper, of_blocks = _block_bounds(coarse, head)
+    upper, block_upper, *of_blocks = _block_bounds(coarse, head)
     reach = _reach(coarse, *(jnp.max(each.reshape(BLOCK, -1), axis=0) for each in _norms(head)))
     highest, chosen = _stored(jax.lax.top_k(block_upper, min(count // 2, block_upper.shape[1] - 1)))
     is_block_left = block_upper < highest[:, -1:]
@@ -111,7 +124,7 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
     )
     of_one = Sums(jnp.ones(()), jnp.zeros(()))
     rests = (
-        _rest_of(block_upper, reach, sums=of_blocks, is_left=is_block_left, left=left),
+        _rest_of(block_upper, reach, sums=Sums(*of_blocks), is_left=is_block_left, left=left),
         _rest_of(entry_upper, jnp.max(reach, axis=1, keepdims=True), sums=of_one, is_left=is_entry_left, left=left),
     )
     # The kernel's sums over a block are rounded three times an entry.
@@ -136,29 +149,25 @@ def _stored(values: _Values) -> _Values:
     return stored
 
 
-def _block_bounds(coarse: QuantisedStates, head: CertifiedHead) -> tuple[jax.Array, jax.Array, Sums]:
-    """Returns the upper end of every logit's interval, and for each block the largest, and sums of what is below it.
+def _block_bounds(coarse: QuantisedStates, head: CertifiedHead) -> BlockBounds:
+    """Returns the bounds that a head has of quantised states.
 
     On GPU and TPU, of a head of bfloat16, by `screening_kernel`, if it gives there what the code for CPU does; else,
     with a warning, by that.
-
-    Returns:
-      Shapes (rows, entries of a block, blocks), (rows, blocks), and (rows, blocks) each.
     """
     platform = jax.default_backend()
-    is_kernels = platform in ("gpu", "tpu") and head.quantised.dtype == jnp.bfloat16
+    is_kernels = platform in kernels.PLATFORMS and head.quantised.dtype == jnp.bfloat16
     if is_kernels and _kernel_agrees(platform, head.quantised.shape[1], len(head.kept)):
         from .screening_kernel import block_bounds
 
-        bounds = block_bounds(coarse, head, platform=platform)
-        return bounds.upper, bounds.block_upper, Sums(bounds.total, bounds.weighted)
+        return block_bounds(coarse, head, platform=platform)
     return _plain_bounds(coarse, head)
 
 
-def _plain_bounds(coarse: QuantisedStates, head: CertifiedHead) -> tuple[jax.Array, jax.Array, Sums]:
+def _plain_bounds(coarse: QuantisedStates, head: CertifiedHead) -> BlockBounds:
     upper = _logit_bounds(coarse, head)
     block_upper = _stored(jnp.max(upper, axis=1))
-    return upper, block_upper, sums_below(upper - block_upper[:, None])
+    return BlockBounds(upper, block_upper, *sums_below(upper - block_upper[:, None]))
 
 
 @functools.cache
@@ -167,20 +176,8 @@ def _kernel_agrees(platform: str, width: int, columns: int) -> bool:
 
     Compared on more rows and blocks than a tile has.
     """
-    try:
-        _compare_with_kernel(platform, width, columns)
-    except Exception as error:  # Whatever the compiler raises: the plain code computes the same, only slower.
-        _LOGGER.warning(
-            "The kernel of certified heads is not used on this %s, for a head of width %d: it does not compile, or "
-            "gives other numbers than the plain code, which is used instead: the results stand, decoding is slower. "
-            "Report this with the versions of jax and jaxlib. Cause: %s: %s",
-            platform,
-            width,
-            type(error).__name__,
-            error,
-        )
-        return False
-    return True
+    compare = functools.partial(_compare_with_kernel, platform, width, columns)
+    return kernels.agrees(compare, kernel="The kernel of certified heads", platform=platform, width=width)
 
 
 def _compare_with_kernel(platform: str, width: int, columns: int) -> None:
@@ -194,17 +191,12 @@ def _compare_with_kernel(platform: str, width: int, columns: int) -> None:
         head = jax.tree.map(np.asarray, quantised_head(jnp.asarray(weights), "bfloat16"))
     states = generator.standard_normal((max(_PROBE_ROWS), width)).astype(np.float32)
     for rows, parts in zip(_PROBE_ROWS, (2, 1, 1), strict=True):
-        coarse = _run_now(functools.partial(quantised_states, parts=parts), states[:rows], head)
-        made = _run_now(functools.partial(block_bounds, platform=platform), coarse, head)
-        upper, block_upper, sums = _run_now(_plain_bounds, coarse, head)
-        scale = np.abs(upper, where=np.isfinite(upper), out=np.zeros_like(upper)).max()
-        for values, expected in zip(made, (upper, block_upper, *sums), strict=True):
+        coarse = kernels.run_now(quantised_states, states[:rows], head, parts=parts)
+        made = kernels.run_now(block_bounds, coarse, head, platform=platform)
+        plain = kernels.run_now(_plain_bounds, coarse, head)
+        scale = np.abs(plain.upper, where=np.isfinite(plain.upper), out=np.zeros_like(plain.upper)).max()
+        for values, expected in zip(made, plain, strict=True):
             np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5 * scale)
-
-
-def _run_now(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a function makes of arrays of numpy's. It runs at once, compiled, also where a caller is traced."""
-    return jax.tree.map(np.asarray, jax.jit(function).lower(*arguments).compile()(*arguments))
 
 
 def _logit_bounds(coarse: QuantisedStates, head: CertifiedHead) -> jax.Array:

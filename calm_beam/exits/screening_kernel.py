@@ -14,7 +14,7 @@ whoever takes it compares it with the plain code first.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,10 @@ from jax.experimental import pallas as pl
 
 from calm_beam.model.numerics import product
 
+from .logit_summary import exp_below
 from .quantised_head import BLOCK, UNIT, CertifiedHead
 from .quantised_states import QuantisedStates
+from .screening import BlockBounds
 
 # TPU: rows and blocks of a tile; whole lanes, and weights of which VMEM has room for two tiles and more.
 _TPU_ROWS, _TPU_BLOCKS, _TPU_WEIGHTS_BYTES, _TPU_LANES = 256, 512, 1 << 21, 128
@@ -33,22 +35,6 @@ _GPU_ROWS, _GPU_BLOCKS, _GPU_WIDTH = 64, 64, 64
 _LEAST = 16
 # Of an entry: of its error, of its quantised weights, and of those that are kept.
 _NORMS = 3
-
-
-class BlockBounds(NamedTuple):
-    """What is known of every logit, and of blocks of them.
-
-    Attributes:
-      upper: float32, shape (rows, entries of a block, blocks). The upper end of each logit's interval; inf for NaN.
-      block_upper: float32, shape (rows, blocks). The largest of a block.
-      total: float32, shape (rows, blocks). Sum of exp(upper - block_upper) over a block.
-      weighted: float32, shape (rows, blocks). Sum of exp(x) (-x) of the same x.
-    """
-
-    upper: jax.Array
-    block_upper: jax.Array
-    total: jax.Array
-    weighted: jax.Array
 
 
 def block_bounds(
@@ -233,27 +219,18 @@ def _upper(logits: jax.Array, factors: Sequence[jax.Array], norms: Sequence[jax.
 
 def _of_first(upper: jax.Array) -> tuple[jax.Array, ...]:
     """Returns what blocks come to, of which one entry has been seen."""
-    zero = jnp.zeros_like(upper)
-    return upper, jnp.exp(upper - _finite(upper)), zero
+    return upper, exp_below(upper, upper), jnp.zeros_like(upper)
 
 
 def _merged(found: Sequence[jax.Array], upper: jax.Array) -> tuple[jax.Array, ...]:
     """Returns what blocks come to with one more entry."""
     largest, total, weighted = found
     new = jnp.maximum(largest, upper)
-    before, here = largest - _finite(new), upper - _finite(new)
-    mine, others = jnp.exp(before), jnp.exp(here)
+    mine, others = exp_below(largest, new), exp_below(upper, new)
     zero = jnp.zeros_like(total)
-    # 0 times inf is NaN, and stands for 0.
-    weighted = jnp.where(mine > 0, mine * (weighted - before * total), zero) + jnp.where(
-        others > 0, -here * others, zero
-    )
-    return new, mine * total + others, weighted
-
-
-def _finite(largest: jax.Array) -> jax.Array:
-    """Returns what the exponentials of no logits can be taken below."""
-    return jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)
+    # What weighs nothing may be infinitely far below, and 0 times that is NaN.
+    from_before = jnp.where(mine > 0, mine * (weighted + (new - largest) * total), zero)
+    return new, mine * total + others, from_before + jnp.where(others > 0, others * (new - upper), zero)
 
 
 def _write(refs: Sequence[Any], found: Sequence[jax.Array]) -> None:

@@ -20,7 +20,6 @@ from .registry import parameter_shapes
 
 _LOGGER = logging.getLogger(__name__)
 
-
 # Share of the free memory that packed weights may take, beside those that prompts go through.
 _SHARE = 0.25
 
@@ -35,6 +34,13 @@ def is_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> bool
         return True
     _LOGGER.warning("no room for weights as native code takes them, %.1f GB: XLA decodes, slower", packed / 1e9)
     return False
+
+
+def norms_before_heads(config: ModelConfig, decoder: Mapping[str, Any]) -> list[Any]:
+    """Returns the parameters of the norm before the head after each layer: its own, or the final one."""
+    last = config.num_decoder_layers
+    own = [decoder[f"exit_norms_{index}"] for index in range(last - 1)] if config.exit_norms else []
+    return own + [decoder["decoder_norm"]] * (last - len(own))
 
 
 def classifier_of(config: ModelConfig, decoder: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -21,7 +21,6 @@ _LINE = 64
 
 _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
-
 _BY_ROW = ("below", "lanes", "nodes", "steps", "prompts", "positions", "source_of_row", "places")
 
 

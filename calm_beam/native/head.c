@@ -172,7 +172,8 @@ int calm_beam_summarise(const Head* head, const Asked* asked) {
   if (has_memory) {
     const int64_t blocks = (asked->count + kRowsOfBlock - 1) / kRowsOfBlock;
     const int64_t of_row = head->weights.inputs * panels_of(&head->weights) * kPanel;
-    run_phases(busy_threads(asked->threads, asked->count * of_row), &call, run, (int64_t[]){blocks, blocks * parts_of(head), blocks}, 3);
+    const int64_t threads = busy_threads(asked->threads, asked->count * of_row);
+    run_phases(threads, &call, run, (int64_t[]){blocks, blocks * parts_of(head), blocks}, 3);
   }
   free(call.normed), free(call.facts);
   return has_memory;

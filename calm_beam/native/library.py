@@ -1,8 +1,8 @@
 """Native code, compiled where it is used, if the machine has what it takes.
 
 It is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) or AVX2 (nearly all others of
-x86), for which it is compiled by the C compiler of the machine, in a second, and kept in `cache_folder`. Without such a
-processor, or without a compiler, XLA does the same.
+x86), for which it is compiled by the C compiler of the machine, in a few seconds, and kept in `cache_folder`. Without
+such a processor, or without a compiler, XLA does the same.
 """
 
 import contextlib

@@ -12,8 +12,8 @@ typedef void (*RunInPhase)(const void* call, int phase, int64_t task);
    does, all tasks of the next ones see. */
 void run_phases(int64_t threads, const void* call, RunInPhase run, const int64_t* tasks, int phases);
 
-/* Returns how many of `threads` threads so many multiplications and additions keep busy for longer than it takes to wake
-   one. */
+/* Returns how many of `threads` threads so many multiplications and additions keep busy for longer than it takes to
+   wake one. */
 static inline int64_t busy_threads(int64_t threads, int64_t multiply_adds) {
   const int64_t busy = 1 + multiply_adds / (1 << 21);
   return busy < threads ? busy : threads;

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from calm_beam.model.interface import of_layer
-from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of
+from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of, norms_before_heads
 from calm_beam.native import calls
 
 from .config import LlamaConfig
@@ -27,12 +27,10 @@ def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, window
         _layer(config, decoder[f"layers_{index}"], int(of_layer(windows, index + 1)), packing)
         for index in range(config.num_decoder_layers)
     ]
-    own, last = config.exit_norms, config.num_decoder_layers
-    norms = [f"exit_norms_{index}" if own and index + 1 < last else "decoder_norm" for index in range(last)]
     return NativeDecoder(
         layers,
-        norms=[_scale(config, decoder[name]) for name in norms],
-        factors=[1.0] * last,
+        norms=[_scale(config, norm) for norm in norms_before_heads(config, decoder)],
+        factors=[1.0] * config.num_decoder_layers,
         epsilon=config.norm_epsilon,
         embedding=np.asarray(parameters["token_embedder"]["embedding"]),
         embedding_factor=math.sqrt(config.emb_dim) if config.scaled_embedding else 1.0,

@@ -8,7 +8,7 @@ import numpy as np
 
 from calm_beam.model.heads import has_own_head
 from calm_beam.model.interface import of_layer
-from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of
+from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of, norms_before_heads
 from calm_beam.native import calls
 
 from .config import T5Config
@@ -28,14 +28,12 @@ def native_decoder(config: T5Config, parameters: Mapping[str, Any], *, biases: S
         _layer(config, decoder[f"layers_{index}"], np.asarray(of_layer(biases, index + 1)), packing)
         for index in range(config.num_decoder_layers)
     ]
-    own, last = config.exit_norms, config.num_decoder_layers
-    norms = [f"exit_norms_{index}" if own and index + 1 < last else "decoder_norm" for index in range(last)]
     return NativeDecoder(
         layers,
-        norms=[np.asarray(decoder[name]["scale"]) for name in norms],
+        norms=[np.asarray(norm["scale"]) for norm in norms_before_heads(config, decoder)],
         factors=[
             1 / math.sqrt(config.emb_dim) if config.tied_head and not has_own_head(config, layer) else 1.0
-            for layer in range(1, last + 1)
+            for layer in range(1, config.num_decoder_layers + 1)
         ],
         epsilon=NORM_EPSILON,
         embedding=np.asarray(parameters["token_embedder"]["embedding"]),

@@ -341,11 +341,13 @@ class Batch:
         step = np.minimum(self._tree.step, self._steps - 1)
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
-        new = StepOutputs.of_known(self._outputs, step, is_known=is_known)
-        thresholds = self._thresholds[self._schedules, step]
-        alive = self._live.copy()
+        has_known = bool(is_known.any())
+        known_exits = np.where(is_known, self._outputs.exit_layers[np.arange(len(step)), :, step], 0)
+        new, alive = StepOutputs.none(is_known.shape), self._live.copy()
         # Views by lane of all slots.
-        is_known_lane, threshold_of_lane, is_alive = (each.reshape(-1) for each in (is_known, thresholds, alive))
+        known_exits, is_alive, thresholds = (
+            each.reshape(-1) for each in (known_exits, alive, self._thresholds[self._schedules, step])
+        )
         lanes = new.by_lane()
         # First lane of each lane's group, by layer: where the group's state stands.
         self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
@@ -358,31 +360,30 @@ class Batch:
             if layer == 1:
                 self._engine.embed(rows.lanes, self._previous.reshape(-1)[rows.lanes])
             measured = self._run_layer(layer, rows)
-            members, of_member = rows.members, rows.of_lane[rows.members]
+            members, of_member = rows.members, rows.of_member
             self._groups[layer, members] = rows.lanes[of_member]
             if layer not in self._exit_layers:
                 continue
-            known, is_last = is_known_lane[members], layer == self._layers
-            thresholds_here = threshold_of_lane[members]
-            asks = ~known & (self._measure.needs is Need.TOKENS or np.isfinite(thresholds_here) | is_last)
-            decided_rows = self._decide(
-                layer, rows, of_member=of_member, asks=asks, thresholds=thresholds_here, measured=measured
-            )
-            tokens = decided_rows.tokens
+            known, is_last, thresholds_here = known_exits[members], layer == self._layers, thresholds[members]
+            asks = np.isfinite(thresholds_here) | (is_last or self._measure.needs is Need.TOKENS)
+            if has_known:
+                asks &= known == 0
+            decided = self._decide(layer, rows, asks=asks, thresholds=thresholds_here, measured=measured)
+            if len(members) > len(rows.lanes):
+                decided = decided.of_rows(of_member)
             if self._earlier.size:
                 kept = self._earlier[members, :-1]
-                self._earlier[members] = np.concatenate([tokens[of_member][:, None], kept], axis=1)
-            exceeds = (decided_rows.low[of_member] >= thresholds_here) | is_last
-            leaves = np.where(known, lanes.exit_layers[members] == layer, exceeds)
-            decided = members[leaves & ~known]
-            row = rows.of_lane[decided]
-            lanes.exit_layers[decided] = layer
-            lanes.tokens[decided] = tokens[row]
-            lanes.confidences[decided] = decided_rows.confidences[row]
-            lanes.is_finite[decided] = decided_rows.is_finite[row]
-            stays = members[~leaves & ~known]
-            lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided_rows.high[rows.of_lane[stays]])
+                self._earlier[members] = np.concatenate([decided.tokens[:, None], kept], axis=1)
+            leaves = (decided.low >= thresholds_here) | is_last
+            if has_known:
+                leaves = np.where(known, known == layer, leaves)
+            # Whoever stays is written over above.
+            lanes.put(members, decided, layer=layer)
+            stays = members[~leaves]
+            lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided.high[~leaves])
             is_alive[members[leaves]] = False
+        if has_known:
+            new.put_known(self._outputs, step, is_known=is_known)
         if not self._decides_by_logits():
             self._read_tokens(new, is_known)
         return new
@@ -404,7 +405,6 @@ class Batch:
         layer: int,
         rows: Rows,
         *,
-        of_member: np.ndarray,
         asks: np.ndarray,
         thresholds: np.ndarray,
         measured: np.ndarray,
@@ -414,23 +414,22 @@ class Batch:
         Args:
           layer: Which.
           rows: Of that layer.
-          of_member: Row of each lane that takes part.
-          asks: bool, for each of them, whether its decision depends on the confidence or the token here. The full
-            model's lane asks at the last layer only, unless tokens of the layers below are compared.
-          thresholds: Of each of them.
+          asks: bool, for each lane that takes part, whether its decision depends on the confidence or the token here.
+            The full model's lane asks at the last layer only, unless tokens of the layers below are compared.
+          thresholds: Of each of these lanes.
           measured: Confidence of every row, if logits do not decide.
         """
         count = len(rows.lanes)
         if not self._decides_by_logits():
             return Decisions.exact(np.zeros(count, np.int32), confidences=measured, is_finite=np.isfinite(measured))
-        asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
-        place = np.zeros(count, np.int64)
-        place[asked] = np.arange(len(asked))
+        asking, is_asked = rows.of_member[asks], np.zeros(count, bool)
+        is_asked[asking] = True
+        asked, place = np.flatnonzero(is_asked), np.cumsum(is_asked) - 1
         decided = self._project(
             np.full(len(asked), layer),
             rows.lanes[asked],
             # Lanes of a row may have different thresholds; what is open for one of them is for the row.
-            of_threshold=place[of_member[asks]],
+            of_threshold=place[asking],
             thresholds=thresholds[asks],
         )
         if len(asked) < count:
@@ -442,7 +441,9 @@ class Batch:
             tokens = decided.tokens[asked]
             confidences = self._measure.confidence(tokens, self._earlier[rows.lanes[asked]])
             decided.put(asked, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asked]))
-        return dataclasses.replace(decided, is_finite=decided.is_finite & np.isfinite(decided.confidences))
+        is_finite = decided.is_finite
+        is_finite &= np.isfinite(decided.confidences)
+        return decided
 
     def _read_tokens(self, new: StepOutputs, is_known: np.ndarray) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
@@ -460,6 +461,8 @@ class Batch:
 
     def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""
+        if self._live.shape[1] == 1:
+            return layers, members, np.arange(len(members))
         keys = self._groups[layers, members].astype(np.int64) * (self._layers + 1) + layers
         distinct, of_member = np.unique(keys, return_inverse=True)
         lanes, of_state = np.divmod(distinct, self._layers + 1)
@@ -479,11 +482,10 @@ class Batch:
         np.minimum.at(lowest, of_member, exit_layers)
         nodes = np.full((self._layers - 1, len(lanes)), self._tree.capacity, np.int32)
         for layer in range(2, self._layers + 1):
-            skipped = np.flatnonzero(lowest < layer)
-            place = np.cumsum(lowest < layer) - 1
-            skips = exit_layers < layer
-            nodes[layer - 2, skipped] = self._tree.keep(
-                layer, lanes[skipped], members=members[skips], of_member=place[of_member[skips]]
+            is_skipped, skips = lowest < layer, exit_layers < layer
+            place = np.cumsum(is_skipped) - 1
+            nodes[layer - 2, is_skipped] = self._tree.keep(
+                layer, lanes[is_skipped], members=members[skips], of_member=place[of_member[skips]]
             )
         if self._passed_on is PassedOn.KEYS_VALUES:
             self._engine.copy_skipped(layers, lanes, nodes)

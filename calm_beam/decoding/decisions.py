@@ -39,6 +39,10 @@ class Decisions:
         confidences = np.full(rows, confidence, np.float32)
         return cls.exact(np.zeros(rows, np.int32), confidences=confidences, is_finite=np.ones(rows, bool))
 
+    def of_rows(self, rows: np.ndarray) -> "Decisions":
+        """Returns the decisions of some rows, or of rows again and again."""
+        return Decisions(self.tokens[rows], low=self.low[rows], high=self.high[rows], is_finite=self.is_finite[rows])
+
     def put(self, rows: np.ndarray | slice, decisions: "Decisions") -> None:
         """Writes the decisions of some rows."""
         for name in ("tokens", "low", "high", "is_finite"):

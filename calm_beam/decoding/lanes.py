@@ -28,8 +28,8 @@ class Rows:
       slots: shape (rows,). The prompt's slot.
       steps: shape (rows,). The prompt's step, from 0.
       nodes: shape (rows,). The node that the layer makes of this token.
-      of_lane: shape (slots * lanes,). Each lane's row; meaningless where the lane takes no part.
-      members: The lanes that take part, as numbers in (slots * lanes), in order.
+      members: shape (members,). The lanes that take part, as numbers in (slots * lanes), in order.
+      of_member: shape (members,). The row of each of these.
     """
 
     lanes: np.ndarray
@@ -37,8 +37,8 @@ class Rows:
     _: dataclasses.KW_ONLY
     steps: np.ndarray
     nodes: np.ndarray
-    of_lane: np.ndarray
     members: np.ndarray
+    of_member: np.ndarray
 
 
 class LaneTree:
@@ -73,7 +73,7 @@ class LaneTree:
         self._shift = 0 if separates_exit else 1
         # Index 0 of the first axis is layer 1. A lane where this is set is in another group than the lane before it.
         self._starts = np.ones((layers, slots, lanes), bool)
-        self._paths = np.zeros((layers, slots, lanes, steps), np.int32)
+        self._paths = np.zeros((layers, slots * lanes, steps), np.int32)
         # Slot of the prompt that each node belongs to, -1 where it is free.
         self._owners = np.full((layers, 0), -1, np.int32)
         self._free = [np.zeros(0, np.int32) for _ in range(layers)]
@@ -118,17 +118,19 @@ class LaneTree:
           layer: From 1.
           alive: bool, shape (slots, lanes). Lanes that go on and have not left below.
         """
-        first = alive & self._starts[layer - 1]
-        first[:, 0] = alive[:, 0]
-        # A lane after one that has left starts a row of its own; where it was in that lane's group this shares less.
-        first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
-        lanes = np.flatnonzero(first)
-        nodes = self._new_nodes(layer, lanes)
-        of_lane = np.cumsum(first) - 1
         members = np.flatnonzero(alive)
-        self._set_path(layer, members, nodes[of_lane[members]])
-        slots = lanes // self._shape[1]
-        return Rows(lanes, slots, steps=self.step[slots], nodes=nodes, of_lane=of_lane, members=members)
+        if self._shape[1] == 1:
+            lanes, of_member = members, np.arange(len(members))
+        else:
+            first = alive & self._starts[layer - 1]
+            first[:, 0] = alive[:, 0]
+            # A lane after one that has left starts a row of its own; where it was in that lane's group this shares less.
+            first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
+            lanes, of_member = np.flatnonzero(first), (np.cumsum(first) - 1)[members]
+        slots = self._slots_of(lanes)
+        nodes = self._new_nodes(layer, slots)
+        self._set_path(layer, members, nodes[of_member])
+        return Rows(lanes, slots, steps=self.step[slots], nodes=nodes, members=members, of_member=of_member)
 
     def keep(self, layer: int, states: np.ndarray, *, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
         """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).
@@ -139,14 +141,13 @@ class LaneTree:
           members: The lanes that skipped the layer.
           of_member: For each of them, the index of its state.
         """
-        nodes = self._new_nodes(layer, states)
+        nodes = self._new_nodes(layer, self._slots_of(states))
         self._set_path(layer, members, nodes[of_member])
         return nodes
 
     def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
-        slots, lanes = np.divmod(lanes, self._shape[1])
-        nodes: np.ndarray = self._paths[layers - 1, slots, lanes, self.step[slots]]
+        nodes: np.ndarray = self._paths[layers - 1, lanes, self.step[self._slots_of(lanes)]]
         return nodes
 
     def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
@@ -157,12 +158,11 @@ class LaneTree:
           lanes: Numbers in (slots * lanes).
           length: Steps to return, from the first.
         """
-        slots, lanes = np.divmod(lanes, self._shape[1])
-        return self._paths[layer - 1, slots, lanes, :length]
+        return self._paths[layer - 1, lanes, :length]
 
     def all_paths(self, layer: int) -> np.ndarray:
         """Returns the nodes that every lane attends to at a layer, (slots * lanes, steps), as they stand."""
-        paths: np.ndarray = self._paths[layer - 1].reshape(-1, self._paths.shape[-1])
+        paths: np.ndarray = self._paths[layer - 1]
         return paths
 
     def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
@@ -180,15 +180,18 @@ class LaneTree:
             self._starts[layer - 1, :, 1:] |= parted | (is_kept & (seen[:, 1:] != seen[:, :-1]))
         self.step += alive.any(axis=1)
 
-    def _new_nodes(self, layer: int, lanes: np.ndarray) -> np.ndarray:
-        """Returns a free node for each lane's prompt."""
+    def _slots_of(self, lanes: np.ndarray) -> np.ndarray:
+        """Returns the slots of lanes, given as numbers in (slots * lanes)."""
+        return lanes if self._shape[1] == 1 else lanes // self._shape[1]
+
+    def _new_nodes(self, layer: int, slots: np.ndarray) -> np.ndarray:
+        """Returns a free node for the prompt in each of `slots`."""
         free = self._free[layer - 1]
-        rest = len(free) - len(lanes)
+        rest = len(free) - len(slots)
         assert rest >= 0, "a step takes at most one node per live lane"
         self._free[layer - 1], nodes = free[:rest], free[rest:]
-        self._owners[layer - 1, nodes] = lanes // self._shape[1]
+        self._owners[layer - 1, nodes] = slots
         return nodes
 
     def _set_path(self, layer: int, members: np.ndarray, nodes: np.ndarray) -> None:
-        slots, lanes = np.divmod(members, self._shape[1])
-        self._paths[layer - 1, slots, lanes, self.step[slots]] = nodes
+        self._paths[layer - 1, members, self.step[self._slots_of(members)]] = nodes

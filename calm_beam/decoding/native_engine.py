@@ -39,12 +39,14 @@ class NativeEngine:
         self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
         # What each layer's sources are to native code; None where prompts have come since.
         self._seen: list[Any] | None = None
+        self._positions, self._source_of = (np.zeros(len(slots.places), np.int32) for _ in range(2))
         inner = config.num_kv_heads * config.head_dim
         self._states = calls.aligned((config.num_decoder_layers + 1, slots.num_lanes, config.emb_dim))
         self._cache = [
             (calls.aligned((slots.tree.capacity, inner)), calls.aligned((slots.tree.capacity, inner)))
             for _ in range(config.num_decoder_layers)
         ]
+        self._rows = self._rows_by_layer()
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
 
@@ -60,34 +62,41 @@ class NativeEngine:
             for new, old in zip(wider, pair, strict=True):
                 new[: len(old)] = old
             self._cache[layer] = wider[0], wider[1]
+        self._rows, self._seen = self._rows_by_layer(), None
+
+    def _rows_by_layer(self) -> list[calls.Rows]:
+        """Returns rows of every layer, none yet, where these stand now."""
+        slots = self._slots
+        return [
+            calls.rows_of(
+                inputs=self._states[index],
+                outputs=self._states[index + 1],
+                store=store,
+                paths=slots.tree.all_paths(index + 1),
+                prompt_lanes=slots.lanes,
+                steps=slots.tree.step,
+                positions=self._positions,
+                source_of=self._source_of,
+                places=slots.places,
+            )
+            for index, store in enumerate(self._cache)
+        ]
 
     def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
         """Puts the embeddings of tokens into entry 0."""
         self._states[0, lanes] = self._decoder.embedded(tokens)
         # With which every step begins.
-        self._positions = self._slots.lengths - 1 + self._slots.tree.step
+        self._positions[:] = self._slots.lengths - 1 + self._slots.tree.step
         self._turns = self._decoder.turns(self._positions)
+        if self._seen is None:
+            self._see_sources()
+        for rows in self._rows:
+            calls.set_turns(rows, self._turns)
 
     def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
         """Runs a layer for its rows, and returns their confidences if these are made of states."""
-        slots = rows.slots
-        calls.run_layer(
-            self._decoder.layers[layer - 1],
-            inputs=self._states[layer - 1],
-            outputs=self._states[layer],
-            store=self._cache[layer - 1],
-            paths=self._slots.tree.all_paths(layer),
-            sources=self._sources_of(layer),
-            turns=self._turns,
-            below=below,
-            lanes=rows.lanes,
-            nodes=rows.nodes,
-            steps=rows.steps,
-            prompts=slots,
-            positions=self._positions[slots],
-            source_of_row=self._index_of_width[self._slots.widths[slots]],
-            places=self._slots.places[slots],
-        )
+        of_layer = self._rows[layer - 1]
+        calls.run_layer(self._decoder.layers[layer - 1], of_layer, below=below, lanes=rows.lanes, nodes=rows.nodes)
         return self._measured(layer, rows.lanes, below), Work(layer_rows=len(rows.lanes))
 
     def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
@@ -179,12 +188,13 @@ class NativeEngine:
         entries: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
         return entries
 
-    def _sources_of(self, layer: int) -> Any:
-        if self._seen is None:
-            jax.block_until_ready([(sources.keys_values, sources.mask) for sources in self._sources.values()])
-            of_width = [self._as_seen(sources) for sources in self._sources.values()]
-            self._seen = [(calls.Sources * len(of_width))(*of_layer) for of_layer in zip(*of_width, strict=True)]
-        return self._seen[layer - 1]
+    def _see_sources(self) -> None:
+        jax.block_until_ready([(sources.keys_values, sources.mask) for sources in self._sources.values()])
+        self._source_of[:] = self._index_of_width[self._slots.widths]
+        of_width = [self._as_seen(sources) for sources in self._sources.values()]
+        self._seen = [(calls.Sources * len(of_width))(*of_layer) for of_layer in zip(*of_width, strict=True)]
+        for rows, sources in zip(self._rows, self._seen, strict=True):
+            calls.set_sources(rows, sources)
 
     def _as_seen(self, sources: Sources) -> list[calls.Sources]:
         """Returns what the sources of a width are to native code, by layer.

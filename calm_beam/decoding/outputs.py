@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from .decisions import Decisions
 from .result import KnownOutput, SweepResult
 
 
@@ -19,16 +20,32 @@ class StepOutputs:
     is_finite: np.ndarray
 
     @classmethod
-    def of_known(cls, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> "StepOutputs":
-        """Returns the outputs of lanes whose step stands in their output already, the others open."""
-        at_step = np.arange(len(step)), slice(None), step
+    def none(cls, shape: tuple[int, int]) -> "StepOutputs":
+        """Returns outputs of lanes that have not taken part yet."""
         return cls(
-            tokens=np.where(is_known, outputs.tokens[at_step], 0),
-            exit_layers=np.where(is_known, outputs.exit_layers[at_step], 0),
-            confidences=np.where(is_known, outputs.confidences[at_step], np.float32(0)),
-            runner_ups=np.where(is_known, outputs.runner_ups[at_step], np.float32(-np.inf)),
-            is_finite=np.ones(is_known.shape, bool),
+            tokens=np.zeros(shape, np.int32),
+            exit_layers=np.zeros(shape, np.int32),
+            confidences=np.zeros(shape, np.float32),
+            runner_ups=np.full(shape, -np.inf, np.float32),
+            is_finite=np.ones(shape, bool),
         )
+
+    def put(self, lanes: np.ndarray, decided: Decisions, *, layer: int) -> None:
+        """Writes what is decided of lanes at a layer, each of `by_lane`."""
+        self.tokens[lanes] = decided.tokens
+        self.exit_layers[lanes] = layer
+        self.confidences[lanes] = decided.confidences
+        self.is_finite[lanes] = decided.is_finite
+
+    def put_known(self, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> None:
+        """Writes what stands in the output of lanes already."""
+        slots, lanes = np.nonzero(is_known)
+        at_step = slots, lanes, step[slots]
+        self.tokens[is_known] = outputs.tokens[at_step]
+        self.exit_layers[is_known] = outputs.exit_layers[at_step]
+        self.confidences[is_known] = outputs.confidences[at_step]
+        self.runner_ups[is_known] = outputs.runner_ups[at_step]
+        self.is_finite[is_known] = True
 
     def by_lane(self) -> "StepOutputs":
         """Returns views of the same, each of shape (slots * lanes,)."""

@@ -138,7 +138,7 @@ class XlaEngine:
     def run_on_padding(self, slots: int) -> None:
         """Compiles whatever up to so many prompts may need."""
         none = np.zeros(0, np.int32)
-        rows = Rows(none, none, steps=none, nodes=none, of_lane=none, members=none)
+        rows = Rows(none, none, steps=none, nodes=none, members=none, of_member=none)
         sizes = self._sizes_up_to(slots)
         skipped = none, none, np.zeros((self._layers - 1, 0), np.int32)
         for size in sizes:

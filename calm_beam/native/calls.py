@@ -21,7 +21,7 @@ _LINE = 64
 
 _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
-_BY_ROW = ("below", "lanes", "nodes", "steps", "prompts", "positions", "source_of_row", "places")
+_BY_PROMPT = ("steps", "positions", "source_of", "places")
 
 
 class Matrix(ctypes.Structure):
@@ -52,13 +52,14 @@ class Sources(ctypes.Structure):
     _fields_ = (("keys", _ADDRESS), ("values", _ADDRESS), ("mask", _ADDRESS), ("most", _NUMBER))
 
 
-class _Rows(ctypes.Structure):
+class Rows(ctypes.Structure):
+    """Rows of a layer, with the arrays in which they stand; those have to stay where they are. See `rows_of`."""
+
     _fields_ = (
-        ("count", _NUMBER),
-        ("threads", _NUMBER),
         *((name, _ADDRESS) for name in ("inputs", "outputs", "keys", "values", "paths")),
-        ("most_steps", _NUMBER),
-        *((name, _ADDRESS) for name in ("sources", "turns", *_BY_ROW)),
+        *((name, _NUMBER) for name in ("most_steps", "prompt_lanes")),
+        *((name, _ADDRESS) for name in ("sources", "turns", *_BY_PROMPT, "below", "lanes", "nodes")),
+        *((name, _NUMBER) for name in ("count", "threads")),
     )
 
 
@@ -114,57 +115,70 @@ def threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run_layer(
-    layer: Layer,
+def rows_of(
     *,
     inputs: np.ndarray,
     outputs: np.ndarray,
     store: tuple[np.ndarray, np.ndarray],
     paths: np.ndarray,
-    sources: Any,
-    turns: np.ndarray | None,
-    **by_row: np.ndarray,
-) -> None:
-    """Runs a decoder layer for one token of every row.
+    prompt_lanes: int,
+    **by_prompt: np.ndarray,
+) -> Rows:
+    """Returns rows of a layer that are none yet, without sources or turns.
 
     Args:
-      layer: Which.
       inputs: float32, shape (entries, width). Outputs of the layer below.
       outputs: Likewise; written.
       store: Keys and values, float32, each (nodes, heads of keys * head_dim); written at the nodes of rows.
       paths: int32, shape (entries, steps). The nodes that each entry attends to.
-      sources: An array of `Sources`, one for each padded width.
-      turns: float32, shape (prompts, head_dim). Cosines and sines by which each prompt's queries and keys are turned;
-        None if its layers turn nothing.
-      **by_row: Integers, each of shape (rows,):
-        below: Where the input of each row stands.
-        lanes: The row's entry in `outputs` and `paths`.
-        nodes: Where its keys and values go; they stand in its path at its step.
-        steps: Its step, from 0.
-        prompts: Its prompt.
-        positions: Of its query, where there is a window.
-        source_of_row: Which of the sources it attends to.
+      prompt_lanes: How many entries each prompt has.
+      **by_prompt: int32, each of shape (prompts,):
+        steps: From 0.
+        positions: Of the queries, where there is a window.
+        source_of: Which of the sources it attends to.
         places: And where it stands there.
+    """
+    held = [by_prompt[name] for name in _BY_PROMPT]
+    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in (paths, *held)), "read as they stand"
+    addresses = [array.ctypes.data for array in (inputs, outputs, *store, paths)]
+    none: list[int | None] = [None] * 2
+    return Rows(*addresses, paths.shape[1], prompt_lanes, *none, *(array.ctypes.data for array in held))
+
+
+def set_sources(rows: Rows, sources: Any) -> None:
+    """Has rows attend to sources: an array of `Sources`, one for each padded width."""
+    rows.sources = ctypes.addressof(sources)
+
+
+def set_turns(rows: Rows, turns: np.ndarray | None) -> None:
+    """Has queries and keys of rows turned.
+
+    Args:
+      rows: Which.
+      turns: float32, shape (prompts, head_dim). Cosines and sines by which those of each prompt are; None if the layers
+        turn nothing.
+    """
+    rows.turns = _address(turns)
+
+
+def run_layer(layer: Layer, rows: Rows, *, below: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    """Runs a decoder layer for one token of every row.
+
+    Args:
+      layer: Which.
+      rows: Where they stand.
+      below: int32, shape (rows,). Which input each row has.
+      lanes: Likewise. Its entry in outputs and paths.
+      nodes: Likewise. Where its keys and values go; they stand in its path at its step.
 
     Raises:
       MemoryError: If there is none.
     """
-    count = len(by_row["lanes"])
-    held = [np.ascontiguousarray(by_row[name], np.int32) for name in _BY_ROW]
-    rows = _Rows(
-        count,
-        threads(),
-        inputs.ctypes.data,
-        outputs.ctypes.data,
-        *(values.ctypes.data for values in store),
-        paths.ctypes.data,
-        paths.shape[1],
-        ctypes.addressof(sources),
-        _address(turns),
-        *(values.ctypes.data for values in held),
-    )
+    held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
+    rows.below, rows.lanes, rows.nodes = (values.ctypes.data for values in held)
+    rows.count, rows.threads = len(lanes), threads()
     if not loaded().calm_beam_run_layer(ctypes.byref(layer), ctypes.byref(rows)):
-        raise MemoryError(f"no memory for {count} rows of a decoder layer")
+        raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
 
 
 def keep_skipped(
@@ -228,12 +242,13 @@ def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[n
     """
     entries = np.ascontiguousarray(entries, np.int64)
     facts, tokens = np.empty((4, len(entries)), np.float32), np.empty(len(entries), np.int32)
+    first, size = facts.ctypes.data, facts.itemsize * len(entries)
     asked = _Asked(
         len(entries),
         threads(),
         states.ctypes.data,
         entries.ctypes.data,
-        *(values.ctypes.data for values in facts),
+        *(first + fact * size for fact in range(len(facts))),
         tokens.ctypes.data,
     )
     if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):

@@ -46,17 +46,18 @@ typedef struct {
   int64_t most;
 } Sources;
 
-/* Rows of a layer, with where each of them stands. */
+/* Rows of a layer, with where each of them stands. A prompt has `prompt_lanes` entries, one after the other. */
 typedef struct {
-  int64_t count, threads;
   const float* inputs;        /* [entries, width] */
   float* outputs;             /* [entries, width] */
   float *keys, *values;       /* [nodes, heads of keys * size] */
   const int32_t* paths;       /* [entries, most steps] */
-  int64_t most_steps;
+  int64_t most_steps, prompt_lanes;
   const Sources* sources;
   const float* turns;         /* [prompts, size]: cosines, then sines; NULL if positions turn nothing */
-  const int32_t *below, *lanes, *nodes, *steps, *prompts, *positions, *source_of_row, *places;
+  const int32_t *steps, *positions, *source_of, *places; /* [prompts] */
+  const int32_t *below, *lanes, *nodes;                  /* [count] */
+  int64_t count, threads;
 } Rows;
 
 typedef struct {
@@ -89,6 +90,10 @@ static inline int64_t kept_of(const Layer* layer) { return layer->key_heads * la
 
 static inline const float* input_of(const Call* call, int64_t row) {
   return call->rows->inputs + call->rows->below[row] * call->layer->width;
+}
+
+static inline int64_t prompt_of(const Call* call, int64_t row) {
+  return call->rows->lanes[row] / call->rows->prompt_lanes;
 }
 
 static inline float* row_of(float* rows, int64_t row, int64_t width) { return rows + row * width; }
@@ -199,7 +204,7 @@ static void turn_heads(const Layer* layer, float* heads, int64_t count, const fl
 }
 
 static const float* turns_of(const Call* call, int64_t row) {
-  return call->rows->turns + call->rows->prompts[row] * call->layer->size;
+  return call->rows->turns + prompt_of(call, row) * call->layer->size;
 }
 
 static void turn_kept(const Call* call, int64_t row) {
@@ -267,7 +272,7 @@ static Keys keys_of_paths(const Call* call) {
 static void look_along_path(const Call* call, int64_t row, Seen* seen) {
   const Layer* layer = call->layer;
   const Rows* rows = call->rows;
-  const int64_t step = rows->steps[row];
+  const int64_t step = rows->steps[prompt_of(call, row)];
   const int32_t* path = rows->paths + rows->lanes[row] * rows->most_steps;
   int64_t from = step + 1 - layer->window;
   if (from < layer->first) from = layer->first;
@@ -281,12 +286,13 @@ static void look_along_path(const Call* call, int64_t row, Seen* seen) {
 /* Returns keys and values of a row's source as well. */
 static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
   const Layer* layer = call->layer;
-  const Sources* sources = call->rows->sources + call->rows->source_of_row[row];
-  const int64_t place = call->rows->places[row];
+  const int64_t prompt = prompt_of(call, row);
+  const Sources* sources = call->rows->sources + call->rows->source_of[prompt];
+  const int64_t place = call->rows->places[prompt];
   const uint8_t* mask = sources->mask + place * sources->most;
   Keys keys = keys_of(layer);
   keys.keys = sources->keys, keys.values = sources->values, keys.head_stride = sources->most * layer->size;
-  int64_t from = call->rows->positions[row] + 1 - layer->window;
+  int64_t from = call->rows->positions[prompt] + 1 - layer->window;
   if (from < 0) from = 0;
   seen->count = 0;
   for (int64_t at = from; at < sources->most; ++at)
@@ -297,7 +303,7 @@ static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
 static int64_t longest_of(const Call* call, int64_t from, int64_t to) {
   int64_t longest = call->rows->most_steps;
   for (int64_t row = from; row < to; ++row) {
-    const int64_t most = call->rows->sources[call->rows->source_of_row[row]].most;
+    const int64_t most = call->rows->sources[call->rows->source_of[prompt_of(call, row)]].most;
     if (most > longest) longest = most;
   }
   return longest;
@@ -484,7 +490,8 @@ static void keep_block(const void* context, int phase, int64_t task) {
                      .values = skipped->values[index],
                      .nodes = kept,
                      .turns = skipped->turns,
-                     .prompts = prompts};
+                     .prompt_lanes = 1,
+                     .lanes = prompts};
   const Call call = {.layer = layer, .rows = &rows, .normed = normed};
   const int64_t queries = panels_of(&layer->query), end = queries + panels_of(&layer->key) + panels_of(&layer->value);
   while (row < from + kRowsOfBlock && row < skipped->count) {

@@ -105,7 +105,8 @@ class _Simulation:
         alive = self.live & (exits >= layer)
         rows = self.tree.rows(layer, alive)
         members = np.flatnonzero(alive)
-        row_of = rows.of_lane[members]
+        row_of = rows.of_member
+        assert rows.members.tolist() == members.tolist()
         assert set(row_of.tolist()) == set(range(len(rows.lanes)))
         before = {lane: self.before(lane) for lane in members.tolist()}
         keys = {lane: before[lane].key(layer, separates_exit=self.separates_exit) for lane in members.tolist()}
@@ -124,7 +125,7 @@ class _Simulation:
             # Sharing: neighbours in one state are not computed twice.
             neighbour = lane - 1
             if lane % self.lanes and alive.flat[neighbour] and keys[neighbour] == keys[lane]:
-                assert rows.of_lane[neighbour] == row
+                assert row_of[members == neighbour].tolist() == [row]
         assert (np.diff(rows.lanes) > 0).all()
         self.make(layer, rows.nodes, rows.lanes, [self.layers] * len(rows.lanes))
         for lane, row in zip(members.tolist(), row_of.tolist(), strict=True):

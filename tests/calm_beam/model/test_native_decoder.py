@@ -112,7 +112,6 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
             "steps": steps,
             "prompts": prompts,
             "positions": lengths[prompts] - 1 + steps,
-            "source_of_row": np.zeros(_ROWS, np.int64),
             "places": prompts,
         },
         paths.astype(np.int32),
@@ -121,8 +120,8 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
 
 
 def _turns(case: _Case) -> np.ndarray | None:
-    """Returns those of every row's position: each is a prompt of its own to native code."""
-    return case.decoder.turns(case.by_row["positions"])
+    """Returns those of every entry's position: each is a prompt of its own to native code."""
+    return case.decoder.turns(case.by_row["positions"][np.argsort(case.by_row["lanes"])])
 
 
 def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
@@ -131,16 +130,23 @@ def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
     source_keys, source_values = case.source
     source = calls.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
     by_row = {name: of_all[rows] for name, of_all in case.by_row.items()}
-    by_row["prompts"] = np.arange(_ROWS)[rows]
-    calls.run_layer(
-        case.decoder.layers[_LAYER - 1],
+    turns, sources = _turns(case), (calls.Sources * 1)(source)
+    # By prompt, which is by entry here.
+    entries = np.argsort(case.by_row["lanes"])
+    by_prompt = {name: case.by_row[name][entries].astype(np.int32) for name in ("steps", "positions", "places")}
+    by_prompt["source_of"] = np.zeros(_ROWS, np.int32)
+    of_layer = calls.rows_of(
         inputs=states[_LAYER - 1],
         outputs=states[_LAYER],
         store=(keys, values),
         paths=case.paths,
-        sources=(calls.Sources * 1)(source),
-        turns=_turns(case),
-        **by_row,
+        prompt_lanes=1,
+        **by_prompt,
+    )
+    calls.set_sources(of_layer, sources)
+    calls.set_turns(of_layer, turns)
+    calls.run_layer(
+        case.decoder.layers[_LAYER - 1], of_layer, **{name: by_row[name] for name in ("below", "lanes", "nodes")}
     )
     return [states[_LAYER, by_row["lanes"]], keys[by_row["nodes"]], values[by_row["nodes"]]]
 
@@ -259,7 +265,7 @@ def test_skipped_layers_keep_what_they_would_make(kind: str) -> None:
         entries=(_LAYER - 1) * _ROWS + by_row["below"],
         nodes=nodes,
         turns=_turns(case),
-        prompts=np.arange(_ROWS),
+        prompts=by_row["lanes"],
     )
     for found, before, made, untouched in zip(stores, case.stores, expected, other, strict=True):
         np.testing.assert_array_equal(found[by_row["nodes"][is_skipped]], made[is_skipped])

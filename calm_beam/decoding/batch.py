@@ -371,13 +371,11 @@ class Batch:
             decided = self._decide(layer, rows, asks=asks, thresholds=thresholds_here, measured=measured)
             if len(members) > len(rows.lanes):
                 decided = decided.of_rows(of_member)
-            if self._earlier.size:
-                kept = self._earlier[members, :-1]
-                self._earlier[members] = np.concatenate([decided.tokens[:, None], kept], axis=1)
+            self._remember(members, decided.tokens)
             leaves = (decided.low >= thresholds_here) | is_last
             if has_known:
                 leaves = np.where(known, known == layer, leaves)
-            # Whoever stays is written over above.
+            # Of those that stay, a layer above writes again.
             lanes.put(members, decided, layer=layer)
             stays = members[~leaves]
             lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided.high[~leaves])
@@ -387,6 +385,12 @@ class Batch:
         if not self._decides_by_logits():
             self._read_tokens(new, is_known)
         return new
+
+    def _remember(self, members: np.ndarray, tokens: np.ndarray) -> None:
+        """Puts what lanes have predicted at a layer before what they have at those below."""
+        if self._earlier.size:
+            kept = self._earlier[members, :-1]
+            self._earlier[members] = np.concatenate([tokens[:, None], kept], axis=1)
 
     def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
         """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
@@ -422,6 +426,8 @@ class Batch:
         count = len(rows.lanes)
         if not self._decides_by_logits():
             return Decisions.exact(np.zeros(count, np.int32), confidences=measured, is_finite=np.isfinite(measured))
+        if not asks.any():
+            return Decisions.none(count, confidence=-np.inf)
         asking, is_asked = rows.of_member[asks], np.zeros(count, bool)
         is_asked[asking] = True
         asked, place = np.flatnonzero(is_asked), np.cumsum(is_asked) - 1

@@ -73,6 +73,7 @@ class LaneTree:
         self._shift = 0 if separates_exit else 1
         # Index 0 of the first axis is layer 1. A lane where this is set is in another group than the lane before it.
         self._starts = np.ones((layers, slots, lanes), bool)
+        # Changed in place, as `step` is: native code reads them where they stand.
         self._paths = np.zeros((layers, slots * lanes, steps), np.int32)
         # Slot of the prompt that each node belongs to, -1 where it is free.
         self._owners = np.full((layers, 0), -1, np.int32)
@@ -106,10 +107,10 @@ class LaneTree:
         # The last is for nodes without an owner, -1.
         is_given_back = np.zeros(self._shape[0] + 1, bool)
         is_given_back[list(slots)] = True
-        for layer, free in enumerate(self._free):
-            nodes = np.flatnonzero(is_given_back[self._owners[layer]]).astype(np.int32)
-            self._owners[layer, nodes] = -1
-            self._free[layer] = np.concatenate([free, nodes])
+        of_these = is_given_back[self._owners]
+        self._owners[of_these] = -1
+        for layer, nodes in enumerate(map(np.flatnonzero, of_these)):
+            self._free[layer] = np.concatenate([self._free[layer], nodes], dtype=np.int32)
 
     def rows(self, layer: int, alive: np.ndarray) -> Rows:
         """Returns the groups of the lanes that go through a layer, and gives each a node for this token.
@@ -124,7 +125,7 @@ class LaneTree:
         else:
             first = alive & self._starts[layer - 1]
             first[:, 0] = alive[:, 0]
-            # A lane after one that has left starts a row of its own; where it was in that lane's group this shares less.
+            # A lane after one that has left starts a row of its own; if it was in that lane's group, this shares less.
             first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
             lanes, of_member = np.flatnonzero(first), (np.cumsum(first) - 1)[members]
         slots = self._slots_of(lanes)

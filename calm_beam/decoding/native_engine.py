@@ -103,12 +103,11 @@ class NativeEngine:
         """Returns what the heads decide of states, and what was asked for it."""
         if not self._decides_natively:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
-        tokens = np.empty(len(lanes), np.int32)
-        facts = np.empty((4, len(lanes)), np.float32)
+        tokens, facts = np.empty(len(lanes), np.int32), np.empty((4, len(lanes)), np.float32)
+        entries = self._entries(layers, lanes)
         for head, rows in self._weights.heads_of(layers):
             assert head.native is not None, "made where no other form was chosen"
-            entries = self._entries(layers[rows], lanes[rows])
-            tokens[rows], facts[:, rows] = calls.summarise(head.native, states=self._states, entries=entries)
+            tokens[rows], facts[:, rows] = calls.summarise(head.native, states=self._states, entries=entries[rows])
         confidences = self._confidences(tokens, facts)
         decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
         return decided, Work(projection_rows=len(lanes))

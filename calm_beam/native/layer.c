@@ -20,7 +20,7 @@
 
 enum {
   kRowsOfBlock = 48,       /* That one thread takes through products together. */
-  kFewestRowsOfBlock = 12, /* Fewer read weights too often. */
+  kFewestRowsOfBlock = 4,  /* Fewer read weights too often. */
   kRowsOfAttention = 4,
   kCached = 1 << 18, /* Weights that a thread has at hand. */
 };

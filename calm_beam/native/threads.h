@@ -15,7 +15,7 @@ void run_phases(int64_t threads, const void* call, RunInPhase run, const int64_t
 /* Returns how many of `threads` threads so many multiplications and additions keep busy for longer than it takes to
    wake one. */
 static inline int64_t busy_threads(int64_t threads, int64_t multiply_adds) {
-  const int64_t busy = 1 + multiply_adds / (1 << 21);
+  const int64_t busy = 1 + multiply_adds / (1 << 20);
   return busy < threads ? busy : threads;
 }
 

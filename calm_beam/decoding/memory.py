@@ -24,6 +24,7 @@ _HOST_SHARE = 0.2
 _HOST_SLOTS = 256
 _DEVICE_SLOTS = 2048
 _FLOAT_BYTES = 4
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 # glibc's parameters, of malloc.h, and the largest value it takes for the first.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
@@ -321,7 +322,8 @@ def _position_numbers(config: ModelConfig) -> int:
 
 
 def _in_words(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:,.1f} MiB"
+    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit // 10), _UNITS[-1])
+    return f"{size / unit:,.1f} {name}"
 
 
 def _free_bytes(device: "jax.Device") -> int:

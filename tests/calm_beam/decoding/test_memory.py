@@ -374,7 +374,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "; room for 5,000 positions, as asked, takes 9.8 MiB" in said(token_budget=5000)
     elsewhere = said(token_budget=None, model_parallelism=8, runs_here=False)
     assert elsewhere.startswith("0.1 GiB of weights, ")
-    assert "MiB on each of 8 devices; a position takes " in elsewhere
+    assert "MiB on each of 8 devices; a position takes 2.0 KiB" in elsewhere
     uneven = memory.memory_in_words(
         dataclasses.replace(config, vocab_size=63), lanes=3, steps=8, source=16, token_budget=None, model_parallelism=2
     )

@@ -37,7 +37,7 @@ class NativeEngine:
         self._sources = sources_by_width(model, weights, slots)
         self._index_of_width = np.zeros(max(slots.sources) + 1, np.int32)
         self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
-        # What each layer's sources are to native code; None where prompts have come since.
+        # What each layer's sources are to native code; None where prompts have come, or stores moved, since.
         self._seen: list[Any] | None = None
         self._positions, self._source_of = (np.zeros(len(slots.places), np.int32) for _ in range(2))
         inner = config.num_kv_heads * config.head_dim

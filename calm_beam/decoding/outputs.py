@@ -7,6 +7,9 @@ import numpy as np
 from .decisions import Decisions
 from .result import KnownOutput, SweepResult
 
+# What is kept of every step, of a lane and of a known output alike.
+_KEPT = ("tokens", "exit_layers", "confidences", "runner_ups")
+
 
 @dataclasses.dataclass(frozen=True)
 class StepOutputs:
@@ -41,10 +44,8 @@ class StepOutputs:
         """Writes what stands in the output of lanes already."""
         slots, lanes = np.nonzero(is_known)
         at_step = slots, lanes, step[slots]
-        self.tokens[is_known] = outputs.tokens[at_step]
-        self.exit_layers[is_known] = outputs.exit_layers[at_step]
-        self.confidences[is_known] = outputs.confidences[at_step]
-        self.runner_ups[is_known] = outputs.runner_ups[at_step]
+        for name in _KEPT:
+            getattr(self, name)[is_known] = getattr(outputs, name)[at_step]
         self.is_finite[is_known] = True
 
     def by_lane(self) -> "StepOutputs":
@@ -69,29 +70,23 @@ class Outputs:
 
     def clear(self, slots: np.ndarray) -> None:
         """Empties slots."""
-        for values in (self.tokens, self.exit_layers, self.confidences, self.runner_ups):
-            values[slots] = 0
+        for name in _KEPT:
+            getattr(self, name)[slots] = 0
 
     def share(self, slot: int, known: KnownOutput, *, steps: np.ndarray) -> None:
         """Copies the first steps of a known output to the lanes of a slot, for each lane as many as are given."""
         length = len(known.tokens)
         is_shared = np.arange(length) < steps[:, None]
-        for values, new in (
-            (self.tokens, known.tokens),
-            (self.exit_layers, known.exit_layers),
-            (self.confidences, known.confidences),
-            (self.runner_ups, known.runner_ups),
-        ):
-            values[slot, :, :length] = np.where(is_shared, new, values[slot, :, :length])
+        for name in _KEPT:
+            shared = getattr(self, name)[slot, :, :length]
+            shared[:] = np.where(is_shared, getattr(known, name), shared)
 
     def append(self, new: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
         """Adds what a step gave the live lanes."""
         slots, lanes = np.nonzero(live)
         at_step = slots, lanes, step[slots]
-        self.tokens[at_step] = new.tokens[live]
-        self.exit_layers[at_step] = new.exit_layers[live]
-        self.confidences[at_step] = new.confidences[live]
-        self.runner_ups[at_step] = new.runner_ups[live]
+        for name in _KEPT:
+            getattr(self, name)[at_step] = getattr(new, name)[live]
 
     def result(self, slot: int, *, is_finite: bool) -> SweepResult:
         """Returns the outputs of a prompt that has ended."""

@@ -16,7 +16,7 @@ _LIMIT = 120
 """Seconds; far above what any case takes on an idle machine (`python -m tests.malformed` prints that)."""
 _MOST_MIB = 2048
 
-_MEMORY = re.compile(r"\S+ [KM]iB of weights, .* room for \S+ positions")
+_MEMORY = re.compile(r"\S+ KiB of weights, .* room for \S+ positions")
 _PROGRESS = ("plan sha256:", "reading", "loading", "compiling", "decoded ")
 
 

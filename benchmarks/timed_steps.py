@@ -15,14 +15,14 @@ STEPS = {
     "source": ((device_steps, "admit"),),
     "embedding": ((device_steps, "embed"),),
     "layer": (
-        (calls, "run_layer"),
+        (calls.Stack, "run"),
         *((device_steps, name) for name in ("attend_to_output", "finish_layer")),
     ),
     "decision": (
         (calls, "summarise"),
         *((device_steps, name) for name in ("certify_rows", "decide_rows")),
     ),
-    "fill": ((calls, "keep_skipped"), *((device_steps, name) for name in ("fill_skipped", "copy_skipped"))),
+    "fill": ((calls.Stack, "keep_skipped"), *((device_steps, name) for name in ("fill_skipped", "copy_skipped"))),
 }
 """By what a step is for: where the functions are that do it."""
 

@@ -8,21 +8,19 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from calm_beam.exits.measures import Need
-from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of
 from calm_beam.model.interface import EarlyExitModel
 
-from .decisions import Decisions
 from .ends import is_end
 from .engine import Slots
 from .engines import engine_for
-from .lanes import LaneTree, Rows
+from .lanes import LaneTree
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
 from .padding import (
@@ -36,7 +34,12 @@ from .padding import (
     places_by_width,
     row_sizes,
 )
+from .paths import Paths
 from .result import KnownOutput, SweepResult
+from .shared_step import SharedStep
+from .single_lanes import SingleLanes
+from .single_step import SingleStep
+from .step import Step
 from .weights import Weights
 from .work import Work
 
@@ -96,13 +99,9 @@ class Batch:
           admits_few: Whether prompts are admitted as soon as there is room, and not only once there is for several:
             they wait less, for more programs to compile.
         """
-        self._work = Work()
-        self._model, self._rule, self._weights, self._thresholds = model, rule, weights, thresholds
+        self._model, self._weights, self._thresholds = model, weights, thresholds
         config = model.config
         self._architecture = architecture_of(config)
-        self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
-        self._layers = config.num_decoder_layers
-        self._exit_layers = frozenset(rule.exit_layers(self._layers))
         _, self._steps, lanes = thresholds.shape
         steps = self._steps
         self._admits_few = admits_few
@@ -110,15 +109,22 @@ class Batch:
         slots = min(budget.slots, buffer_bucket(sum(counts.values())))
         places = places_by_width(counts, tokens=budget.source_tokens(lanes * steps), slots=slots)
         self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
-        self._tree = LaneTree(
-            slots=slots,
-            lanes=lanes,
-            steps=steps,
-            layers=self._layers,
-            separates_exit=rule.propagation().separates_exit,
-            first_kept_step=self._architecture.first_kept_step,
-            capacity=min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes),
-        )
+        first_kept_step = self._architecture.first_kept_step
+        capacity = min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes)
+        tree: LaneTree | SingleLanes
+        if lanes == 1:
+            tree = SingleLanes(slots=slots, steps=steps, capacity=capacity)
+        else:
+            tree = LaneTree(
+                slots=slots,
+                lanes=lanes,
+                steps=steps,
+                layers=config.num_decoder_layers,
+                separates_exit=rule.propagation().separates_exit,
+                first_kept_step=first_kept_step,
+                capacity=capacity,
+            )
+        self._tree: Paths = tree
         self._free_places = {width: list(range(count)) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
@@ -147,11 +153,20 @@ class Batch:
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
         self._engine = engine_for(model, rule, weights=weights, slots=self._slots)
+        of_step: dict[str, Any] = {
+            "layers": config.num_decoder_layers,
+            "engine": self._engine,
+            "first_kept_step": first_kept_step,
+        }
+        self._step: Step
+        if isinstance(tree, SingleLanes):
+            self._step = SingleStep(rule, paths=tree, **of_step)
+        else:
+            self._step = SharedStep(rule, paths=tree, **of_step)
 
     def take_work(self) -> Work:
         """Returns what was counted since the last call."""
-        taken, self._work = self._work, Work()
-        return taken
+        return self._step.take_work()
 
     def is_busy(self) -> bool:
         """Returns whether any slot holds a prompt."""
@@ -270,7 +285,7 @@ class Batch:
         goes_on: np.ndarray = (
             live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
         )
-        self._propagate(new.exit_layers, goes_on)
+        self._step.propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
         self._is_finite &= (new.is_finite | ~live).all(axis=1)
         self._tree.advance(new.tokens, new.exit_layers, alive=live)
@@ -342,159 +357,12 @@ class Batch:
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
         has_known = bool(is_known.any())
-        known_exits = np.where(is_known, self._outputs.exit_layers[np.arange(len(step)), :, step], 0)
-        new, alive = StepOutputs.none(is_known.shape), self._live.copy()
-        # Views by lane of all slots.
-        known_exits, is_alive, thresholds = (
-            each.reshape(-1) for each in (known_exits, alive, self._thresholds[self._schedules, step])
+        new = self._step.run(
+            self._live,
+            previous=self._previous,
+            thresholds=self._thresholds[self._schedules, step],
+            known_exits=self._outputs.exits_at(step, is_known=is_known) if has_known else None,
         )
-        lanes = new.by_lane()
-        # First lane of each lane's group, by layer: where the group's state stands.
-        self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
-        # What each lane's layers below have predicted, the nearest first, for measures that compare it.
-        self._earlier = np.full((alive.size, max(0, (self._rule.patience or 1) - 1)), -1, np.int32)
-        for layer in range(1, self._layers + 1):
-            rows = self._tree.rows(layer, alive)
-            if not len(rows.lanes):
-                break
-            if layer == 1:
-                self._engine.embed(rows.lanes, self._previous.reshape(-1)[rows.lanes])
-            measured = self._run_layer(layer, rows)
-            members, of_member = rows.members, rows.of_member
-            self._groups[layer, members] = rows.lanes[of_member]
-            if layer not in self._exit_layers:
-                continue
-            known, is_last, thresholds_here = known_exits[members], layer == self._layers, thresholds[members]
-            asks = np.isfinite(thresholds_here) | (is_last or self._measure.needs is Need.TOKENS)
-            if has_known:
-                asks &= known == 0
-            decided = self._decide(layer, rows, asks=asks, thresholds=thresholds_here, measured=measured)
-            if len(members) > len(rows.lanes):
-                decided = decided.of_rows(of_member)
-            self._remember(members, decided.tokens)
-            leaves = (decided.low >= thresholds_here) | is_last
-            if has_known:
-                leaves = np.where(known, known == layer, leaves)
-            # Of those that stay, a layer above writes again.
-            lanes.put(members, decided, layer=layer)
-            stays = members[~leaves]
-            lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided.high[~leaves])
-            is_alive[members[leaves]] = False
         if has_known:
             new.put_known(self._outputs, step, is_known=is_known)
-        if not self._decides_by_logits():
-            self._read_tokens(new, is_known)
         return new
-
-    def _remember(self, members: np.ndarray, tokens: np.ndarray) -> None:
-        """Puts what lanes have predicted at a layer before what they have at those below."""
-        if self._earlier.size:
-            kept = self._earlier[members, :-1]
-            self._earlier[members] = np.concatenate([tokens[:, None], kept], axis=1)
-
-    def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
-        """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
-        below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
-        measured, work = self._engine.run_layer(layer, rows, below=below)
-        self._work += work
-        if self._measure.needs is Need.LAYER:
-            measured[:] = self._measure.confidence(layer, self._layers)
-        return measured
-
-    def _decides_by_logits(self) -> bool:
-        return self._measure.needs in (Need.LOGITS, Need.TOKENS)
-
-    def _decide(
-        self,
-        layer: int,
-        rows: Rows,
-        *,
-        asks: np.ndarray,
-        thresholds: np.ndarray,
-        measured: np.ndarray,
-    ) -> Decisions:
-        """Returns what is decided of every row; the tokens are 0 if logits do not decide.
-
-        Args:
-          layer: Which.
-          rows: Of that layer.
-          asks: bool, for each lane that takes part, whether its decision depends on the confidence or the token here.
-            The full model's lane asks at the last layer only, unless tokens of the layers below are compared.
-          thresholds: Of each of these lanes.
-          measured: Confidence of every row, if logits do not decide.
-        """
-        count = len(rows.lanes)
-        if not self._decides_by_logits():
-            return Decisions.exact(np.zeros(count, np.int32), confidences=measured, is_finite=np.isfinite(measured))
-        if not asks.any():
-            return Decisions.none(count, confidence=-np.inf)
-        asking, is_asked = rows.of_member[asks], np.zeros(count, bool)
-        is_asked[asking] = True
-        asked, place = np.flatnonzero(is_asked), np.cumsum(is_asked) - 1
-        decided = self._project(
-            np.full(len(asked), layer),
-            rows.lanes[asked],
-            # Lanes of a row may have different thresholds; what is open for one of them is for the row.
-            of_threshold=place[asking],
-            thresholds=thresholds[asks],
-        )
-        if len(asked) < count:
-            of_all = Decisions.none(count, confidence=-np.inf)
-            of_all.put(asked, decided)
-            decided = of_all
-        if self._measure.needs is Need.TOKENS:
-            # The lanes of a row have all that is below in common.
-            tokens = decided.tokens[asked]
-            confidences = self._measure.confidence(tokens, self._earlier[rows.lanes[asked]])
-            decided.put(asked, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asked]))
-        is_finite = decided.is_finite
-        is_finite &= np.isfinite(decided.confidences)
-        return decided
-
-    def _read_tokens(self, new: StepOutputs, is_known: np.ndarray) -> None:
-        """Sets the tokens that are not known, projecting the state of each exit once."""
-        members = np.flatnonzero((new.exit_layers > 0) & ~is_known)
-        layers, lanes, of_member = self._distinct(new.exit_layers.flat[members], members)
-        decided = self._project(layers, lanes)
-        new.tokens.flat[members] = decided.tokens[of_member]
-        new.is_finite.flat[members] &= decided.is_finite[of_member]
-
-    def _project(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> Decisions:
-        """Returns what the heads decide of states, given by layer and lane; `compared` as in `HeadDecisions.of`."""
-        decided, work = self._engine.decide(layers, lanes, **compared)
-        self._work += work
-        return decided
-
-    def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""
-        if self._live.shape[1] == 1:
-            return layers, members, np.arange(len(members))
-        keys = self._groups[layers, members].astype(np.int64) * (self._layers + 1) + layers
-        distinct, of_member = np.unique(keys, return_inverse=True)
-        lanes, of_state = np.divmod(distinct, self._layers + 1)
-        return of_state, lanes, of_member
-
-    def _propagate(self, exit_layers: np.ndarray, goes_on: np.ndarray) -> None:
-        """Gives the layers that tokens skipped what they keep of them (CALM, "State propagation")."""
-        is_kept = (self._tree.step >= self._architecture.first_kept_step)[:, None]
-        members = np.flatnonzero((exit_layers < self._layers) & goes_on & is_kept)
-        if not len(members):
-            return
-        exit_layers = exit_layers.flat[members]
-        first = min(self._exit_layers)
-        sources = np.full_like(exit_layers, first) if self._passed_on is PassedOn.FIRST_STATE else exit_layers
-        layers, lanes, of_member = self._distinct(sources, members)
-        lowest = np.full(len(lanes), self._layers)
-        np.minimum.at(lowest, of_member, exit_layers)
-        nodes = np.full((self._layers - 1, len(lanes)), self._tree.capacity, np.int32)
-        for layer in range(2, self._layers + 1):
-            is_skipped, skips = lowest < layer, exit_layers < layer
-            place = np.cumsum(is_skipped) - 1
-            nodes[layer - 2, is_skipped] = self._tree.keep(
-                layer, lanes[is_skipped], members=members[skips], of_member=place[of_member[skips]]
-            )
-        if self._passed_on is PassedOn.KEYS_VALUES:
-            self._engine.copy_skipped(layers, lanes, nodes)
-        else:
-            self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
-            self._engine.keep_skipped(layers, lanes, nodes)

@@ -23,6 +23,12 @@ class Decisions:
     is_finite: np.ndarray
 
     @classmethod
+    def measured(cls, confidences: np.ndarray) -> "Decisions":
+        """Returns decisions by confidences that need no logits, for token 0."""
+        tokens, is_finite = np.zeros(len(confidences), np.int32), np.isfinite(confidences)
+        return cls(tokens, low=confidences, high=confidences, is_finite=is_finite)
+
+    @classmethod
     def exact(cls, tokens: np.ndarray, *, confidences: np.ndarray, is_finite: np.ndarray) -> "Decisions":
         """Returns decisions by confidences that are known."""
         return cls(tokens, low=confidences.copy(), high=confidences.copy(), is_finite=is_finite)

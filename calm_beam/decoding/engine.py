@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from .decisions import Decisions
-from .lanes import LaneTree, Rows
+from .paths import Paths, Rows
 from .work import Work
 
 
@@ -27,7 +27,7 @@ class Slots:
       lengths: Tokens of the prompt.
     """
 
-    tree: LaneTree
+    tree: Paths
     _: dataclasses.KW_ONLY
     lanes: int
     steps: int
@@ -66,16 +66,17 @@ class Engine(Protocol):
     def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
         """Puts the embeddings of tokens, (rows,), into entry 0."""
 
-    def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
-        """Runs a layer for its rows.
+    def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
+        """Runs layers for rows, one after the other.
 
         Args:
-          layer: Which.
-          rows: All of that layer.
-          below: shape (rows,). Where their inputs stand in the entry below.
+          layers: Which, ascending without gaps; several only where no two lanes share anything.
+          rows: All that go through them.
+          below: shape (rows,). Where their inputs stand in the entry below the first; each layer leaves its outputs
+            where the next one looks for them.
 
         Returns:
-          float32, shape (rows,): the confidence of each, if that is made of states; and what was done for it.
+          float32, shape (layers, rows): the confidence of each, if that is made of states; and what was done for it.
         """
 
     def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:

@@ -18,31 +18,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .paths import Rows
+
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """The groups that go through one layer at one step, a row each, ordered by prompt.
+class Groups:
+    """The groups that go through one layer at one step.
 
     Attributes:
-      lanes: shape (rows,). The first lane of each, as a number in (slots * lanes).
-      slots: shape (rows,). The prompt's slot.
-      steps: shape (rows,). The prompt's step, from 0.
-      nodes: shape (rows,). The node that the layer makes of this token.
+      rows: One for each group, whose lane is its first.
       members: shape (members,). The lanes that take part, as numbers in (slots * lanes), in order.
       of_member: shape (members,). The row of each of these.
     """
 
-    lanes: np.ndarray
-    slots: np.ndarray
-    _: dataclasses.KW_ONLY
-    steps: np.ndarray
-    nodes: np.ndarray
+    rows: Rows
     members: np.ndarray
     of_member: np.ndarray
 
 
 class LaneTree:
-    """Groups, nodes and paths of the prompts in a batch of slots."""
+    """See `Paths`, with groups."""
 
     def __init__(
         self,
@@ -112,7 +107,7 @@ class LaneTree:
         for layer, nodes in enumerate(map(np.flatnonzero, of_these)):
             self._free[layer] = np.concatenate([self._free[layer], nodes], dtype=np.int32)
 
-    def rows(self, layer: int, alive: np.ndarray) -> Rows:
+    def groups(self, layer: int, alive: np.ndarray) -> Groups:
         """Returns the groups of the lanes that go through a layer, and gives each a node for this token.
 
         Args:
@@ -120,18 +115,15 @@ class LaneTree:
           alive: bool, shape (slots, lanes). Lanes that go on and have not left below.
         """
         members = np.flatnonzero(alive)
-        if self._shape[1] == 1:
-            lanes, of_member = members, np.arange(len(members))
-        else:
-            first = alive & self._starts[layer - 1]
-            first[:, 0] = alive[:, 0]
-            # A lane after one that has left starts a row of its own; if it was in that lane's group, this shares less.
-            first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
-            lanes, of_member = np.flatnonzero(first), (np.cumsum(first) - 1)[members]
+        first = alive & self._starts[layer - 1]
+        first[:, 0] = alive[:, 0]
+        # A lane after one that has left starts a row of its own; if it was in that lane's group, this shares less.
+        first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
+        lanes, of_member = np.flatnonzero(first), (np.cumsum(first) - 1)[members]
         slots = self._slots_of(lanes)
         nodes = self._new_nodes(layer, slots)
         self._set_path(layer, members, nodes[of_member])
-        return Rows(lanes, slots, steps=self.step[slots], nodes=nodes, members=members, of_member=of_member)
+        return Groups(Rows(lanes, slots, steps=self.step[slots], nodes=nodes), members, of_member)
 
     def keep(self, layer: int, states: np.ndarray, *, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
         """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).
@@ -183,7 +175,7 @@ class LaneTree:
 
     def _slots_of(self, lanes: np.ndarray) -> np.ndarray:
         """Returns the slots of lanes, given as numbers in (slots * lanes)."""
-        return lanes if self._shape[1] == 1 else lanes // self._shape[1]
+        return lanes // self._shape[1]
 
     def _new_nodes(self, layer: int, slots: np.ndarray) -> np.ndarray:
         """Returns a free node for the prompt in each of `slots`."""

@@ -19,8 +19,8 @@ from . import device_steps
 from .decisions import Decisions
 from .engine import Slots
 from .head_decisions import HeadDecisions
-from .lanes import Rows
 from .padding import row_parts
+from .paths import Rows
 from .weights import Sources, Weights, decides_natively, sources_by_width
 from .work import Work
 
@@ -46,7 +46,7 @@ class NativeEngine:
             (calls.aligned((slots.tree.capacity, inner)), calls.aligned((slots.tree.capacity, inner)))
             for _ in range(config.num_decoder_layers)
         ]
-        self._rows = self._rows_by_layer()
+        self._stack = self._stack_here()
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
 
@@ -62,13 +62,13 @@ class NativeEngine:
             for new, old in zip(wider, pair, strict=True):
                 new[: len(old)] = old
             self._cache[layer] = wider[0], wider[1]
-        self._rows, self._seen = self._rows_by_layer(), None
+        self._stack, self._seen = self._stack_here(), None
 
-    def _rows_by_layer(self) -> list[calls.Rows]:
-        """Returns rows of every layer, none yet, where these stand now."""
+    def _stack_here(self) -> calls.Stack:
+        """Returns the layers with their entries, where these stand now."""
         slots = self._slots
-        return [
-            calls.rows_of(
+        entries = [
+            calls.entries_of(
                 inputs=self._states[index],
                 outputs=self._states[index + 1],
                 store=store,
@@ -81,6 +81,7 @@ class NativeEngine:
             )
             for index, store in enumerate(self._cache)
         ]
+        return calls.Stack(self._decoder.layers, entries)
 
     def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
         """Puts the embeddings of tokens into entry 0."""
@@ -90,55 +91,61 @@ class NativeEngine:
         self._turns = self._decoder.turns(self._positions)
         if self._seen is None:
             self._see_sources()
-        for rows in self._rows:
-            calls.set_turns(rows, self._turns)
+        if self._turns is not None:
+            self._stack.set_turns(self._turns)
 
-    def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
-        """Runs a layer for its rows, and returns their confidences if these are made of states."""
-        of_layer = self._rows[layer - 1]
-        calls.run_layer(self._decoder.layers[layer - 1], of_layer, below=below, lanes=rows.lanes, nodes=rows.nodes)
-        return self._measured(layer, rows.lanes, below), Work(layer_rows=len(rows.lanes))
+    def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
+        """Runs layers for rows, and returns their confidences if these are made of states."""
+        self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, lanes=rows.lanes, nodes=rows.nodes)
+        return self._measured(layers, rows.lanes, below), Work(layer_rows=len(layers) * len(rows.lanes))
 
     def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
         """Returns what the heads decide of states, and what was asked for it."""
         if not self._decides_natively:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
-        tokens, facts = np.empty(len(lanes), np.int32), np.empty((4, len(lanes)), np.float32)
-        entries = self._entries(layers, lanes)
-        for head, rows in self._weights.heads_of(layers):
-            assert head.native is not None, "made where no other form was chosen"
-            tokens[rows], facts[:, rows] = calls.summarise(head.native, states=self._states, entries=entries[rows])
+        tokens, facts = self._summarised(layers, self._where(layers, lanes))
         confidences = self._confidences(tokens, facts)
         decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
         return decided, Work(projection_rows=len(lanes))
 
+    def _summarised(self, layers: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what `calls.summarise` does of each state by the head of its layer."""
+        asked = list(self._weights.heads_of(layers))
+        made = []
+        for head, rows in asked:
+            assert head.native is not None, "made where no other form was chosen"
+            made.append(calls.summarise(head.native, states=self._states, entries=entries[rows]))
+        if len(made) == 1:
+            return made[0]
+        tokens, facts = np.empty(len(entries), np.int32), np.empty((4, len(entries)), np.float32)
+        for (_, rows), (of_head, facts_of_head) in zip(asked, made, strict=True):
+            tokens[rows], facts[:, rows] = of_head, facts_of_head
+        return tokens, facts
+
     def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns some states as all that there are: XLA would copy the rest."""
-        return self._some(layers, lanes, size)[None], np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
+        some = _padded(self._states[layers, lanes], size)
+        return some[None], np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
 
-    def _some(self, layers: np.ndarray | int, lanes: np.ndarray, size: int) -> np.ndarray:
-        """Returns states, padded to a size."""
-        some = np.zeros((size, self._states.shape[2]), np.float32)
-        some[: len(lanes)] = self._states[layers, lanes]
-        return some
-
-    def _measured(self, layer: int, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
-        """Returns the confidences of rows, if these are made of states."""
-        measure, output = self._measure, self._states[layer]
-        if measure.needs is Need.STATES:
-            if is_own(measure.name):
-                return self._measured_by_xla(layer, lanes, below)
-            return _quietly(measure.confidence, output[lanes], self._states[layer - 1, below], layer)
+    def _measured(self, layers: range, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
+        """Returns the confidences of rows at layers, (layers, rows), if these are made of states."""
+        measure = self._measure
+        if measure.needs not in (Need.STATES, Need.CLASSIFIER):
+            return np.zeros((len(layers), len(lanes)), np.float32)
+        outputs = self._states[layers.start : layers.stop, lanes]
         if measure.needs is Need.CLASSIFIER:
-            return _quietly(measure.confidence, self._decoder.exit_scores(output[lanes]))
-        return np.zeros(len(lanes), np.float32)
+            return _quietly(measure.confidence, self._decoder.exit_scores(outputs))
+        inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
+        if is_own(measure.name):
+            return np.stack([self._measured_by_xla(*each) for each in zip(layers, outputs, inputs, strict=True)])
+        return _quietly(measure.confidence, outputs, inputs, np.arange(layers.start, layers.stop)[:, None])
 
-    def _measured_by_xla(self, layer: int, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
-        """Returns the same by a measure of the user's, who writes it for JAX."""
-        measured = np.empty(len(lanes), np.float32)
-        for part, size in row_parts(len(lanes), self._slots.row_sizes):
-            output, inputs = self._some(layer, lanes[part], size), self._some(layer - 1, below[part], size)
-            confidences = device_steps.measure_states(self._measure.name, output, inputs, np.int32(layer))
+    def _measured_by_xla(self, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+        """Returns the confidences of a measure of the user's, who writes it for JAX."""
+        measured = np.empty(len(outputs), np.float32)
+        for part, size in row_parts(len(outputs), self._slots.row_sizes):
+            output, below = (_padded(states[part], size) for states in (outputs, inputs))
+            confidences = device_steps.measure_states(self._measure.name, output, below, np.int32(layer))
             measured[part] = np.asarray(confidences)[: len(measured[part])]
         return measured
 
@@ -152,14 +159,13 @@ class NativeEngine:
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
-        calls.keep_skipped(
-            self._decoder.layers[1:],
-            self._cache[1:],
+        self._stack.keep_skipped(
+            range(1, len(self._cache)),
+            capacity=self._slots.tree.capacity,
             states=self._states,
-            entries=self._entries(layers, lanes),
+            which=self._where(layers, lanes),
             nodes=nodes,
-            turns=self._turns,
-            prompts=lanes // self._slots.lanes,
+            lanes=lanes,
         )
 
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
@@ -180,20 +186,19 @@ class NativeEngine:
             self._heads.run_on_padding(self._look_up, sizes)
         if self._measure.needs is Need.STATES and is_own(self._measure.name):
             for size in sizes:
-                self._measured_by_xla(1, np.zeros(size, np.int32), np.zeros(size, np.int32))
+                self._measured_by_xla(1, *np.zeros((2, size, self._states.shape[2]), np.float32))
 
-    def _entries(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    def _where(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns where states stand among those of all layers."""
-        entries: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
-        return entries
+        where: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
+        return where
 
     def _see_sources(self) -> None:
         jax.block_until_ready([(sources.keys_values, sources.mask) for sources in self._sources.values()])
         self._source_of[:] = self._index_of_width[self._slots.widths]
         of_width = [self._as_seen(sources) for sources in self._sources.values()]
         self._seen = [(calls.Sources * len(of_width))(*of_layer) for of_layer in zip(*of_width, strict=True)]
-        for rows, sources in zip(self._rows, self._seen, strict=True):
-            calls.set_sources(rows, sources)
+        self._stack.set_sources(self._seen)
 
     def _as_seen(self, sources: Sources) -> list[calls.Sources]:
         """Returns what the sources of a width are to native code, by layer.
@@ -205,6 +210,13 @@ class NativeEngine:
             calls.Sources(keys.unsafe_buffer_pointer(), values.unsafe_buffer_pointer(), mask, sources.width)
             for keys, values in sources.keys_values
         ]
+
+
+def _padded(states: np.ndarray, size: int) -> np.ndarray:
+    """Returns states, (rows, width), with rows of 0 behind them up to a size."""
+    longer = np.zeros((size, states.shape[1]), np.float32)
+    longer[: len(states)] = states
+    return longer
 
 
 def _quietly(confidence: Callable[..., Any], *arguments: Any) -> np.ndarray:

@@ -33,12 +33,13 @@ class StepOutputs:
             is_finite=np.ones(shape, bool),
         )
 
-    def put(self, lanes: np.ndarray, decided: Decisions, *, layer: int) -> None:
-        """Writes what is decided of lanes at a layer, each of `by_lane`."""
+    def put(self, lanes: np.ndarray, decided: Decisions, *, layer: int | np.ndarray) -> None:
+        """Writes what is decided of lanes at a layer, or each at its own; both are those of `by_lane`."""
+        confidences = decided.confidences
         self.tokens[lanes] = decided.tokens
         self.exit_layers[lanes] = layer
-        self.confidences[lanes] = decided.confidences
-        self.is_finite[lanes] = decided.is_finite
+        self.confidences[lanes] = confidences
+        self.is_finite[lanes] = decided.is_finite & np.isfinite(confidences)
 
     def put_known(self, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> None:
         """Writes what stands in the output of lanes already."""
@@ -80,6 +81,11 @@ class Outputs:
         for name in _KEPT:
             shared = getattr(self, name)[slot, :, :length]
             shared[:] = np.where(is_shared, getattr(known, name), shared)
+
+    def exits_at(self, step: np.ndarray, *, is_known: np.ndarray) -> np.ndarray:
+        """Returns the exit layers that stand in the output of lanes, (slots, lanes), at a step of each slot; else 0."""
+        exits: np.ndarray = np.where(is_known, self.exit_layers[np.arange(len(step)), :, step], 0)
+        return exits
 
     def append(self, new: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
         """Adds what a step gave the live lanes."""

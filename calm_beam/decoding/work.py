@@ -12,6 +12,7 @@ class Work:
       steps: Steps that prompts were decoded in side by side, whatever their number; 0 where nobody counts them.
       tokens: Tokens of the full model's outputs.
       layer_rows: Rows that went through a decoder layer. One pass of the full model takes `tokens` times L.
+      ahead_rows: Those of them that went through a layer above the one that their token left at, before that was known.
       projection_rows: Rows that were projected onto the vocabulary by the exact head. One pass of the full model takes
         `tokens`.
       certified_rows: Rows that a certified head was asked about; what it left open is in `projection_rows` too.
@@ -23,6 +24,7 @@ class Work:
     steps: int = 0
     tokens: int = 0
     layer_rows: int = 0
+    ahead_rows: int = 0
     projection_rows: int = 0
     certified_rows: int = 0
     fill_rows: int = 0
@@ -35,6 +37,7 @@ class Work:
             steps=self.steps + other.steps,
             tokens=self.tokens + other.tokens,
             layer_rows=self.layer_rows + other.layer_rows,
+            ahead_rows=self.ahead_rows + other.ahead_rows,
             projection_rows=self.projection_rows + other.projection_rows,
             certified_rows=self.certified_rows + other.certified_rows,
             fill_rows=self.fill_rows + other.fill_rows,

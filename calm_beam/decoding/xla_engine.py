@@ -18,8 +18,8 @@ from . import device_steps
 from .decisions import Decisions
 from .engine import Slots
 from .head_decisions import HeadDecisions
-from .lanes import Rows
 from .padding import all_path_lengths, padded, path_lengths, row_parts
+from .paths import Rows
 from .weights import Weights, sources_by_width, zeros
 from .work import Work
 
@@ -87,14 +87,19 @@ class XlaEngine:
             lanes=padded(lanes, size, fill=self._slots.num_lanes),
         )
 
-    def run_layer(self, layer: int, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
-        """Runs a layer for its rows, and returns their confidences if these are made of states."""
-        measured, work = np.zeros(len(rows.lanes), np.float32), Work()
+    def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
+        """Runs layers for rows, and returns their confidences if these are made of states."""
+        measured, work = np.zeros((len(layers), len(rows.lanes)), np.float32), Work()
         # All parts are started before the first is waited for.
-        for chosen, size, confidences in list(self._run_parts(layer, rows, below)):
+        parts = [
+            (layer, *part)
+            for layer in layers
+            for part in self._run_parts(layer, rows, below if layer == layers.start else rows.lanes)
+        ]
+        for layer, chosen, size, confidences in parts:
             work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
-                measured[chosen] = np.asarray(confidences)[: len(chosen)]
+                measured[layer - layers.start, chosen] = np.asarray(confidences)[: len(chosen)]
         return measured, work
 
     def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
@@ -138,7 +143,7 @@ class XlaEngine:
     def run_on_padding(self, slots: int) -> None:
         """Compiles whatever up to so many prompts may need."""
         none = np.zeros(0, np.int32)
-        rows = Rows(none, none, steps=none, nodes=none, members=none, of_member=none)
+        rows = Rows(none, none, steps=none, nodes=none)
         sizes = self._sizes_up_to(slots)
         skipped = none, none, np.zeros((self._layers - 1, 0), np.int32)
         for size in sizes:

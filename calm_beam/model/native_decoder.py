@@ -105,7 +105,7 @@ class NativeDecoder:
         return embedded if self.embedding_factor == 1 else embedded * np.float32(self.embedding_factor)
 
     def exit_scores(self, states: np.ndarray) -> np.ndarray:
-        """Returns the exit classifier's probabilities of "exit", (rows,), as `heads.exit_probability` does.
+        """Returns the exit classifier's probabilities of "exit" for states, as `heads.exit_probability` does.
 
         A row's sums are made in the same order in any company.
         """
@@ -113,12 +113,12 @@ class NativeDecoder:
         kernel, bias = self.classifier
         logits = np.stack([(states * column).sum(axis=-1) for column in kernel.T], axis=-1) + bias
         # Of two, the softmax is the logistic function of their difference.
-        score = logits[:, -1] - logits[:, 0] if kernel.shape[1] > 1 else logits[:, 0]
+        score = logits[..., -1] - logits[..., 0] if kernel.shape[1] > 1 else logits[..., 0]
         scores: np.ndarray = 1 / (1 + np.exp(-score))
         return scores
 
     def turns(self, positions: np.ndarray) -> np.ndarray | None:
-        """Returns cosines and sines for positions, (prompts,), as `calls.run_layer` takes them."""
+        """Returns cosines and sines for positions, (prompts,), as `calls.set_turns` takes them."""
         if self.frequencies is None:
             return None
         angles = positions[:, None].astype(np.float32) * self.frequencies

@@ -52,22 +52,29 @@ class Sources(ctypes.Structure):
     _fields_ = (("keys", _ADDRESS), ("values", _ADDRESS), ("mask", _ADDRESS), ("most", _NUMBER))
 
 
-class Rows(ctypes.Structure):
-    """Rows of a layer, with the arrays in which they stand; those have to stay where they are. See `rows_of`."""
+class Entries(ctypes.Structure):
+    """The arrays that a layer reads and writes, which it keeps. See `entries_of`."""
+
+    held: Sequence[np.ndarray] = ()
 
     _fields_ = (
         *((name, _ADDRESS) for name in ("inputs", "outputs", "keys", "values", "paths")),
         *((name, _NUMBER) for name in ("most_steps", "prompt_lanes")),
-        *((name, _ADDRESS) for name in ("sources", "turns", *_BY_PROMPT, "below", "lanes", "nodes")),
+        *((name, _ADDRESS) for name in ("sources", "turns", *_BY_PROMPT)),
+    )
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("below", "lanes", "nodes")),
         *((name, _NUMBER) for name in ("count", "threads")),
     )
 
 
 class _Skipped(ctypes.Structure):
     _fields_ = (
-        *((name, _ADDRESS) for name in ("layers", "keys", "values")),
         *((name, _NUMBER) for name in ("num_layers", "count", "capacity", "threads")),
-        *((name, _ADDRESS) for name in ("states", "entries", "nodes", "turns", "prompts")),
+        *((name, _ADDRESS) for name in ("states", "which", "nodes", "lanes")),
     )
 
 
@@ -81,7 +88,7 @@ class _Asked(ctypes.Structure):
     _fields_ = (
         ("count", _NUMBER),
         ("threads", _NUMBER),
-        *((name, _ADDRESS) for name in ("states", "entries", "largest", "second", "total", "weighted", "token")),
+        *((name, _ADDRESS) for name in ("states", "entries", "facts", "tokens")),
     )
 
 
@@ -115,7 +122,7 @@ def threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def rows_of(
+def entries_of(
     *,
     inputs: np.ndarray,
     outputs: np.ndarray,
@@ -123,13 +130,13 @@ def rows_of(
     paths: np.ndarray,
     prompt_lanes: int,
     **by_prompt: np.ndarray,
-) -> Rows:
-    """Returns rows of a layer that are none yet, without sources or turns.
+) -> Entries:
+    """Returns the entries of a layer, without sources or turns.
 
     Args:
       inputs: float32, shape (entries, width). Outputs of the layer below.
       outputs: Likewise; written.
-      store: Keys and values, float32, each (nodes, heads of keys * head_dim); written at the nodes of rows.
+      store: Keys and values, float32, each (nodes, heads of keys * head_dim); written where nodes say.
       paths: int32, shape (entries, steps). The nodes that each entry attends to.
       prompt_lanes: How many entries each prompt has.
       **by_prompt: int32, each of shape (prompts,):
@@ -138,92 +145,92 @@ def rows_of(
         source_of: Which of the sources it attends to.
         places: And where it stands there.
     """
-    held = [by_prompt[name] for name in _BY_PROMPT]
-    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in (paths, *held)), "read as they stand"
-    addresses = [array.ctypes.data for array in (inputs, outputs, *store, paths)]
+    numbers, indices = (inputs, outputs, *store), (paths, *(by_prompt[name] for name in _BY_PROMPT))
+    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in indices), "read as they stand"
+    addresses = [array.ctypes.data for array in (*numbers, *indices)]
     none: list[int | None] = [None] * 2
-    return Rows(*addresses, paths.shape[1], prompt_lanes, *none, *(array.ctypes.data for array in held))
+    entries = Entries(*addresses[:5], paths.shape[1], prompt_lanes, *none, *addresses[5:])
+    entries.held = numbers + indices
+    return entries
 
 
-def set_sources(rows: Rows, sources: Any) -> None:
-    """Has rows attend to sources: an array of `Sources`, one for each padded width."""
-    rows.sources = ctypes.addressof(sources)
+class Stack:
+    """Layers of a decoder, one above the other, each with its entries."""
 
+    def __init__(self, layers: Sequence[Layer], entries: Sequence[Entries]) -> None:
+        """Takes layers, the lowest first, and the entries of each."""
+        self._held = tuple(layers), tuple(entries)
+        self._layers = (_ADDRESS * len(layers))(*map(ctypes.addressof, layers))
+        self._entries = (Entries * len(entries))(*entries)
 
-def set_turns(rows: Rows, turns: np.ndarray | None) -> None:
-    """Has queries and keys of rows turned.
+    def set_sources(self, sources: Sequence[Any]) -> None:
+        """Has each layer attend to sources: an array of `Sources` for each, one for each padded width."""
+        self._sources = sources
+        for entries, of_layer in zip(self._entries, sources, strict=True):
+            entries.sources = ctypes.addressof(of_layer)
 
-    Args:
-      rows: Which.
-      turns: float32, shape (prompts, head_dim). Cosines and sines by which those of each prompt are; None if the layers
-        turn nothing.
-    """
-    rows.turns = _address(turns)
+    def set_turns(self, turns: np.ndarray) -> None:
+        """Has queries and keys turned.
 
+        Args:
+          turns: float32, shape (prompts, head_dim). Cosines and sines by which those of each prompt are.
+        """
+        self._turns = turns
+        for entries in self._entries:
+            entries.turns = turns.ctypes.data
 
-def run_layer(layer: Layer, rows: Rows, *, below: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
-    """Runs a decoder layer for one token of every row.
+    def run(self, layers: range, *, below: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+        """Runs layers for one token of every row, one after the other.
 
-    Args:
-      layer: Which.
-      rows: Where they stand.
-      below: int32, shape (rows,). Which input each row has.
-      lanes: Likewise. Its entry in outputs and paths.
-      nodes: Likewise. Where its keys and values go; they stand in its path at its step.
+        Args:
+          layers: Indices of layers, ascending without gaps; several only for rows that attend to paths of their own.
+          below: int32, shape (rows,). Which input of the first layer each row has; of others, it is its own entry.
+          lanes: Likewise. Its entry in outputs and paths.
+          nodes: Likewise. Where its keys and values go in every layer; they stand in its path at its step.
 
-    Raises:
-      MemoryError: If there is none.
-    """
-    held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
-    rows.below, rows.lanes, rows.nodes = (values.ctypes.data for values in held)
-    rows.count, rows.threads = len(lanes), threads()
-    if not loaded().calm_beam_run_layer(ctypes.byref(layer), ctypes.byref(rows)):
-        raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
+        Raises:
+          MemoryError: If there is none.
+        """
+        held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
+        rows = _Rows(*(values.ctypes.data for values in held), len(lanes), threads())
+        if not loaded().calm_beam_run_layers(*self._from(layers), _NUMBER(len(layers)), ctypes.byref(rows)):
+            raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
 
+    def keep_skipped(
+        self,
+        layers: range,
+        *,
+        capacity: int,
+        states: np.ndarray,
+        which: np.ndarray,
+        nodes: np.ndarray,
+        lanes: np.ndarray,
+    ) -> None:
+        """Gives layers that were skipped their keys and values of states.
 
-def keep_skipped(
-    layers: Sequence[Layer],
-    stores: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    states: np.ndarray,
-    entries: np.ndarray,
-    nodes: np.ndarray,
-    turns: np.ndarray | None,
-    prompts: np.ndarray,
-) -> None:
-    """Gives layers that were skipped their keys and values of states.
+        Args:
+          layers: Indices of those that some may have skipped, ascending without gaps.
+          capacity: How many nodes the store of each has.
+          states: float32, shape (states, width).
+          which: shape (rows,). Which of them are propagated.
+          nodes: shape (layers, rows). Where their keys and values go; `capacity` where a layer was not skipped.
+          lanes: shape (rows,). An entry of the prompt of each.
+        """
+        held = [
+            np.ascontiguousarray(values, dtype)
+            for values, dtype in ((which, np.int64), (nodes, np.int32), (lanes, np.int32))
+        ]
+        numbers = len(layers), len(which), capacity, threads()
+        skipped = _Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
+        loaded().calm_beam_keep_skipped(*self._from(layers), ctypes.byref(skipped))
 
-    Args:
-      layers: Some layers.
-      stores: Of each, as in `run_layer`; written.
-      states: float32, shape (entries, width).
-      entries: shape (rows,). Which of them are propagated.
-      nodes: shape (layers, rows). Where their keys and values go; beyond the store where a layer was not skipped.
-      turns: As in `run_layer`.
-      prompts: shape (rows,).
-    """
-    count = len(layers)
-    addresses = [ctypes.addressof(layer) for layer in layers]
-    kept = [[values.ctypes.data for values in each] for each in zip(*stores, strict=True)]
-    lists = [(_ADDRESS * count)(*each) for each in (addresses, *kept)]
-    held = [
-        np.ascontiguousarray(values, dtype)
-        for values, dtype in ((entries, np.int64), (nodes, np.int32), (prompts, np.int32))
-    ]
-    entries, nodes, prompts = held
-    skipped = _Skipped(
-        *map(ctypes.addressof, lists),
-        count,
-        len(entries),
-        len(stores[0][0]),
-        threads(),
-        states.ctypes.data,
-        entries.ctypes.data,
-        nodes.ctypes.data,
-        _address(turns),
-        prompts.ctypes.data,
-    )
-    loaded().calm_beam_keep_skipped(ctypes.byref(skipped))
+    def _from(self, layers: range) -> tuple[Any, Any]:
+        """Returns where weights and entries of layers stand."""
+        first = layers.start
+        return (
+            ctypes.byref(self._layers, first * ctypes.sizeof(_ADDRESS)),
+            ctypes.byref(self._entries, first * ctypes.sizeof(Entries)),
+        )
 
 
 def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -242,19 +249,9 @@ def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[n
     """
     entries = np.ascontiguousarray(entries, np.int64)
     facts, tokens = np.empty((4, len(entries)), np.float32), np.empty(len(entries), np.int32)
-    first, size = facts.ctypes.data, facts.itemsize * len(entries)
     asked = _Asked(
-        len(entries),
-        threads(),
-        states.ctypes.data,
-        entries.ctypes.data,
-        *(first + fact * size for fact in range(len(facts))),
-        tokens.ctypes.data,
+        len(entries), threads(), states.ctypes.data, entries.ctypes.data, facts.ctypes.data, tokens.ctypes.data
     )
     if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):
         raise MemoryError(f"no memory for the logits of {len(entries)} rows")
     return tokens, facts
-
-
-def _address(values: np.ndarray | None) -> int | None:
-    return None if values is None else values.ctypes.data

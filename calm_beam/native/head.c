@@ -32,8 +32,8 @@ typedef struct {
   int64_t count, threads;
   const float* states;    /* [entries, width] */
   const int64_t* entries; /* [count] */
-  float *largest, *second, *total, *weighted;
-  int32_t* token;
+  float* facts;           /* [4, count]: largest, second, total, weighted */
+  int32_t* tokens;        /* [count] */
 } Asked;
 
 typedef struct {
@@ -143,11 +143,12 @@ static void tell(const Call* call, int64_t row) {
   Facts facts = call->facts[row * parts];
   for (int64_t part = 1; part < parts; ++part) add_facts(&facts, &call->facts[row * parts + part]);
   const int is_none = facts.token < 0, is_finite = isfinite(facts.largest);
-  asked->largest[row] = is_none ? NAN : facts.largest;
-  asked->token[row] = is_none ? 0 : facts.token;
-  asked->second[row] = facts.second;
-  asked->total[row] = is_finite ? facts.total : NAN;
-  asked->weighted[row] = is_finite ? facts.weighted : NAN;
+  float* told = asked->facts + row;
+  asked->tokens[row] = is_none ? 0 : facts.token;
+  told[0] = is_none ? NAN : facts.largest;
+  told[asked->count] = facts.second;
+  told[2 * asked->count] = is_finite ? facts.total : NAN;
+  told[3 * asked->count] = is_finite ? facts.weighted : NAN;
 }
 
 static void run(const void* context, int phase, int64_t task) {

@@ -1,4 +1,4 @@
-/* A decoder layer for one token of every row, and what it keeps of states that skipped it: calls of Python's, which
+/* Decoder layers for one token of every row, and what it keeps of states that skipped it: calls of Python's, which
    change arrays in place. The structures are those of native/calls.py.
 
    T5's layer attends to what was generated, and then to the source; Llama's to both at once, after positions have
@@ -46,7 +46,7 @@ typedef struct {
   int64_t most;
 } Sources;
 
-/* Rows of a layer, with where each of them stands. A prompt has `prompt_lanes` entries, one after the other. */
+/* What a layer reads and writes. A prompt has `prompt_lanes` entries, one after the other. */
 typedef struct {
   const float* inputs;        /* [entries, width] */
   float* outputs;             /* [entries, width] */
@@ -56,12 +56,17 @@ typedef struct {
   const Sources* sources;
   const float* turns;         /* [prompts, size]: cosines, then sines; NULL if positions turn nothing */
   const int32_t *steps, *positions, *source_of, *places; /* [prompts] */
-  const int32_t *below, *lanes, *nodes;                  /* [count] */
+} Entries;
+
+/* Rows that go through layers: the entries of their inputs and outputs, and the nodes of what layers keep of them. */
+typedef struct {
+  const int32_t *below, *lanes, *nodes; /* [count] */
   int64_t count, threads;
 } Rows;
 
 typedef struct {
   const Layer* layer;
+  const Entries* entries;
   const Rows* rows;
   float *normed, *queries, *mixed, *hidden, *inner; /* [rows, ...] */
   int64_t block;
@@ -89,11 +94,11 @@ static inline int64_t inner_of(const Layer* layer) { return layer->heads * layer
 static inline int64_t kept_of(const Layer* layer) { return layer->key_heads * layer->size; }
 
 static inline const float* input_of(const Call* call, int64_t row) {
-  return call->rows->inputs + call->rows->below[row] * call->layer->width;
+  return call->entries->inputs + call->rows->below[row] * call->layer->width;
 }
 
 static inline int64_t prompt_of(const Call* call, int64_t row) {
-  return call->rows->lanes[row] / call->rows->prompt_lanes;
+  return call->rows->lanes[row] / call->entries->prompt_lanes;
 }
 
 static inline float* row_of(float* rows, int64_t row, int64_t width) { return rows + row * width; }
@@ -111,11 +116,11 @@ static void put_query(const Call* call, int64_t row, int64_t column, const float
 }
 
 static void put_key(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
-  copy(row_of(call->rows->keys, call->rows->nodes[row], kept_of(call->layer)) + column, sums, columns);
+  copy(row_of(call->entries->keys, call->rows->nodes[row], kept_of(call->layer)) + column, sums, columns);
 }
 
 static void put_value(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
-  copy(row_of(call->rows->values, call->rows->nodes[row], kept_of(call->layer)) + column, sums, columns);
+  copy(row_of(call->entries->values, call->rows->nodes[row], kept_of(call->layer)) + column, sums, columns);
 }
 
 static void put_attended(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
@@ -129,7 +134,7 @@ static void add_attended(const Call* call, int64_t row, int64_t column, const fl
 
 static void put_output(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
   const int64_t width = call->layer->width;
-  sum(row_of(call->rows->outputs, call->rows->lanes[row], width) + column, row_of(call->hidden, row, width) + column,
+  sum(row_of(call->entries->outputs, call->rows->lanes[row], width) + column, row_of(call->hidden, row, width) + column,
       sums, columns);
 }
 
@@ -204,14 +209,14 @@ static void turn_heads(const Layer* layer, float* heads, int64_t count, const fl
 }
 
 static const float* turns_of(const Call* call, int64_t row) {
-  return call->rows->turns + prompt_of(call, row) * call->layer->size;
+  return call->entries->turns + prompt_of(call, row) * call->layer->size;
 }
 
 static void turn_kept(const Call* call, int64_t row) {
   const Layer* layer = call->layer;
-  float* keys = row_of(call->rows->keys, call->rows->nodes[row], kept_of(layer));
+  float* keys = row_of(call->entries->keys, call->rows->nodes[row], kept_of(layer));
   add_bias(keys, layer->key_bias, kept_of(layer));
-  add_bias(row_of(call->rows->values, call->rows->nodes[row], kept_of(layer)), layer->value_bias, kept_of(layer));
+  add_bias(row_of(call->entries->values, call->rows->nodes[row], kept_of(layer)), layer->value_bias, kept_of(layer));
   turn_heads(layer, keys, layer->key_heads, layer->key_norm, turns_of(call, row));
 }
 
@@ -264,16 +269,16 @@ static Keys keys_of(const Layer* layer) {
 
 static Keys keys_of_paths(const Call* call) {
   Keys keys = keys_of(call->layer);
-  keys.keys = call->rows->keys, keys.values = call->rows->values, keys.head_stride = call->layer->size;
+  keys.keys = call->entries->keys, keys.values = call->entries->values, keys.head_stride = call->layer->size;
   keys.biases = call->layer->biases, keys.bias_heads = call->layer->bias_heads, keys.ages = call->layer->ages;
   return keys;
 }
 
 static void look_along_path(const Call* call, int64_t row, Seen* seen) {
   const Layer* layer = call->layer;
-  const Rows* rows = call->rows;
-  const int64_t step = rows->steps[prompt_of(call, row)];
-  const int32_t* path = rows->paths + rows->lanes[row] * rows->most_steps;
+  const Entries* entries = call->entries;
+  const int64_t step = entries->steps[prompt_of(call, row)];
+  const int32_t* path = entries->paths + call->rows->lanes[row] * entries->most_steps;
   int64_t from = step + 1 - layer->window;
   if (from < layer->first) from = layer->first;
   seen->count = 0;
@@ -287,12 +292,12 @@ static void look_along_path(const Call* call, int64_t row, Seen* seen) {
 static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
   const Layer* layer = call->layer;
   const int64_t prompt = prompt_of(call, row);
-  const Sources* sources = call->rows->sources + call->rows->source_of[prompt];
-  const int64_t place = call->rows->places[prompt];
+  const Sources* sources = call->entries->sources + call->entries->source_of[prompt];
+  const int64_t place = call->entries->places[prompt];
   const uint8_t* mask = sources->mask + place * sources->most;
   Keys keys = keys_of(layer);
   keys.keys = sources->keys, keys.values = sources->values, keys.head_stride = sources->most * layer->size;
-  int64_t from = call->rows->positions[prompt] + 1 - layer->window;
+  int64_t from = call->entries->positions[prompt] + 1 - layer->window;
   if (from < 0) from = 0;
   seen->count = 0;
   for (int64_t at = from; at < sources->most; ++at)
@@ -301,9 +306,9 @@ static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
 }
 
 static int64_t longest_of(const Call* call, int64_t from, int64_t to) {
-  int64_t longest = call->rows->most_steps;
+  int64_t longest = call->entries->most_steps;
   for (int64_t row = from; row < to; ++row) {
-    const int64_t most = call->rows->sources[call->rows->source_of[prompt_of(call, row)]].most;
+    const int64_t most = call->entries->sources[call->entries->source_of[prompt_of(call, row)]].most;
     if (most > longest) longest = most;
   }
   return longest;
@@ -399,12 +404,35 @@ static int64_t panels_of_phase(const Layer* layer, const Phase* phase) {
   }
 }
 
+typedef struct {
+  Call call; /* Of the first layer. */
+  const Layer* const* layers;
+  int64_t num_layers;
+} Calls;
+
+/* Returns the call of a later layer, whose rows find their inputs where the layer below has put them. */
+static Call call_of(const Calls* calls, int64_t index, Rows* rows) {
+  Call call = calls->call;
+  call.layer = calls->layers[index];
+  call.entries += index;
+  if (index) {
+    *rows = *call.rows;
+    rows->below = rows->lanes;
+    call.rows = rows;
+  }
+  return call;
+}
+
+/* Takes a few rows through all layers. */
 static void run_block(const void* context, int phase_of_one, int64_t block) {
-  const Call* call = context;
-  const Layer* layer = call->layer;
-  const int64_t from = block * call->block, end = from + call->block, count = call->rows->count;
-  for (const Phase* phase = phases_of(layer); phase < phases_of(layer) + num_phases(layer); ++phase)
-    phase->run(call, from, end < count ? end : count, 0, panels_of_phase(layer, phase));
+  const Calls* calls = context;
+  const int64_t from = block * calls->call.block, end = from + calls->call.block, count = calls->call.rows->count;
+  for (int64_t index = 0; index < calls->num_layers; ++index) {
+    Rows rows;
+    const Call call = call_of(calls, index, &rows);
+    for (const Phase* phase = phases_of(call.layer); phase < phases_of(call.layer) + num_phases(call.layer); ++phase)
+      phase->run(&call, from, end < count ? end : count, 0, panels_of_phase(call.layer, phase));
+  }
 }
 
 /* A task is a panel for all rows, or a few rows. */
@@ -434,32 +462,47 @@ static int64_t block_of(int64_t count, int64_t threads) {
   return block < kFewestRowsOfBlock ? kFewestRowsOfBlock : block;
 }
 
-/* Returns 0 if there is no memory for it. */
-int calm_beam_run_layer(const Layer* layer, const Rows* rows) {
-  const int64_t inner = inner_of(layer);
+/* Takes all rows through a layer, whose products threads share. */
+static void share_columns(const Call* call, int64_t threads) {
+  const Layer* layer = call->layer;
+  int64_t tasks[kMostPhases];
+  for (int index = 0; index < num_phases(layer); ++index) {
+    const Phase* phase = phases_of(layer) + index;
+    tasks[index] = phase->columns == kByRow ? (call->rows->count + kRowsOfAttention - 1) / kRowsOfAttention
+                                            : panels_of_phase(layer, phase);
+  }
+  run_phases(threads, call, run_columns, tasks, num_phases(layer));
+}
+
+/* Takes rows through some layers, one after the other; no two rows are of one path then, unless it is a single layer.
+   Returns 0 if there is no memory for it. */
+int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int64_t num_layers, const Rows* rows) {
+  const Layer* layer = layers[0];
+  const int64_t inner = inner_of(layer), weights = weights_of(layer);
   const int64_t numbers = 2 * layer->width + 2 * inner + layer->wide.columns;
   atomic_int lacks_memory = 0;
   int has_memory = 1;
   float* memory = memory_of(sizeof(float) * rows->count * numbers, &has_memory);
   if (!has_memory) return 0;
-  Call call = {.layer = layer, .rows = rows, .normed = memory, .lacks_memory = &lacks_memory};
+  Call call = {.layer = layer, .entries = entries, .rows = rows, .normed = memory, .lacks_memory = &lacks_memory};
   call.hidden = call.normed + rows->count * layer->width;
   call.queries = call.hidden + rows->count * layer->width;
   call.mixed = call.queries + rows->count * inner;
   call.inner = call.mixed + rows->count * inner;
-  const int64_t threads = busy_threads(rows->threads, rows->count * weights_of(layer));
+  const int shares_columns = weights > kCached && block_of(rows->count, rows->threads) < kRowsOfBlock / 2;
+  const int64_t together = shares_columns ? 1 : num_layers;
+  const int64_t threads = busy_threads(rows->threads, together * rows->count * weights);
   call.block = block_of(rows->count, threads);
-  if (weights_of(layer) > kCached && call.block < kRowsOfBlock / 2) {
-    int64_t tasks[kMostPhases];
-    for (int index = 0; index < num_phases(layer); ++index) {
-      const Phase* phase = phases_of(layer) + index;
-      tasks[index] = phase->columns == kByRow ? (rows->count + kRowsOfAttention - 1) / kRowsOfAttention
-                                              : panels_of_phase(layer, phase);
+  const Calls calls = {.call = call, .layers = layers, .num_layers = num_layers};
+  if (shares_columns) {
+    for (int64_t index = 0; index < num_layers; ++index) {
+      Rows here;
+      const Call of_layer = call_of(&calls, index, &here);
+      share_columns(&of_layer, threads);
     }
-    run_phases(threads, &call, run_columns, tasks, num_phases(layer));
   } else {
     const int64_t blocks = (rows->count + call.block - 1) / call.block;
-    run_phases(threads, &call, run_block, &blocks, 1);
+    run_phases(threads, &calls, run_block, &blocks, 1);
   }
   free(memory);
   return !lacks_memory;
@@ -467,51 +510,51 @@ int calm_beam_run_layer(const Layer* layer, const Rows* rows) {
 
 /* States that skipped layers, and the nodes that each of these gives them. */
 typedef struct {
-  const Layer* const* layers;
-  float *const *keys, *const *values; /* Of each layer. */
   int64_t num_layers, count, capacity, threads;
-  const float* states;                /* [entries, width] */
-  const int64_t* entries;             /* [count] */
-  const int32_t* nodes;               /* [layers, count]: `capacity` where the layer was not skipped */
-  const float* turns;                 /* As of rows. */
-  const int32_t* prompts;             /* [count] */
+  const float* states;    /* [states, width] */
+  const int64_t* which;   /* [count] */
+  const int32_t* nodes;   /* [layers, count]: `capacity` where the layer was not skipped */
+  const int32_t* lanes;   /* [count]: an entry of the prompt of each */
 } Skipped;
 
+typedef struct {
+  const Layer* const* layers;
+  const Entries* entries; /* Of each layer. */
+  const Skipped* skipped;
+} Keeping;
+
 static void keep_block(const void* context, int phase, int64_t task) {
-  const Skipped* skipped = context;
+  const Keeping* keeping = context;
+  const Skipped* skipped = keeping->skipped;
   const int64_t blocks = (skipped->count + kRowsOfBlock - 1) / kRowsOfBlock;
   const int64_t index = task / blocks, from = task % blocks * kRowsOfBlock;
-  const Layer* layer = skipped->layers[index];
+  const Layer* layer = keeping->layers[index];
   const int32_t* nodes = skipped->nodes + index * skipped->count;
-  int32_t kept[kRowsAtATime], prompts[kRowsAtATime];
+  int32_t kept[kRowsAtATime], lanes[kRowsAtATime];
   int64_t count = 0, row = from;
   float normed[kRowsAtATime * layer->width];
-  const Rows rows = {.keys = skipped->keys[index],
-                     .values = skipped->values[index],
-                     .nodes = kept,
-                     .turns = skipped->turns,
-                     .prompt_lanes = 1,
-                     .lanes = prompts};
-  const Call call = {.layer = layer, .rows = &rows, .normed = normed};
+  const Rows rows = {.nodes = kept, .lanes = lanes};
+  const Call call = {.layer = layer, .entries = keeping->entries + index, .rows = &rows, .normed = normed};
   const int64_t queries = panels_of(&layer->query), end = queries + panels_of(&layer->key) + panels_of(&layer->value);
   while (row < from + kRowsOfBlock && row < skipped->count) {
     for (count = 0; count < kRowsAtATime && row < from + kRowsOfBlock && row < skipped->count; ++row) {
       if (nodes[row] >= skipped->capacity) continue;
-      norm_row(skipped->states + skipped->entries[row] * layer->width, layer->norm, layer->width, layer->epsilon,
+      norm_row(skipped->states + skipped->which[row] * layer->width, layer->norm, layer->width, layer->epsilon,
                normed + count * layer->width);
-      prompts[count] = skipped->prompts[row];
+      lanes[count] = skipped->lanes[row];
       kept[count++] = nodes[row];
     }
     if (count) project(&call, 0, count, queries, end);
-    for (int64_t each = 0; each < count && skipped->turns; ++each) turn_kept(&call, each);
+    for (int64_t each = 0; each < count && call.entries->turns; ++each) turn_kept(&call, each);
   }
 }
 
 /* Gives skipped layers their keys and values of states. */
-void calm_beam_keep_skipped(const Skipped* skipped) {
+void calm_beam_keep_skipped(const Layer* const* layers, const Entries* entries, const Skipped* skipped) {
   const int64_t blocks = (skipped->count + kRowsOfBlock - 1) / kRowsOfBlock * skipped->num_layers;
-  const Layer* layer = skipped->layers[0];
+  const Layer* layer = layers[0];
+  const Keeping keeping = {layers, entries, skipped};
   const int64_t of_row = 2 * layer->width * kept_of(layer);
   const int64_t threads = busy_threads(skipped->threads, skipped->num_layers * skipped->count * of_row);
-  run_phases(threads, skipped, keep_block, &blocks, 1);
+  run_phases(threads, &keeping, keep_block, &blocks, 1);
 }

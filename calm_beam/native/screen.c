@@ -532,6 +532,14 @@ static int finish_row(const void* call, int64_t row) {
   return has_memory;
 }
 
+/* Returns how many rows there are up to the last that is not all 0. What is behind them is padding; of a state of 0
+   nothing can be said, since all its logits are equal. */
+static int64_t rows_before_padding(const Screen* s) {
+  int64_t numbers = s->rows * s->exact_width;
+  while (numbers && s->exact_states[numbers - 1] == 0) --numbers;
+  return (numbers + s->exact_width - 1) / s->exact_width;
+}
+
 /* The call, of arrays in the order of `Screen`. */
 XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   if (asks_for_version(frame)) return NULL;
@@ -559,6 +567,13 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
       .facts = given[1]->data,
       .chosen = given[2]->data,
   };
+  const int64_t all_rows = screen.rows;
+  screen.rows = rows_before_padding(&screen);
+  for (int64_t row = screen.rows; row < all_rows; ++row) {
+    screen.tokens[row] = 0;
+    screen.facts[row] = (Facts){.largest = NAN};
+  }
+  if (!screen.rows) return NULL;
   screen.stride = (screen.exact_width + kLanes - 1) / kLanes * kLanes;
   screen.kept_stride = (screen.kept + kLanes - 1) / kLanes * kLanes;
   screen.parts = screen.rows <= kFewRows ? kMostParts : 1;

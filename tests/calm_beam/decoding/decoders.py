@@ -23,7 +23,7 @@ from tests.numpy_decoder import Decoded
 Result = TypeVar("Result")
 
 # What ends a layer, and where it is found: by native code, or by XLA.
-LAYER_ENDS = ((calls, "run_layer"), (device_steps, "finish_layer"))
+LAYER_ENDS = ((calls.Stack, "run"), (device_steps, "finish_layer"))
 
 # Longest prompt and output of every test: each length is compiled for itself.
 LONGEST_PROMPT = 64

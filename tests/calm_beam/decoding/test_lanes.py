@@ -103,10 +103,10 @@ class _Simulation:
 
     def run_layer(self, layer: int, exits: np.ndarray, groups: np.ndarray) -> None:
         alive = self.live & (exits >= layer)
-        rows = self.tree.rows(layer, alive)
+        groups_here = self.tree.groups(layer, alive)
+        rows, row_of = groups_here.rows, groups_here.of_member
         members = np.flatnonzero(alive)
-        row_of = rows.of_member
-        assert rows.members.tolist() == members.tolist()
+        assert groups_here.members.tolist() == members.tolist()
         assert set(row_of.tolist()) == set(range(len(rows.lanes)))
         before = {lane: self.before(lane) for lane in members.tolist()}
         keys = {lane: before[lane].key(layer, separates_exit=self.separates_exit) for lane in members.tolist()}
@@ -223,7 +223,7 @@ def test_work_is_shared(separates_exit: bool) -> None:
 def _step(tree: LaneTree, exits: list[int], tokens: list[int] | None = None) -> list[list[int]]:
     """Runs a token of a single prompt, and returns the first lane of each row, by layer."""
     at = np.array([exits])
-    rows = [tree.rows(layer, at >= layer).lanes.tolist() for layer in (1, 2, 3)]
+    rows = [tree.groups(layer, at >= layer).rows.lanes.tolist() for layer in (1, 2, 3)]
     tree.advance(np.array([tokens or [2] * len(exits)]), at, alive=at > 0)
     return rows
 
@@ -273,7 +273,7 @@ def test_a_free_slot_does_not_advance() -> None:
     tree = LaneTree(slots=2, lanes=2, steps=8, layers=1, separates_exit=False, capacity=8)
     tree.admit(np.array([1]))
     alive = np.array([[False, False], [True, True]])
-    rows = tree.rows(1, alive)
+    rows = tree.groups(1, alive).rows
     assert (rows.lanes.tolist(), rows.slots.tolist(), rows.steps.tolist()) == ([2], [1], [0])
     tree.advance(np.full((2, 2), 2), np.ones((2, 2), int), alive=alive)
     assert tree.step.tolist() == [0, 1]
@@ -283,7 +283,7 @@ def test_room_shrinks_by_the_rows_of_the_fullest_layer() -> None:
     """Free nodes are counted for the layer that has fewest; growing adds to every layer."""
     tree = LaneTree(slots=1, lanes=3, steps=8, layers=2, separates_exit=False, capacity=5)
     tree.admit(np.array([0]))
-    tree.rows(1, np.ones((1, 3), bool))
+    tree.groups(1, np.ones((1, 3), bool))
     assert tree.room() == 4
     tree.keep(2, np.array([0, 1, 2]), members=np.arange(3), of_member=np.arange(3))
     assert tree.room() == 2

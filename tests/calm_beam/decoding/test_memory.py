@@ -114,7 +114,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
         return run
 
     monkeypatch.setattr(weights, "Sources", watched_sources)
-    for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "rows_of", "store")):
+    for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "entries_of", "store")):
         monkeypatch.setattr(module, name, watched(getattr(module, name), store))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())

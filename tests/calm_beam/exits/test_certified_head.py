@@ -249,6 +249,20 @@ def test_zeros_are_left_open(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("rows", [0, 1, 11, 24])
+def test_padding_is_left_open_and_changes_nothing(form: str, rows: int) -> None:
+    """Rows of zeros behind the last state, which native code does not look at."""
+    states, weights = _trained_like(40, 2048)
+    states[rows:] = 0
+    found = _check(states, weights, form, "softmax")
+    assert not found.is_certain[rows:].any()
+    # To native code, a row is the same in any company, but for the parts that eight or fewer are quantised in.
+    if form == "uint8" and rows > 8:
+        for of_all, of_these in zip(found, _certify(states[:rows], weights, form), strict=True):
+            np.testing.assert_array_equal(of_all[:rows], of_these)
+
+
+@pytest.mark.parametrize("form", _FORMS)
 def test_columns_that_stand_out_are_kept(form: str) -> None:
     """A column of huge weights, of which the states have next to nothing, leaves the rest as fine as it was."""
     states, weights = _trained_like(40, 2048)

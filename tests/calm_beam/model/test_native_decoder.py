@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -124,30 +125,40 @@ def _turns(case: _Case) -> np.ndarray | None:
     return case.decoder.turns(case.by_row["positions"][np.argsort(case.by_row["lanes"])])
 
 
-def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
-    """Returns the outputs of rows of a layer, and the keys and values that it keeps of them."""
-    states, (keys, values) = case.states.copy(), [store.copy() for store in case.stores]
+def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Sequence[int]) -> calls.Stack:
+    """Returns layers that read and write states, (layers + 1, entries, width), and a store each."""
     source_keys, source_values = case.source
     source = calls.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
-    by_row = {name: of_all[rows] for name, of_all in case.by_row.items()}
-    turns, sources = _turns(case), (calls.Sources * 1)(source)
     # By prompt, which is by entry here.
     entries = np.argsort(case.by_row["lanes"])
     by_prompt = {name: case.by_row[name][entries].astype(np.int32) for name in ("steps", "positions", "places")}
     by_prompt["source_of"] = np.zeros(_ROWS, np.int32)
-    of_layer = calls.rows_of(
-        inputs=states[_LAYER - 1],
-        outputs=states[_LAYER],
-        store=(keys, values),
-        paths=case.paths,
-        prompt_lanes=1,
-        **by_prompt,
+    stack = calls.Stack(
+        [case.decoder.layers[layer - 1] for layer in layers],
+        [
+            calls.entries_of(
+                inputs=states[index],
+                outputs=states[index + 1],
+                store=store,
+                paths=case.paths,
+                prompt_lanes=1,
+                **by_prompt,
+            )
+            for index, store in enumerate(stores)
+        ],
     )
-    calls.set_sources(of_layer, sources)
-    calls.set_turns(of_layer, turns)
-    calls.run_layer(
-        case.decoder.layers[_LAYER - 1], of_layer, **{name: by_row[name] for name in ("below", "lanes", "nodes")}
-    )
+    stack.set_sources([(calls.Sources * 1)(source)] * len(layers))
+    if (turns := _turns(case)) is not None:
+        stack.set_turns(turns)
+    return stack
+
+
+def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
+    """Returns the outputs of rows of a layer, and the keys and values that it keeps of them."""
+    states, (keys, values) = case.states.copy(), [store.copy() for store in case.stores]
+    by_row = {name: of_all[rows] for name, of_all in case.by_row.items()}
+    stack = _stack(case, states[_LAYER - 1 :], [(keys, values)], layers=[_LAYER])
+    stack.run(range(1), **{name: by_row[name] for name in ("below", "lanes", "nodes")})
     return [states[_LAYER, by_row["lanes"]], keys[by_row["nodes"]], values[by_row["nodes"]]]
 
 
@@ -198,6 +209,26 @@ def test_a_layer_is_xlas(kind: str) -> None:
     for found, expected in zip(_by_native_code(case), _by_xla(case), strict=True):
         assert np.isfinite(expected).all()
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("rows", [1, 7, _ROWS])
+def test_layers_one_after_the_other_are_those_layers_in_one_call(kind: str, rows: int) -> None:
+    """To the bit, outputs of all of them and what they keep, whether threads share rows or columns."""
+    case = _case(kind)
+    layers = range(case.model.config.num_decoder_layers)
+    found = []
+    for calls_of in ([layers], [range(layer, layer + 1) for layer in layers]):
+        states = case.states.copy()
+        stores = [[store.copy() for store in case.stores] for _ in layers]
+        stack = _stack(case, states, stores, layers=[layer + 1 for layer in layers])
+        below, lanes, nodes = (case.by_row[name][:rows] for name in ("below", "lanes", "nodes"))
+        for each in calls_of:
+            stack.run(each, below=below if not each.start else lanes, lanes=lanes, nodes=nodes)
+        found.append([states, *itertools.chain.from_iterable(stores)])
+    for together, apart, before in zip(*found, [case.states, *case.stores * len(layers)], strict=True):
+        np.testing.assert_array_equal(together, apart)
+        assert not np.array_equal(together, before, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -258,14 +289,14 @@ def test_skipped_layers_keep_what_they_would_make(kind: str) -> None:
     other = [store.copy() for store in case.stores]
     is_skipped = np.arange(_ROWS) % 3 > 0
     nodes = np.stack([np.where(is_skipped, by_row["nodes"], _NODES), np.full(_ROWS, _NODES)])
-    calls.keep_skipped(
-        [case.decoder.layers[_LAYER - 1]] * 2,
-        [(stores[0], stores[1]), (other[0], other[1])],
+    stack = _stack(case, np.zeros_like(case.states), [stores, other], layers=[_LAYER] * 2)
+    stack.keep_skipped(
+        range(2),
+        capacity=_NODES,
         states=case.states,
-        entries=(_LAYER - 1) * _ROWS + by_row["below"],
+        which=(_LAYER - 1) * _ROWS + by_row["below"],
         nodes=nodes,
-        turns=_turns(case),
-        prompts=by_row["lanes"],
+        lanes=by_row["lanes"],
     )
     for found, before, made, untouched in zip(stores, case.stores, expected, other, strict=True):
         np.testing.assert_array_equal(found[by_row["nodes"][is_skipped]], made[is_skipped])

@@ -184,7 +184,8 @@ def _print_row(task: Task, measure: str, threshold: float, *, size: int, rounds:
         ways = [Run(decode=full_decode), Run(decode=early_decode)]
         for run in ways:
             run.once()
-        allowed = _allowed(ways[0], full_decoder, ways[1], early_decoder)
+        asks_head = rule.measure().needs.asks_head
+        allowed = _allowed(ways[0], full_decoder, ways[1], early_decoder, asks_head=asks_head)
     full, early = ways
     gain = measured_gain(full, early, rounds=rounds)
     cells = (
@@ -211,17 +212,30 @@ def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
     return full.seconds / full.tokens / (early.seconds / early.tokens)
 
 
-def _allowed(full: Run, full_decoder: BatchDecoder, early: Run, early_decoder: BatchDecoder) -> float:
-    """Returns the gain per token if each piece of work took as long a row as in the full model's run."""
+def _allowed(
+    full: Run, full_decoder: BatchDecoder, early: Run, early_decoder: BatchDecoder, *, asks_head: bool
+) -> float:
+    """Returns the gain per token if each piece of work took as long a row as in the full model's run.
+
+    Args:
+      full: The full model's.
+      full_decoder: Its decoder.
+      early: The run with exits.
+      early_decoder: Its decoder.
+      asks_head: Whether every layer's head is asked.
+    """
     full_work, full_seconds, whole = _in_pieces(full, full_decoder)
     early_work, early_seconds, _ = _in_pieces(early, early_decoder)
     # Bookkeeping is in the layers' cost.
     layer = (whole - full_seconds["decision"] - full_seconds["source"]) / full_work.layer_rows
     decision = full_seconds["decision"] / _decisions(full_work)
     source = full_seconds["source"] / full_work.prompts
+    # What is run ahead of decisions is a means to be faster, and not counted as work.
+    in_vain = early_work.ahead_rows
+    decisions = _decisions(early_work) - (in_vain if asks_head else 0)
     needed = (
-        early_work.layer_rows * layer
-        + _decisions(early_work) * decision
+        (early_work.layer_rows - in_vain) * layer
+        + decisions * decision
         + early_work.prompts * source
         + early_seconds["fill"]
     )

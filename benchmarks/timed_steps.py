@@ -12,7 +12,7 @@ from calm_beam.decoding import device_steps
 from calm_beam.native import calls
 
 STEPS = {
-    "source": ((device_steps, "admit"),),
+    "source": ((device_steps, "admit"), (device_steps, "prefill")),
     "embedding": ((device_steps, "embed"),),
     "layer": (
         (calls.Stack, "run"),

@@ -5,7 +5,6 @@ a prompt that has ended gives its slot to the next.
 """
 
 import collections
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of
 from calm_beam.model.interface import EarlyExitModel
 
+from .admission import AHEAD_SHARE, Admission, Request, Waiting
 from .ends import is_end
 from .engine import Slots
 from .engines import engine_for
@@ -27,15 +27,12 @@ from .padding import (
     FEWEST_ROWS,
     admitted_together,
     buffer_bucket,
-    encoded_rows,
-    encoded_width,
     encoded_widths,
-    padded,
     places_by_width,
     row_sizes,
 )
 from .paths import Paths
-from .result import KnownOutput, SweepResult
+from .result import SweepResult
 from .shared_step import SharedStep
 from .single_lanes import SingleLanes
 from .single_step import SingleStep
@@ -43,32 +40,8 @@ from .step import Step
 from .weights import Weights
 from .work import Work
 
-# Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
-_REFILL_SHARE = 4
 # Most rows of a step: on a host, more leave its caches and are slower; an accelerator is not filled by so few.
 _HOST_ROWS, _DEVICE_ROWS = 256, 4096
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Request:
-    """A prompt that is to be decoded.
-
-    Attributes:
-      index: What the caller calls it.
-      ids: Its tokens.
-      schedule: Which of the batch's thresholds it is decoded at.
-      known: Its output at a threshold above all of these; what lanes have in common with it is not decided again.
-    """
-
-    index: int
-    ids: Sequence[int]
-    _: dataclasses.KW_ONLY
-    schedule: int = 0
-    known: KnownOutput | None = None
-
-
-Waiting = Mapping[int, collections.deque[Request]]
-"""Requests that wait for a slot, by the width that they are padded to; one queue for each width of the batch."""
 
 
 class Batch:
@@ -104,10 +77,10 @@ class Batch:
         self._architecture = architecture_of(config)
         _, self._steps, lanes = thresholds.shape
         steps = self._steps
-        self._admits_few = admits_few
         # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
         slots = min(budget.slots, buffer_bucket(sum(counts.values())))
-        places = places_by_width(counts, tokens=budget.source_tokens(lanes * steps), slots=slots)
+        ahead = 0 if admits_few else int(AHEAD_SHARE * slots)
+        places = places_by_width(counts, tokens=budget.source_tokens(lanes * steps), slots=slots + ahead)
         self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
         first_kept_step = self._architecture.first_kept_step
         capacity = min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes)
@@ -125,7 +98,6 @@ class Batch:
                 capacity=capacity,
             )
         self._tree: Paths = tree
-        self._free_places = {width: list(range(count)) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
@@ -153,6 +125,7 @@ class Batch:
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
         self._engine = engine_for(model, rule, weights=weights, slots=self._slots)
+        self._admission = Admission(self._engine, places=places, slots=slots, admits_few=admits_few)
         of_step: dict[str, Any] = {
             "layers": config.num_decoder_layers,
             "engine": self._engine,
@@ -169,8 +142,8 @@ class Batch:
         return self._step.take_work()
 
     def is_busy(self) -> bool:
-        """Returns whether any slot holds a prompt."""
-        return bool(self._is_held.any())
+        """Returns whether it has prompts that have not ended."""
+        return bool(self._is_held.any()) or self._admission.has_prepared()
 
     def free_slots(self) -> int:
         """Returns how many more prompts it has room for, if there is a place for their sources."""
@@ -185,71 +158,29 @@ class Batch:
         return min(width for width in self._slots.sources if width >= len(request.ids))
 
     def admit(self, waiting: Waiting) -> None:
-        """Moves waiting prompts into free slots, once enough are free."""
+        """Moves waiting prompts into free slots."""
         if not self._is_crowded:
             with self._weights.group.running():
                 self._admit(waiting)
 
     def _admit(self, waiting: Waiting) -> None:
-        for width, queue in waiting.items():
-            places = self._free_places[width]
-            chunk = self._chunk(width)
-            while queue:
-                free = np.flatnonzero(~self._is_held)
-                count = min(chunk, len(queue))
-                room = min(len(free), len(places))
-                if self._admits_few:
-                    if not room:
-                        break
-                    count = min(count, room)
-                elif room < count:
-                    # In order, so that widths follow each other and are not all in use at once.
-                    return
-                slots = free[:count]
-                for slot in slots.tolist():
-                    self._requests[slot] = request = queue.popleft()
-                    self._is_held[slot] = True
-                    self._schedules[slot] = request.schedule
-                    self._slots.widths[slot], self._slots.places[slot] = width, places.pop()
-                    self._slots.lengths[slot] = len(request.ids)
-                    self._previous[slot] = self._architecture.first_input(request.ids)
-                for encoded, rows, together in self._by_encoded_width(width, slots):
-                    self._prefill(width, together, encoded=encoded, rows=rows)
-                self._tree.admit(slots)
-                self._live[slots] = True
-                self._is_finite[slots] = True
-                self._shared_steps[slots] = 0
-                self._outputs.clear(slots)
-                for slot in slots.tolist():
-                    self._share(slot)
-
-    def _chunk(self, width: int) -> int:
-        """Returns how many prompts of a width are admitted together at most."""
-        return max(1, self._slots.sources[width] // _REFILL_SHARE)
-
-    def _by_encoded_width(self, width: int, slots: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yields slots whose prompts are gone through together, after the width and the number of rows for that."""
-        widths = np.array([encoded_width(length, width) for length in self._slots.lengths[slots].tolist()])
-        for encoded in np.unique(widths).tolist():
-            left = slots[widths == encoded]
-            while len(left):
-                rows = admitted_together(len(left)) if self._admits_few else encoded_rows(self._chunk(width))
-                yield encoded, rows, left[:rows]
-                left = left[rows:]
-
-    def _prefill(self, width: int, slots: np.ndarray, *, encoded: int, rows: int) -> None:
-        """Gives the places of slots, `rows` or fewer, the keys and values of their prompts, gone through at a width."""
-        source_tokens = np.zeros((rows, encoded), np.int32)
-        for row, slot in enumerate(slots.tolist()):
-            request = self._requests[slot]
-            assert request is not None, "only slots that hold a prompt are filled"
-            source_tokens[row, : len(request.ids)] = request.ids
-        self._engine.prefill(
-            width,
-            source_tokens,
-            lengths=padded(self._slots.lengths[slots], rows),
-            places=padded(self._slots.places[slots], rows, fill=self._slots.sources[width]),
-        )
+        free = np.flatnonzero(~self._is_held)
+        taken = self._admission.take(waiting, room=len(free))
+        if not taken:
+            return
+        slots = free[: len(taken)]
+        for slot, prepared in zip(slots.tolist(), taken, strict=True):
+            self._requests[slot] = request = prepared.request
+            self._schedules[slot] = request.schedule
+            self._slots.widths[slot], self._slots.places[slot] = prepared.width, prepared.place
+            self._slots.lengths[slot] = len(request.ids)
+            self._previous[slot] = self._architecture.first_input(request.ids)
+        self._is_held[slots] = self._live[slots] = self._is_finite[slots] = True
+        self._shared_steps[slots] = 0
+        self._tree.admit(slots)
+        self._outputs.clear(slots)
+        for slot in slots.tolist():
+            self._share(slot)
 
     def warm_up(self) -> None:
         """Compiles whatever prompts may need in a batch of one lane, so that none has to wait for a compiler.
@@ -257,13 +188,12 @@ class Batch:
         Every step is run once in every size, on padding only: what the batch holds does not change.
         """
         assert self._live.shape[1] == 1, "rows of several lanes need other sizes"
-        none = np.zeros(0, np.int32)
         with self._weights.group.running():
             narrower = 0
             for width in sorted(self._slots.sources):
-                counts = {admitted_together(count) for count in range(1, self._chunk(width) + 1)}
+                counts = {admitted_together(count) for count in range(1, self._admission.chunk(width) + 1)}
                 for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
-                    self._prefill(width, none, encoded=encoded, rows=count)
+                    self._admission.prefill(width, (), encoded=encoded, rows=count)
                 narrower = width
             self._engine.run_on_padding(len(self._requests))
 
@@ -348,7 +278,7 @@ class Batch:
         assert request is not None, "only slots that hold a prompt are vacated"
         self._requests[slot] = None
         self._is_held[slot] = self._live[slot] = False
-        self._free_places[int(self._slots.widths[slot])].append(int(self._slots.places[slot]))
+        self._admission.give_back(int(self._slots.widths[slot]), int(self._slots.places[slot]))
         return request
 
     def _run_layers(self) -> StepOutputs:

@@ -36,6 +36,20 @@ Parameters = Any
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def prefill(
+    model: EarlyExitModel,
+    parameters: Parameters,
+    *,
+    source_tokens: jax.Array,
+    lengths: jax.Array,
+    prefix: Sequence[KeysValues] = (),
+) -> tuple[list[KeysValues], jax.Array]:
+    """Returns keys and values of prompts for every layer, and their mask; arguments as of `admit`."""
+    made: tuple[list[KeysValues], jax.Array] = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
+    return made
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
 def admit(
     model: EarlyExitModel,

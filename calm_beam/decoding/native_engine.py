@@ -6,7 +6,6 @@ Prompts still go through XLA: they are many tokens at a time, which it is fast a
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from calm_beam.exits.logit_summary import Summary
@@ -19,9 +18,10 @@ from . import device_steps
 from .decisions import Decisions
 from .engine import Slots
 from .head_decisions import HeadDecisions
+from .native_sources import NativeSources
 from .padding import row_parts
 from .paths import Rows
-from .weights import Sources, Weights, decides_natively, sources_by_width
+from .weights import Weights, decides_natively
 from .work import Work
 
 
@@ -34,12 +34,8 @@ class NativeEngine:
         config = model.config
         self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
         self._measure = rule.measure()
-        self._sources = sources_by_width(model, weights, slots)
-        self._index_of_width = np.zeros(max(slots.sources) + 1, np.int32)
-        self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
-        # What each layer's sources are to native code; None where prompts have come, or stores moved, since.
-        self._seen: list[Any] | None = None
-        self._positions, self._source_of = (np.zeros(len(slots.places), np.int32) for _ in range(2))
+        self._sources = NativeSources(model, weights, slots)
+        self._positions = np.zeros(len(slots.places), np.int32)
         inner = config.num_kv_heads * config.head_dim
         self._states = calls.aligned((config.num_decoder_layers + 1, slots.num_lanes, config.emb_dim))
         self._cache = [
@@ -52,8 +48,7 @@ class NativeEngine:
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts."""
-        self._seen = None
-        self._sources[width].admit(self._model, self._weights, source_tokens, lengths=lengths, places=places)
+        self._sources.prefill(width, source_tokens, lengths=lengths, places=places)
 
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""
@@ -62,7 +57,7 @@ class NativeEngine:
             for new, old in zip(wider, pair, strict=True):
                 new[: len(old)] = old
             self._cache[layer] = wider[0], wider[1]
-        self._stack, self._seen = self._stack_here(), None
+        self._stack = self._stack_here()
 
     def _stack_here(self) -> calls.Stack:
         """Returns the layers with their entries, where these stand now."""
@@ -76,12 +71,14 @@ class NativeEngine:
                 prompt_lanes=slots.lanes,
                 steps=slots.tree.step,
                 positions=self._positions,
-                source_of=self._source_of,
+                source_of=self._sources.of_slot,
                 places=slots.places,
             )
             for index, store in enumerate(self._cache)
         ]
-        return calls.Stack(self._decoder.layers, entries)
+        stack = calls.Stack(self._decoder.layers, entries)
+        stack.set_sources(self._sources.as_seen())
+        return stack
 
     def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
         """Puts the embeddings of tokens into entry 0."""
@@ -89,8 +86,7 @@ class NativeEngine:
         # With which every step begins.
         self._positions[:] = self._slots.lengths - 1 + self._slots.tree.step
         self._turns = self._decoder.turns(self._positions)
-        if self._seen is None:
-            self._see_sources()
+        self._sources.see(lanes // self._slots.lanes)
         if self._turns is not None:
             self._stack.set_turns(self._turns)
 
@@ -192,24 +188,6 @@ class NativeEngine:
         """Returns where states stand among those of all layers."""
         where: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
         return where
-
-    def _see_sources(self) -> None:
-        jax.block_until_ready([(sources.keys_values, sources.mask) for sources in self._sources.values()])
-        self._source_of[:] = self._index_of_width[self._slots.widths]
-        of_width = [self._as_seen(sources) for sources in self._sources.values()]
-        self._seen = [(calls.Sources * len(of_width))(*of_layer) for of_layer in zip(*of_width, strict=True)]
-        self._stack.set_sources(self._seen)
-
-    def _as_seen(self, sources: Sources) -> list[calls.Sources]:
-        """Returns what the sources of a width are to native code, by layer.
-
-        Addresses alone: an array that was looked at otherwise is copied where it is given away.
-        """
-        mask = sources.mask.unsafe_buffer_pointer()
-        return [
-            calls.Sources(keys.unsafe_buffer_pointer(), values.unsafe_buffer_pointer(), mask, sources.width)
-            for keys, values in sources.keys_values
-        ]
 
 
 def _padded(states: np.ndarray, size: int) -> np.ndarray:

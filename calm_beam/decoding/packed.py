@@ -19,7 +19,8 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 
-from .batch import Batch, Request
+from .admission import Request
+from .batch import Batch
 from .device_groups import DeviceGroup, first_device, placed
 from .memory import Budget, return_freed_memory
 from .padding import common_prefix, joined_widths, members_by_width, widths_up_to

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from calm_beam.decoding.batch import Batch, Request
+from calm_beam.decoding.admission import Request
+from calm_beam.decoding.batch import Batch
 from calm_beam.decoding.batch_decoder import result_of_lane
 from calm_beam.errors import CalmBeamError
 

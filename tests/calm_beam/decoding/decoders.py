@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 
 # What ends a layer, and where it is found: by native code, or by XLA.
 LAYER_ENDS = ((calls.Stack, "run"), (device_steps, "finish_layer"))
+# What goes through prompts, for native code and for XLA.
+PREFILLS = ((device_steps, "prefill"), (device_steps, "admit"))
 
 # Longest prompt and output of every test: each length is compiled for itself.
 LONGEST_PROMPT = 64

@@ -30,13 +30,17 @@ for index in expected:
 assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.layer_rows)
 
 second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
-admit, used = device_steps.admit, set()
+used = set()
 
-def watched(config, parameters, **prompts):
-    used.update(prompts["source_mask"].devices())
-    return admit(config, parameters, **prompts)
+def watched(prefill):
+    def run(config, parameters, **prompts):
+        keys_values, mask = prefill(config, parameters, **prompts)
+        used.update(mask.devices())
+        return keys_values, mask
 
-device_steps.admit = watched
+    return run
+
+device_steps.admit, device_steps.prefill = watched(device_steps.admit), watched(device_steps.prefill)
 found = dict(second.decode(prompts))
 assert used == {devices[1]}, used
 for index in expected:

@@ -1,22 +1,22 @@
 """The width at which a batch goes through prompts, finer than the one at which it keeps what they leave."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import batch, device_steps, packed
-from calm_beam.decoding.batch import Request
+from calm_beam.decoding import admission, packed
+from calm_beam.decoding.admission import Request
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.padding import encoded_width, encoded_widths, widths_up_to
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from tests.builders import build_checkpoint, build_config, build_prompts, checkpoint_of
-from tests.calm_beam.decoding.decoders import STEPS, assert_all_same, in_order
+from tests.calm_beam.decoding.decoders import PREFILLS, STEPS, assert_all_same, in_order
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -50,15 +50,18 @@ def _decode(kind: str, prompts: Sequence[Sequence[int]] = _PROMPTS, **options: A
 def widths(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[int]]:
     """At which widths each prompt, without its padding, was gone through."""
     seen: dict[tuple[int, ...], set[int]] = {}
-    admit = device_steps.admit
 
-    def watched(*arguments: Any, source_tokens: np.ndarray, lengths: np.ndarray, **others: Any) -> Any:
-        for tokens, length in zip(source_tokens, lengths.tolist(), strict=True):
-            if length:
-                seen.setdefault(tuple(tokens[:length].tolist()), set()).add(len(tokens))
-        return admit(*arguments, source_tokens=source_tokens, lengths=lengths, **others)
+    def watched(prefill: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, source_tokens: np.ndarray, lengths: np.ndarray, **others: Any) -> Any:
+            for tokens, length in zip(source_tokens, lengths.tolist(), strict=True):
+                if length:
+                    seen.setdefault(tuple(tokens[:length].tolist()), set()).add(len(tokens))
+            return prefill(*arguments, source_tokens=source_tokens, lengths=lengths, **others)
 
-    monkeypatch.setattr(device_steps, "admit", watched)
+        return run
+
+    for module, name in PREFILLS:
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
     return seen
 
 
@@ -118,7 +121,7 @@ def test_an_open_batch_takes_prompts_in_their_order(widths: dict[tuple[int, ...]
 def test_it_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are those of prompts that are gone through at the width at which they are kept."""
     fine = _decode(kind)
-    monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
+    monkeypatch.setattr(admission, "encoded_width", lambda length, width: width)
     assert_all_same(fine, _decode(kind))
     assert len({tuple(result.tokens[0].tolist()) for result in fine}) > 5
 
@@ -132,6 +135,6 @@ def test_it_changes_nothing_after_what_all_begin_with(
     prompts = [[*begun, *generator.integers(2, 63, size=3 * index).tolist()] for index in range(10)]
     fine = _decode("llama", prompts)
     assert set.union(*widths.values()) == {48, 64}
-    monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
+    monkeypatch.setattr(admission, "encoded_width", lambda length, width: width)
     monkeypatch.setattr(packed, "common_prefix", lambda prompts, *, width: ())
     assert_all_same(fine, _decode("llama", prompts))

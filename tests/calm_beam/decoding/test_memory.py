@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.decoding import device_steps, memory, packed, weights
+from calm_beam.decoding import device_steps, memory, native_sources, packed, weights
 from calm_beam.decoding.device_groups import DeviceGroup, first_device
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
-from calm_beam.decoding.weights import Sources
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
@@ -30,7 +29,7 @@ from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.sharding import Division
 from calm_beam.native import calls
 from tests.builders import build_checkpoint, build_config
-from tests.calm_beam.decoding.decoders import LAYER_ENDS
+from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS
 from tests.sampling import sampled
 
 _STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)
@@ -102,9 +101,12 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     sources: dict[int, int] = {}
     held: set[int] = set()
 
-    def watched_sources(model: EarlyExitModel, *, width: int, places: int, **options: Any) -> Any:
-        sources[width] = places * width
-        return Sources(model, width=width, places=places, **options)
+    def watched_sources(make: Callable[..., Any]) -> Callable[..., Any]:
+        def run(model: EarlyExitModel, *, width: int, places: int, **options: Any) -> Any:
+            sources[width] = places * width
+            return make(model, width=width, places=places, **options)
+
+        return run
 
     def watched(step: Callable[..., Any], store: str) -> Callable[..., Any]:
         def run(*arguments: Any, **rows: Any) -> Any:
@@ -113,7 +115,8 @@ def test_sources_and_outputs_together_stay_within_the_budget(
 
         return run
 
-    monkeypatch.setattr(weights, "Sources", watched_sources)
+    for module, name in ((weights, "Sources"), (native_sources, "SourcesOfWidth")):
+        monkeypatch.setattr(module, name, watched_sources(getattr(module, name)))
     for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "entries_of", "store")):
         monkeypatch.setattr(module, name, watched(getattr(module, name), store))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
@@ -241,13 +244,17 @@ print(held - kept, kept - resident())
 def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of nine to twelve prompts hold the same buffers; each gives freed memory back, also one that is left."""
     source_sizes, returns = set(), []
-    admit = device_steps.admit
 
-    def watched_admit(model: EarlyExitModel, parameters: object, **prompts: Any) -> Any:
-        source_sizes.add((prompts["source_mask"].shape, prompts["source_tokens"].shape))
-        return admit(model, parameters, **prompts)
+    def watched(prefill: Callable[..., Any]) -> Callable[..., Any]:
+        def run(model: EarlyExitModel, parameters: object, **prompts: Any) -> Any:
+            mask, tokens = prompts.get("source_mask"), prompts["source_tokens"]
+            source_sizes.add((None if mask is None else mask.shape, tokens.shape))
+            return prefill(model, parameters, **prompts)
 
-    monkeypatch.setattr(device_steps, "admit", watched_admit)
+        return run
+
+    for module, name in PREFILLS:
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
     monkeypatch.setattr(packed, "return_freed_memory", lambda: returns.append(1))
     sweep = _sweep(Budget(slots=12, tokens=100_000))
     for count in (9, 10, 11, 12):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, device_steps, padding
+from calm_beam.decoding import admission, batch, device_steps, padding
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.memory import Budget
@@ -220,7 +220,7 @@ def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
         for count in (1, 6, 21):
             queues = opened.queues()
             for index, prompt in enumerate(build_prompts(*range(1, 64, 3))[:count]):
-                request = batch.Request(index, prompt)
+                request = admission.Request(index, prompt)
                 queues[opened.width_for(request)].append(request)
             while any(queues.values()) or opened.is_busy():
                 opened.admit(queues)
@@ -284,7 +284,7 @@ def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     left = []
     make_room = batch.Batch.make_room
 
-    def counted(crowded: Any) -> Iterator[batch.Request]:
+    def counted(crowded: Any) -> Iterator[admission.Request]:
         for leaving in make_room(crowded):
             left.append(leaving)
             yield leaving

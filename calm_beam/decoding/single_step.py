@@ -24,7 +24,7 @@ from .step import Step
 from .work import Work
 
 # Rows of a layer that may be run for nothing, as expected, rather than to ask before it.
-_MOST_AHEAD = 16.0
+_MOST_AHEAD = 12.0
 
 
 class _Undecided(NamedTuple):

@@ -1,0 +1,159 @@
+"""Steps of one lane a prompt: what is run ahead of decisions is work, and changes nothing."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import single_step
+from calm_beam.decoding.memory import Budget
+from calm_beam.decoding.packed import PackedDecoder
+from calm_beam.decoding.result import KnownOutput, SweepResult
+from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.decoding.work import Work
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import native_decoder
+from calm_beam.native import library
+from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
+from tests.calm_beam.decoding.decoders import STEPS, assert_same, in_order
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=5, exit_classifier=2)
+_DEPTH = _CONFIG.num_decoder_layers
+_PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13, 7, 8)
+# In turns, so that prompts of several thresholds, and of the full model, stand side by side.
+_THRESHOLDS = (0.9, 0.5, None, 0.2)
+_RULES = (
+    build_rule("softmax", state_propagation="from_exit"),
+    build_rule("softmax_max", state_propagation="projected", exit_interval=2),
+    build_rule("entropy", state_propagation="from_first_exit", min_exit_layer=2),
+    build_rule("patience", state_propagation="from_first_exit"),
+    build_rule("patience", patience=3, state_propagation="projected"),
+    build_rule("state", state_propagation="from_first_exit"),
+    build_rule("state", state_propagation="projected", min_exit_layer=2),
+    build_rule("classifier", state_propagation="from_exit", exit_interval=2),
+    build_rule("static", state_propagation="projected"),
+)
+
+
+@functools.cache
+def _model() -> Checkpoint:
+    return build_checkpoint(_CONFIG)
+
+
+def _decoder(
+    rule: ExitRule, thresholds: Sequence[float | None] = _THRESHOLDS, checkpoint: Checkpoint | None = None
+) -> PackedDecoder:
+    by_step = [thresholds_by_step(rule, threshold, max_decode_length=STEPS) for threshold in thresholds]
+    return PackedDecoder(
+        checkpoint or _model(),
+        rule,
+        thresholds=np.stack(by_step)[:, :, None],
+        max_input_length=32,
+        budget=Budget(slots=6, tokens=10_000),
+    )
+
+
+def _decoded(rule: ExitRule, **options: Any) -> tuple[list[SweepResult], Work]:
+    decoder = _decoder(rule, **options)
+    schedules = [index % len(_THRESHOLDS) for index in range(len(_PROMPTS))]
+    return in_order(decoder.decode(_PROMPTS, schedules=schedules), len(_PROMPTS)), decoder.work
+
+
+def _known(result: SweepResult) -> KnownOutput:
+    length = result.lengths[0]
+    assert result.runner_ups is not None
+    return KnownOutput(
+        tokens=result.tokens[0, :length],
+        exit_layers=result.exit_layers[0, :length],
+        confidences=result.confidences[0, :length],
+        runner_ups=result.runner_ups[0, :length],
+    )
+
+
+def _assert_equal(one: SweepResult, other: SweepResult) -> None:
+    for field in ("tokens", "exit_layers", "confidences", "runner_ups", "lengths", "is_finite"):
+        np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+
+
+def _both_ways(rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[tuple[list[SweepResult], Work]]:
+    """Returns what comes out where everybody is asked after every layer, and where as much as can be is run ahead."""
+    found = []
+    for most_ahead in (-1.0, float("inf")):
+        monkeypatch.setattr(single_step, "_MOST_AHEAD", most_ahead)
+        found.append(_decoded(rule, **options))
+    return found
+
+
+@pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+@pytest.mark.parametrize("rule", _RULES, ids=lambda rule: f"{rule.confidence}-{rule.state_propagation}")
+def test_what_is_run_ahead_changes_nothing(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, by native code; what outputs need is counted apart from what was run in vain."""
+    (asked, work), (ahead, more_work) = _both_ways(rule, monkeypatch)
+    for one, other in zip(asked, ahead, strict=True):
+        _assert_equal(one, other)
+    needed = sum(int(result.exit_layers.sum()) for result in asked)
+    if rule.confidence != "static":
+        assert len({layer for result in asked for layer in result.exit_layers.ravel().tolist()} - {0}) >= 2
+    assert work.ahead_rows == 0
+    assert more_work.ahead_rows > 0
+    assert work.layer_rows == more_work.layer_rows - more_work.ahead_rows == needed
+    assert work.fill_rows == more_work.fill_rows
+
+
+@pytest.mark.parametrize("rule", [_RULES[0], _RULES[4], _RULES[5]], ids=lambda rule: rule.confidence)
+def test_nor_does_it_for_xla(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows have numbers of their own in every company."""
+    monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
+    (asked, work), (ahead, more_work) = _both_ways(rule, monkeypatch)
+    for one, other in zip(asked, ahead, strict=True):
+        assert_same(one, other)
+    assert work.layer_rows == more_work.layer_rows - more_work.ahead_rows
+    assert more_work.ahead_rows > 0
+
+
+def test_nor_where_the_first_step_is_not_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a decoder-only model, whose first step reads a prompt's last token again."""
+    config = build_llama_config(vocab_size=64, num_decoder_layers=5, max_positions=64, end_ids=(1, 7))
+    model = checkpoint_of(config, build_llama_arrays(config, 1))
+    (asked, _), (ahead, work) = _both_ways(build_rule("softmax"), monkeypatch, checkpoint=model)
+    for one, other in zip(asked, ahead, strict=True):
+        assert_same(one, other)
+    assert work.ahead_rows > 0
+
+
+@pytest.mark.parametrize("rule", [_RULES[0], _RULES[7]], ids=lambda rule: rule.confidence)
+def test_known_steps_are_not_decided_again(rule: ExitRule) -> None:
+    """What a prompt has in common with its output at a higher threshold is taken from there, and the rest follows."""
+    before = in_order(_decoder(rule, [0.9]).decode(_PROMPTS), len(_PROMPTS))
+    known = [_known(result) for result in before]
+    anew, going_on = _decoder(rule, [0.5]), _decoder(rule, [0.5])
+    expected = in_order(anew.decode(_PROMPTS), len(_PROMPTS))
+    found = in_order(going_on.decode(_PROMPTS, known), len(_PROMPTS))
+    for one, other in zip(expected, found, strict=True):
+        assert_same(one, other)
+    assert sum(int(each.steps_shared(np.full((STEPS, 1), 0.5, np.float32))[0]) for each in known) > 0
+    decisions = [decoder.work.projection_rows for decoder in (anew, going_on)]
+    assert decisions[1] < decisions[0]
+
+
+def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known at first, so that everybody is asked; where next to nobody leaves, nobody is asked any more."""
+    monkeypatch.setattr(single_step, "_MOST_AHEAD", 3.0)
+    decoder = _decoder(build_rule("static"), [1.0])
+    asked = []
+    run = single_step.SingleStep._run
+
+    def watched(step: Any, layers: range, *others: Any) -> Any:
+        asked.append(layers)
+        return run(step, layers, *others)
+
+    monkeypatch.setattr(single_step.SingleStep, "_run", watched)
+    assert len(dict(decoder.decode(_PROMPTS[:6]))) == 6
+    assert asked[0] == range(1, 2)
+    assert asked[-1] == range(1, _DEPTH + 1)

@@ -81,8 +81,8 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--widened", action="store_true")
-    parser.add_argument("--prompts", type=int, default=4, help="times the batch")
-    parser.add_argument("--most_prompts", type=int, default=512)
+    parser.add_argument("--prompts", type=int, default=16, help="times the batch")
+    parser.add_argument("--most_prompts", type=int, default=4096)
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--batches", default="1,8,64,256")
     parser.add_argument("--measures", default=",".join(_MEASURES))
@@ -184,8 +184,7 @@ def _print_row(task: Task, measure: str, threshold: float, *, size: int, rounds:
         ways = [Run(decode=full_decode), Run(decode=early_decode)]
         for run in ways:
             run.once()
-        asks_head = rule.measure().needs.asks_head
-        allowed = _allowed(ways[0], full_decoder, ways[1], early_decoder, asks_head=asks_head)
+        allowed = _allowed(ways[0], full_decoder, ways[1], early_decoder)
     full, early = ways
     gain = measured_gain(full, early, rounds=rounds)
     cells = (
@@ -212,30 +211,18 @@ def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
     return full.seconds / full.tokens / (early.seconds / early.tokens)
 
 
-def _allowed(
-    full: Run, full_decoder: BatchDecoder, early: Run, early_decoder: BatchDecoder, *, asks_head: bool
-) -> float:
-    """Returns the gain per token if each piece of work took as long a row as in the full model's run.
-
-    Args:
-      full: The full model's.
-      full_decoder: Its decoder.
-      early: The run with exits.
-      early_decoder: Its decoder.
-      asks_head: Whether every layer's head is asked.
-    """
+def _allowed(full: Run, full_decoder: BatchDecoder, early: Run, early_decoder: BatchDecoder) -> float:
+    """Returns the gain per token if each piece of work took as long a row as in the full model's run."""
     full_work, full_seconds, whole = _in_pieces(full, full_decoder)
     early_work, early_seconds, _ = _in_pieces(early, early_decoder)
     # Bookkeeping is in the layers' cost.
     layer = (whole - full_seconds["decision"] - full_seconds["source"]) / full_work.layer_rows
     decision = full_seconds["decision"] / _decisions(full_work)
     source = full_seconds["source"] / full_work.prompts
-    # What is run ahead of decisions is a means to be faster, and not counted as work.
-    in_vain = early_work.ahead_rows
-    decisions = _decisions(early_work) - (in_vain if asks_head else 0)
     needed = (
-        (early_work.layer_rows - in_vain) * layer
-        + decisions * decision
+        # What is run ahead of decisions is a means to be faster, and not counted as work.
+        (early_work.layer_rows - early_work.ahead_rows) * layer
+        + _decisions(early_work) * decision
         + early_work.prompts * source
         + early_seconds["fill"]
     )
@@ -243,7 +230,7 @@ def _allowed(
 
 
 def _decisions(work: Work) -> int:
-    return max(work.certified_rows, work.projection_rows)
+    return max(work.certified_rows, work.projection_rows) - work.ahead_decisions
 
 
 def _in_pieces(run: Run, decoder: BatchDecoder) -> tuple[Work, dict[str, float], float]:

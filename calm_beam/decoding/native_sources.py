@@ -12,7 +12,7 @@ from calm_beam.native import calls
 
 from . import device_steps
 from .engine import Slots
-from .weights import Weights
+from .weights import Weights, prefixes_by_width
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,19 +63,20 @@ class NativeSources:
         self._by_width = {
             width: SourcesOfWidth(model, width=width, places=places) for width, places in slots.sources.items()
         }
-        self._prefixes = {
-            width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
-            for width, tokens in slots.prefixes.items()
-        }
+        self._prefixes = prefixes_by_width(model, weights, slots)
         self._index_of_width = np.zeros(max(slots.sources) + 1, np.int32)
         self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
-        # In the order in which XLA makes them, and which places are waited for.
+        # In the order in which XLA makes them; and which places they are for.
         self._coming: collections.deque[_Coming] = collections.deque()
         self._is_coming = np.zeros((len(slots.sources), max(slots.sources.values())), bool)
         self.of_slot = np.zeros(len(slots.places), np.int32)
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Has XLA go through prompts; does not wait for it."""
+        here = places[places < self._slots.sources[width]]
+        index = self._index_of_width[width]
+        # Whoever was there before may have ended without a step, so that nobody has asked for that yet.
+        self._take_over(index, here)
         keys_values, mask = device_steps.prefill(
             self._model,
             self._weights.all,
@@ -83,14 +84,17 @@ class NativeSources:
             lengths=lengths,
             prefix=self._prefixes.get(width, ()),
         )
-        places = places[places < self._slots.sources[width]]
-        self._is_coming[self._index_of_width[width], places] = True
-        self._coming.append(_Coming(width, places, keys_values, mask))
+        self._is_coming[index, here] = True
+        self._coming.append(_Coming(width, here, keys_values, mask))
 
     def see(self, slots: np.ndarray) -> None:
         """Sees that the sources of slots are there."""
         self.of_slot[:] = self._index_of_width[self._slots.widths]
-        while self._coming and self._is_coming[self.of_slot[slots], self._slots.places[slots]].any():
+        self._take_over(self.of_slot[slots], self._slots.places[slots])
+
+    def _take_over(self, widths: np.ndarray, places: np.ndarray) -> None:
+        """Takes over what is made, in turn, until nothing is coming for places, given with indices of widths."""
+        while self._coming and self._is_coming[widths, places].any():
             coming = self._coming.popleft()
             self._by_width[coming.width].take_over(coming)
             self._is_coming[self._index_of_width[coming.width], coming.places] = False

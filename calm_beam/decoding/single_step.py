@@ -137,8 +137,9 @@ class SingleStep(Step):
         rows, count = undecided.rows, len(undecided.asks)
         measured = self._run_layers(layers, rows, below=rows.lanes)
         exits = [layer for layer in self._exit_layers if layer in layers]
+        asks = self._asks(exits, undecided)
         if self._decides_by_logits:
-            decided = self._decide(np.array(exits), undecided)
+            decided = self._decide(np.array(exits), undecided, asks)
         else:
             decided = Decisions.measured(measured[np.array(exits) - layers.start].reshape(-1))
         leaves = self._leaves(exits, decided, undecided)
@@ -147,7 +148,9 @@ class SingleStep(Step):
         leaves[-1] = True
         at = leaves.argmax(axis=0)
         new.put(rows.lanes, decided.of_rows(at * count + np.arange(count)), layer=np.array(exits)[at])
-        self._count(exits, at, stays, ahead=layers.stop - 1)
+        self._count(exits, at, stays)
+        if len(layers) > 1:
+            self._count_ahead(layers.stop - 1 - np.array(exits)[at], asks, at)
         at[stays] += 1
         passed = np.where(np.arange(len(exits))[:, None] < at, decided.high.reshape(leaves.shape), np.float32(-np.inf))
         new.runner_ups[rows.lanes] = np.fmax(new.runner_ups[rows.lanes], np.fmax.reduce(passed, axis=0))
@@ -165,25 +168,33 @@ class SingleStep(Step):
         known = undecided.known_exits
         return leaves if known is None else np.where(known > 0, known == np.array(exits)[:, None], leaves)
 
-    def _count(self, exits: Sequence[int], at: np.ndarray, stays: np.ndarray, *, ahead: int) -> None:
-        """Counts who came to layers and left there, by its place among these; layers were run up to `ahead`."""
+    def _count(self, exits: Sequence[int], at: np.ndarray, stays: np.ndarray) -> None:
+        """Counts who came to layers and left there, given the place of each among these; `stays` have not."""
         left = np.bincount(at, minlength=len(exits)).tolist()
         left[-1] -= len(stays)
-        came, in_vain = len(at), 0
+        came = len(at)
         for layer, number in zip(exits, left, strict=True):
             self._came[layer] += came
             self._left[layer] += number
             came -= number
-            in_vain += (ahead - layer) * number
-        if in_vain:
-            self._work += Work(ahead_rows=in_vain)
 
-    def _decide(self, exits: np.ndarray, undecided: _Undecided) -> Decisions:
-        """Returns what heads decide of every row at every layer, one layer after the other."""
-        lanes = undecided.rows.lanes
+    def _count_ahead(self, layers_above: np.ndarray, asks: np.ndarray, at: np.ndarray) -> None:
+        """Counts what was in vain: layers that were run above the one that rows left at, and what was asked there."""
+        in_vain = int(layers_above.sum())
+        if in_vain:
+            asked = int((asks & (np.arange(len(asks))[:, None] > at)).sum()) if self._decides_by_logits else 0
+            self._work += Work(ahead_rows=in_vain, ahead_decisions=asked)
+
+    def _asks(self, exits: Sequence[int], undecided: _Undecided) -> np.ndarray:
+        """Returns which rows the head is asked about at layers, (exits, rows), where logits decide."""
         asks = np.repeat(undecided.asks[None], len(exits), axis=0)
         if exits[-1] == self._layers:
             asks[-1] = True if undecided.known_exits is None else undecided.known_exits == 0
+        return asks
+
+    def _decide(self, exits: np.ndarray, undecided: _Undecided, asks: np.ndarray) -> Decisions:
+        """Returns what heads decide of asking rows at every layer, one layer after the other."""
+        lanes = undecided.rows.lanes
         layer, row = np.nonzero(asks)
         if not len(row):
             return Decisions.none(asks.size, confidence=-np.inf)

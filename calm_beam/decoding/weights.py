@@ -183,13 +183,18 @@ class Sources:
 
 def sources_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sources]:
     """Returns room for the sources of each width."""
-    gone_through = {
+    prefixes = prefixes_by_width(model, weights, slots)
+    return {
+        width: Sources(model, width=width, places=count, prefix=prefixes.get(width, ()))
+        for width, count in slots.sources.items()
+    }
+
+
+def prefixes_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sequence[KeysValues]]:
+    """Returns keys and values of what all prompts of a width begin with, where there is such a thing."""
+    return {
         width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
         for width, tokens in slots.prefixes.items()
-    }
-    return {
-        width: Sources(model, width=width, places=count, prefix=gone_through.get(width, ()))
-        for width, count in slots.sources.items()
     }
 
 

@@ -16,6 +16,7 @@ class Work:
       projection_rows: Rows that were projected onto the vocabulary by the exact head. One pass of the full model takes
         `tokens`.
       certified_rows: Rows that a certified head was asked about; what it left open is in `projection_rows` too.
+      ahead_decisions: How many of the rows that heads were asked about were such.
       fill_rows: Keys and values made of propagated states for a layer that was skipped.
       padded_rows: Rows of padding that went through layers beside `layer_rows`.
     """
@@ -27,6 +28,7 @@ class Work:
     ahead_rows: int = 0
     projection_rows: int = 0
     certified_rows: int = 0
+    ahead_decisions: int = 0
     fill_rows: int = 0
     padded_rows: int = 0
 
@@ -40,6 +42,7 @@ class Work:
             ahead_rows=self.ahead_rows + other.ahead_rows,
             projection_rows=self.projection_rows + other.projection_rows,
             certified_rows=self.certified_rows + other.certified_rows,
+            ahead_decisions=self.ahead_decisions + other.ahead_decisions,
             fill_rows=self.fill_rows + other.fill_rows,
             padded_rows=self.padded_rows + other.padded_rows,
         )

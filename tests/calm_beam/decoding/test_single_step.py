@@ -1,5 +1,6 @@
 """Steps of one lane a prompt: what is run ahead of decisions is work, and changes nothing."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -103,6 +104,7 @@ def test_what_is_run_ahead_changes_nothing(rule: ExitRule, monkeypatch: pytest.M
     assert work.ahead_rows == 0
     assert more_work.ahead_rows > 0
     assert work.layer_rows == more_work.layer_rows - more_work.ahead_rows == needed
+    assert work.projection_rows == more_work.projection_rows - more_work.ahead_decisions
     assert work.fill_rows == more_work.fill_rows
 
 
@@ -140,6 +142,22 @@ def test_known_steps_are_not_decided_again(rule: ExitRule) -> None:
     assert sum(int(each.steps_shared(np.full((STEPS, 1), 0.5, np.float32))[0]) for each in known) > 0
     decisions = [decoder.work.projection_rows for decoder in (anew, going_on)]
     assert decisions[1] < decisions[0]
+
+
+def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
+    """Outputs that are known whole give their places to others before anybody has looked at their sources."""
+    prompts = build_prompts(*range(1, 25))
+    rule = build_rule("softmax")
+    before = in_order(_decoder(rule, [0.9]).decode(prompts), len(prompts))
+    nothing_left = [index % 3 > 0 for index in range(len(prompts))]
+    known = [
+        dataclasses.replace(each, runner_ups=np.full_like(each.runner_ups, -1.0 if is_whole else 1.0))
+        for each, is_whole in zip(map(_known, before), nothing_left, strict=True)
+    ]
+    expected = in_order(_decoder(rule, [0.5]).decode(prompts), len(prompts))
+    found = in_order(_decoder(rule, [0.5]).decode(prompts, known), len(prompts))
+    for index, is_whole in enumerate(nothing_left):
+        assert_same(found[index], before[index] if is_whole else expected[index])
 
 
 def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,10 @@ class Admission:
                 count = min(count, room, len(places))
                 if not count:
                     continue
-            elif len(places) < count or len(self._prepared) >= count:
+            elif len(self._prepared) >= count:
+                # As many as are gone through together are ahead already.
+                return False
+            elif len(places) < count:
                 # In order, so that widths follow each other and are not all in use at once.
                 return False
             chosen = [Prepared(queue.popleft(), width, places.pop()) for _ in range(count)]

@@ -1,7 +1,7 @@
 """A batch of prompts whose lanes take one step at a time, sharing what they have in common.
 
-With one lane a prompt, this is continuous batching by depth: every layer is run for the prompts that still need it, and
-a prompt that has ended gives its slot to the next.
+With one lane a prompt, this is continuous batching by depth: layers are run for the prompts that still need them, and a
+prompt that has ended gives its slot to the next.
 """
 
 import collections
@@ -69,8 +69,7 @@ class Batch:
           budget: What may be held at a time.
           counts: How many prompts of each width are to be expected at a time.
           prefixes: What all prompts of a width begin with, where it is to be gone through once for all of them.
-          admits_few: Whether prompts are admitted as soon as there is room, and not only once there is for several:
-            they wait less, for more programs to compile.
+          admits_few: As of `Admission`.
         """
         self._model, self._weights, self._thresholds = model, weights, thresholds
         config = model.config

@@ -52,6 +52,8 @@ class NativeEngine:
 
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""
+        # It holds the stores. Layer by layer, no more than one is held twice.
+        del self._stack
         for layer, pair in enumerate(self._cache):
             wider = [calls.aligned((len(values) + added, values.shape[1])) for values in pair]
             for new, old in zip(wider, pair, strict=True):

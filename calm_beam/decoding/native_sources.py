@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from calm_beam.model.interface import EarlyExitModel, KeysValues
@@ -84,6 +85,10 @@ class NativeSources:
             lengths=lengths,
             prefix=self._prefixes.get(width, ()),
         )
+        if not len(here):
+            # What is compiled on padding is nobody's: it goes at once, and if it fails, that is told here.
+            jax.block_until_ready((keys_values, mask))
+            return
         self._is_coming[index, here] = True
         self._coming.append(_Coming(width, here, keys_values, mask))
 
@@ -92,12 +97,13 @@ class NativeSources:
         self.of_slot[:] = self._index_of_width[self._slots.widths]
         self._take_over(self.of_slot[slots], self._slots.places[slots])
 
-    def _take_over(self, widths: np.ndarray, places: np.ndarray) -> None:
+    def _take_over(self, widths: np.ndarray | np.int32, places: np.ndarray) -> None:
         """Takes over what is made, in turn, until nothing is coming for places, given with indices of widths."""
         while self._coming and self._is_coming[widths, places].any():
-            coming = self._coming.popleft()
+            coming = self._coming[0]
             self._by_width[coming.width].take_over(coming)
             self._is_coming[self._index_of_width[coming.width], coming.places] = False
+            self._coming.popleft()
 
     def as_seen(self) -> list[Any]:
         """Returns what they are to native code, by layer: an array of `calls.Sources`, by the index of their width."""

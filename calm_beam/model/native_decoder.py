@@ -118,7 +118,7 @@ class NativeDecoder:
         return scores
 
     def turns(self, positions: np.ndarray) -> np.ndarray | None:
-        """Returns cosines and sines for positions, (prompts,), as `calls.set_turns` takes them."""
+        """Returns cosines and sines for positions, (prompts,), as `calls.Stack.set_turns` takes them."""
         if self.frequencies is None:
             return None
         angles = positions[:, None].astype(np.float32) * self.frequencies

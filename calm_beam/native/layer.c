@@ -474,9 +474,10 @@ static void share_columns(const Call* call, int64_t threads) {
   run_phases(threads, call, run_columns, tasks, num_phases(layer));
 }
 
-/* Takes rows through some layers, one after the other; no two rows are of one path then, unless it is a single layer.
-   Returns 0 if there is no memory for it. */
+/* Takes rows through some layers of one size, one after the other; no two rows are of one path then, unless it is a
+   single layer. Returns 0 if there is no memory for it. */
 int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int64_t num_layers, const Rows* rows) {
+  if (!rows->count) return 1;
   const Layer* layer = layers[0];
   const int64_t inner = inner_of(layer), weights = weights_of(layer);
   const int64_t numbers = 2 * layer->width + 2 * inner + layer->wide.columns;

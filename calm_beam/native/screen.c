@@ -533,7 +533,7 @@ static int finish_row(const void* call, int64_t row) {
 }
 
 /* Returns how many rows there are up to the last that is not all 0. What is behind them is padding; of a state of 0
-   nothing can be said, since all its logits are equal. */
+   nothing can be said, since all its logits are equal. Of such rows, `chosen` is not written. */
 static int64_t rows_before_padding(const Screen* s) {
   int64_t numbers = s->rows * s->exact_width;
   while (numbers && s->exact_states[numbers - 1] == 0) --numbers;

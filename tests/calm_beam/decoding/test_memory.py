@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+import tracemalloc
 import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
@@ -27,7 +28,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.sharding import Division
-from calm_beam.native import calls
+from calm_beam.native import calls, library
 from tests.builders import build_checkpoint, build_config
 from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS
 from tests.sampling import sampled
@@ -392,3 +393,23 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     memory.check_memory(config, lanes=1, steps=10**6, source=10**6)
     with pytest.raises(UsageError, match="8 attention heads cannot be divided by 3"):
         said(token_budget=None, model_parallelism=3)
+
+
+@pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+def test_stores_of_native_code_grow_layer_by_layer() -> None:
+    """No more than the keys and values of one layer are held twice."""
+    lanes = _lanes(_STEPS, [0.5])[:, 1:]
+    budget = Budget(slots=64, tokens=100_000)
+    sweep = PackedDecoder(_CHECKPOINT, ExitRule(), thresholds=lanes[None], max_input_length=32, budget=budget)
+    engine = sweep.open_batch()._engine
+    tracemalloc.start()
+    try:
+        engine.grow(5000)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        engine.grow(1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held > 1 << 20
+    assert peak < 1.5 * held

@@ -1,12 +1,14 @@
 """Sources for native code, against those that XLA keeps for itself."""
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import native_sources
+from calm_beam.decoding import device_steps, native_sources
 from calm_beam.decoding.device_groups import first_device
 from calm_beam.decoding.engine import Slots
 from calm_beam.decoding.native_sources import NativeSources
@@ -109,3 +111,22 @@ def test_native_code_reads_them_where_they_stand() -> None:
     seen = NativeSources(model, weights, slots).as_seen()
     assert len(seen) == 3
     assert [[sources.most for sources in of_layer] for of_layer in seen] == [[32, 64]] * 3
+
+
+def test_what_is_compiled_on_padding_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for, so that an error is told at once, and given back."""
+    model, weights, slots = _made(_MODELS["t5"], {})
+    ours = NativeSources(model, weights, slots)
+    made: list[weakref.ref[Any]] = []
+    prefill = device_steps.prefill
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        keys_values, mask = prefill(*arguments, **options)
+        made.append(weakref.ref(mask))
+        return keys_values, mask
+
+    monkeypatch.setattr(device_steps, "prefill", watched)
+    nobody = np.full(2, slots.sources[32], np.int32)
+    ours.prefill(32, np.zeros((2, 16), np.int32), lengths=np.zeros(2, np.int32), places=nobody)
+    gc.collect()
+    assert [reference() for reference in made] == [None]

@@ -35,7 +35,7 @@ from .paths import Paths
 from .result import SweepResult
 from .shared_step import SharedStep
 from .single_lanes import SingleLanes
-from .single_step import SingleStep
+from .single_step import SingleStep, most_asked
 from .step import Step
 from .weights import Weights
 from .work import Work
@@ -194,7 +194,8 @@ class Batch:
                 for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
                     self._admission.prefill(width, (), encoded=encoded, rows=count)
                 narrower = width
-            self._engine.run_on_padding(len(self._requests))
+            slots = len(self._requests)
+            self._engine.run_on_padding(slots, asked=most_asked(slots))
 
     def step(self) -> Iterator[tuple[Request, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""

@@ -94,5 +94,10 @@ class Engine(Protocol):
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives them what the layer of each state has kept itself, as `keep_skipped` is told."""
 
-    def run_on_padding(self, slots: int) -> None:
-        """Compiles whatever up to so many prompts may need: every step is run once in every size, on padding only."""
+    def run_on_padding(self, slots: int, *, asked: int) -> None:
+        """Compiles whatever prompts may need: every step is run once in every size, on padding only.
+
+        Args:
+          slots: How many prompts there may be.
+          asked: How many of their states heads may be asked about together.
+        """

@@ -19,7 +19,7 @@ from .decisions import Decisions
 from .engine import Slots
 from .head_decisions import HeadDecisions
 from .native_sources import NativeSources
-from .padding import row_parts
+from .padding import row_parts, sizes_up_to
 from .paths import Rows
 from .weights import Weights, decides_natively
 from .work import Work
@@ -177,13 +177,12 @@ class NativeEngine:
                 is_skipped = nodes[index] < self._slots.tree.capacity
                 store[nodes[index, is_skipped]] = made[is_skipped]
 
-    def run_on_padding(self, slots: int) -> None:
-        """Compiles whatever up to so many prompts may need of XLA: confidences, and other heads than native ones."""
-        sizes = sorted({size for rows in range(1, slots + 1) for _, size in row_parts(rows, self._slots.row_sizes)})
+    def run_on_padding(self, slots: int, *, asked: int) -> None:
+        """Compiles whatever prompts may need of XLA: confidences, and other heads than native ones."""
         if not self._decides_natively:
-            self._heads.run_on_padding(self._look_up, sizes)
+            self._heads.run_on_padding(self._look_up, sizes_up_to(asked, self._slots.row_sizes))
         if self._measure.needs is Need.STATES and is_own(self._measure.name):
-            for size in sizes:
+            for size in sizes_up_to(slots, self._slots.row_sizes):
                 self._measured_by_xla(1, *np.zeros((2, size, self._states.shape[2]), np.float32))
 
     def _where(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:

@@ -67,6 +67,15 @@ def row_parts(count: int, sizes: tuple[int, ...]) -> Iterator[tuple[slice, int]]
         start = stop
 
 
+def sizes_up_to(count: int, sizes: tuple[int, ...]) -> list[int]:
+    """Returns the sizes that parts of so many rows, or fewer, are padded to, ascending.
+
+    >>> sizes_up_to(60, (16, 64, 256))
+    [16, 64]
+    """
+    return sorted({size for rows in range(1, count + 1) for _, size in row_parts(rows, sizes)})
+
+
 @functools.cache
 def _first_part(count: int, sizes: tuple[int, ...]) -> tuple[int, int]:
     """Returns the size of the first part of rows, and what running all of them costs, in rows."""

@@ -24,7 +24,12 @@ from .step import Step
 from .work import Work
 
 # Rows of a layer that may be run for nothing, as expected, rather than to ask before it.
-_MOST_AHEAD = 12.0
+_MOST_AHEAD = 8.0
+
+
+def most_asked(slots: int) -> int:
+    """Returns how many rows heads are asked about at a time at most, where so many prompts are decoded."""
+    return 2 * slots
 
 
 class _Undecided(NamedTuple):
@@ -66,7 +71,7 @@ class SingleStep(Step):
     ) -> None:
         """Prepares steps; arguments are those of `Step`."""
         super().__init__(rule, layers=layers, engine=engine, paths=paths, first_kept_step=first_kept_step)
-        self._paths = paths
+        self._paths, self._most_asked = paths, most_asked(len(paths.step))
         # By layer: rows that came to where they might leave, and those of them that did.
         self._came, self._left = [0] * (layers + 1), [0] * (layers + 1)
 
@@ -115,10 +120,7 @@ class SingleStep(Step):
         return _Undecided(rows, at, asks, known, earlier)
 
     def _run_before_asking(self, first: int, undecided: _Undecided) -> range:
-        """Returns the layers, from the first on, that are run before it is asked who has left; the last may be left at.
-
-        Heads are not asked about more rows at a time than there are slots, for which they are prepared.
-        """
+        """Returns layers, from the first on, that are run before it is asked who has left; the last may be left at."""
         rows = len(undecided.asks)
         asking = rows if self._decides_by_logits and undecided.asks.any() else 0
         staying, asked = float(rows), 0
@@ -128,7 +130,7 @@ class SingleStep(Step):
             # Of what is not known yet, the worst is expected.
             staying *= 1 - (self._left[layer] + 1) / (self._came[layer] + 1)
             asked += asking
-            if rows - staying > _MOST_AHEAD or asked + asking > len(self._step):
+            if rows - staying > _MOST_AHEAD or asked + asking > self._most_asked:
                 return range(first, layer + 1)
         return range(first, self._layers + 1)
 

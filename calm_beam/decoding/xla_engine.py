@@ -18,7 +18,7 @@ from . import device_steps
 from .decisions import Decisions
 from .engine import Slots
 from .head_decisions import HeadDecisions
-from .padding import all_path_lengths, padded, path_lengths, row_parts
+from .padding import all_path_lengths, padded, path_lengths, row_parts, sizes_up_to
 from .paths import Rows
 from .weights import Weights, sources_by_width, zeros
 from .work import Work
@@ -140,11 +140,12 @@ class XlaEngine:
             nodes=padded(nodes.T, size, fill=self._slots.tree.capacity).T,
         )
 
-    def run_on_padding(self, slots: int) -> None:
-        """Compiles whatever up to so many prompts may need."""
+    def run_on_padding(self, slots: int, *, asked: int) -> None:
+        """Compiles whatever prompts may need."""
         none = np.zeros(0, np.int32)
         rows = Rows(none, none, steps=none, nodes=none)
-        sizes = self._sizes_up_to(slots)
+        row_sizes = self._slots.row_sizes
+        sizes = sizes_up_to(slots, row_sizes)
         skipped = none, none, np.zeros((self._layers - 1, 0), np.int32)
         for size in sizes:
             self._embed_part(none, none, size)
@@ -152,18 +153,14 @@ class XlaEngine:
                 self._copy_part(*skipped, size=size)
             else:
                 self._keep_part(*skipped, size=size)
-        self._heads.run_on_padding(self._look_up, sizes)
+        self._heads.run_on_padding(self._look_up, sizes_up_to(asked, row_sizes))
         for size, length in itertools.product(sizes, all_path_lengths(self._slots.steps)):
             self._attend(1, rows, chosen=none, below=none, size=size, length=length)
         for width, sources in self._sources.items():
-            for size in self._sizes_up_to(sources.places):
+            for size in sizes_up_to(sources.places, row_sizes):
                 is_gathered = size <= self._most_gathered(width)
                 self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
         jax.block_until_ready(self._states)
-
-    def _sizes_up_to(self, count: int) -> list[int]:
-        """Returns the sizes that so many rows, or fewer, are padded to."""
-        return sorted({size for rows in range(1, count + 1) for _, size in self._parts(rows)})
 
     def _run_parts(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
         """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences.

@@ -23,7 +23,7 @@ from .single_lanes import SingleLanes
 from .step import Step
 from .work import Work
 
-# Rows of a layer that may be run for nothing, as expected, rather than to ask before it.
+# Rows of a layer that may be run for nothing, as expected, rather than to ask before it somebody who may stay.
 _MOST_AHEAD = 8.0
 
 
@@ -130,7 +130,9 @@ class SingleStep(Step):
             # Of what is not known yet, the worst is expected.
             staying *= 1 - (self._left[layer] + 1) / (self._came[layer] + 1)
             asked += asking
-            if rows - staying > _MOST_AHEAD or asked + asking > self._most_asked:
+            # Where next to nobody stays, a question here is likely to be the last one.
+            most_ahead = _MOST_AHEAD * min(1.0, staying)
+            if rows - staying > most_ahead or asked + asking > self._most_asked:
                 return range(first, layer + 1)
         return range(first, self._layers + 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding import batch
+from calm_beam.decoding import admission, batch
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, OutputError, PromptError
 from tests.builders import build_checkpoint, build_prompts
@@ -54,7 +54,7 @@ def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest
     taken: list[int] = []
     admit, step = batch.Batch.admit, batch.Batch.step
 
-    def watched_admit(self: Any, waiting: batch.Waiting) -> None:
+    def watched_admit(self: Any, waiting: admission.Waiting) -> None:
         taken.extend(request.index for queue in waiting.values() for request in queue)
         admit(self, waiting)
 

@@ -49,6 +49,14 @@ class Decisions:
         """Returns the decisions of some rows, or of rows again and again."""
         return Decisions(self.tokens[rows], low=self.low[rows], high=self.high[rows], is_finite=self.is_finite[rows])
 
+    def among(self, rows: np.ndarray, count: int) -> "Decisions":
+        """Returns decisions of so many rows: these of some of them, ascending, and nothing of others (-inf)."""
+        if len(rows) == count:
+            return self
+        of_all = Decisions.none(count, confidence=-np.inf)
+        of_all.put(rows, self)
+        return of_all
+
     def put(self, rows: np.ndarray | slice, decisions: "Decisions") -> None:
         """Writes the decisions of some rows."""
         for name in ("tokens", "low", "high", "is_finite"):

@@ -15,9 +15,7 @@ from .step import Step
 class SharedStep(Step):
     """See `Step`."""
 
-    def __init__(
-        self, rule: ExitRule, *, layers: int, engine: Engine, paths: LaneTree, first_kept_step: int = 0
-    ) -> None:
+    def __init__(self, rule: ExitRule, *, layers: int, engine: Engine, paths: LaneTree, first_kept_step: int) -> None:
         """Prepares steps; arguments are those of `Step`."""
         super().__init__(rule, layers=layers, engine=engine, paths=paths, first_kept_step=first_kept_step)
         self._tree = paths
@@ -125,15 +123,10 @@ class SharedStep(Step):
             of_threshold=place[asking],
             thresholds=thresholds[asks],
         )
-        if len(asked) < count:
-            of_all = Decisions.none(count, confidence=-np.inf)
-            of_all.put(asked, decided)
-            decided = of_all
+        decided = decided.among(asked, count)
         if self._measure.needs is Need.TOKENS:
             # The lanes of a row have all that is below in common.
-            tokens = decided.tokens[asked]
-            confidences = self._measure.confidence(tokens, self._earlier[rows.lanes[asked]])
-            decided.put(asked, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asked]))
+            self._compare_tokens(decided, asked, self._earlier[rows.lanes[asked]])
         return decided
 
     def _read_tokens(self, new: StepOutputs, known_exits: np.ndarray | None) -> None:

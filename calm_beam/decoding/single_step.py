@@ -67,7 +67,7 @@ class SingleStep(Step):
     """See `Step`; a lane is the number of its slot."""
 
     def __init__(
-        self, rule: ExitRule, *, layers: int, engine: Engine, paths: SingleLanes, first_kept_step: int = 0
+        self, rule: ExitRule, *, layers: int, engine: Engine, paths: SingleLanes, first_kept_step: int
     ) -> None:
         """Prepares steps; arguments are those of `Step`."""
         super().__init__(rule, layers=layers, engine=engine, paths=paths, first_kept_step=first_kept_step)
@@ -146,6 +146,8 @@ class SingleStep(Step):
             decided = self._decide(np.array(exits), undecided, asks)
         else:
             decided = Decisions.measured(measured[np.array(exits) - layers.start].reshape(-1))
+        if undecided.earlier is not None:
+            undecided = undecided._replace(earlier=self._compare(decided, asks, undecided.earlier))
         leaves = self._leaves(exits, decided, undecided)
         stays = np.flatnonzero(~leaves.any(axis=0))
         # The first layer that lets a row out. Of those that stay, a layer above writes again.
@@ -158,10 +160,6 @@ class SingleStep(Step):
         at[stays] += 1
         passed = np.where(np.arange(len(exits))[:, None] < at, decided.high.reshape(leaves.shape), np.float32(-np.inf))
         new.runner_ups[rows.lanes] = np.fmax(new.runner_ups[rows.lanes], np.fmax.reduce(passed, axis=0))
-        if undecided.earlier is not None:
-            predicted = decided.tokens.reshape(leaves.shape)[::-1].T
-            earlier = np.concatenate([predicted, undecided.earlier], axis=1)[:, : undecided.earlier.shape[1]]
-            undecided = undecided._replace(earlier=earlier)
         return undecided.some(stays)
 
     def _leaves(self, exits: Sequence[int], decided: Decisions, undecided: _Undecided) -> np.ndarray:
@@ -204,21 +202,13 @@ class SingleStep(Step):
             return Decisions.none(asks.size, confidence=-np.inf)
         thresholds = undecided.thresholds[row]
         decided = self._project(exits[layer], lanes[row], of_threshold=np.arange(len(row)), thresholds=thresholds)
-        if len(row) < asks.size:
-            of_all = Decisions.none(asks.size, confidence=-np.inf)
-            of_all.put(layer * len(lanes) + row, decided)
-            decided = of_all
-        if undecided.earlier is not None:
-            self._compare_tokens(decided, asks, undecided.earlier)
-        return decided
+        return decided.among(layer * len(lanes) + row, asks.size)
 
-    def _compare_tokens(self, decided: Decisions, asks: np.ndarray, earlier: np.ndarray) -> None:
-        """Sets the confidences that a measure makes of the tokens of asking rows, (layers, rows)."""
+    def _compare(self, decided: Decisions, asks: np.ndarray, earlier: np.ndarray) -> np.ndarray:
+        """Sets the confidences that are made of tokens of asking rows, (layers, rows); returns the newest tokens."""
         for layer, of_rows in enumerate(asks):
-            rows = np.flatnonzero(of_rows)
-            here = layer * len(earlier) + rows
-            tokens = decided.tokens[here]
-            confidences = self._measure.confidence(tokens, earlier[rows])
-            decided.put(here, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[here]))
-            newest = decided.tokens[layer * len(earlier) : (layer + 1) * len(earlier)]
+            rows, here = np.flatnonzero(of_rows), layer * len(earlier)
+            self._compare_tokens(decided, here + rows, earlier[rows])
+            newest = decided.tokens[here : here + len(earlier)]
             earlier = np.concatenate([newest[:, None], earlier], axis=1)[:, : earlier.shape[1]]
+        return earlier

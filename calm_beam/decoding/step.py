@@ -31,7 +31,7 @@ class Step(abc.ABC):
         self._rule, self._engine, self._layers = rule, engine, layers
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._exit_layers = tuple(rule.exit_layers(layers))
-        self._decides_by_logits = self._measure.needs in (Need.LOGITS, Need.TOKENS)
+        self._decides_by_logits = self._measure.needs.asks_head
         self._step, self._first_kept_step = paths.step, first_kept_step
         self._work = Work()
 
@@ -77,6 +77,12 @@ class Step(abc.ABC):
         decided, work = self._engine.decide(layers, lanes, **compared)
         self._work += work
         return decided
+
+    def _compare_tokens(self, decided: Decisions, rows: np.ndarray, earlier: np.ndarray) -> None:
+        """Sets the confidences that a measure makes of the tokens of rows and of those before, (rows, patience - 1)."""
+        tokens = decided.tokens[rows]
+        confidences = self._measure.confidence(tokens, earlier)
+        decided.put(rows, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[rows]))
 
     def _is_read(self, new: StepOutputs, known_exits: np.ndarray | None) -> np.ndarray:
         """Returns which lanes have left, so that their tokens are to be read where nothing else tells them."""

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from .decisions import Decisions
+from .outputs import StepOutputs
 from .paths import Paths, Rows
 from .work import Work
 
@@ -44,11 +45,30 @@ class Slots:
         return len(self.places) * self.lanes
 
 
+class RunStep(Protocol):
+    """Takes the rows of prompts that have one lane each through layers until each has left."""
+
+    def __call__(self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs) -> Work:
+        """Writes what a step gives rows to `new`, and returns what was done for it; arguments are those of `Step.run`.
+
+        Args:
+          rows: With embeddings in entry 0.
+          thresholds: shape (slots, 1).
+          known_exits: Likewise, or None.
+          new: As of `StepOutputs.none`.
+        """
+
+
 class Engine(Protocol):
     """States of every lane after every layer, keys and values of nodes and sources, and what is computed of them.
 
     States are given by layer and lane: entry 0 is the embedding, a lane is a number in (slots * lanes).
+
+    Attributes:
+      whole_step: Runs a step as one; None where it is run in parts, by `run_layers` and `decide`.
     """
+
+    whole_step: RunStep | None
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts.

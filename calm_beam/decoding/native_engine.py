@@ -16,9 +16,10 @@ from calm_beam.native import calls
 
 from . import device_steps
 from .decisions import Decisions
-from .engine import Slots
+from .engine import RunStep, Slots
 from .head_decisions import HeadDecisions
 from .native_sources import NativeSources
+from .outputs import StepOutputs
 from .padding import row_parts, sizes_up_to
 from .paths import Rows
 from .weights import Weights, decides_natively
@@ -45,6 +46,12 @@ class NativeEngine:
         self._stack = self._stack_here()
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
+        # 0 where confidences are made by Python of what native code finds.
+        self._measure_number = calls.number_of(rule.confidence)
+        self.whole_step: RunStep | None = None
+        if slots.lanes == 1 and self._decides_natively and self._measure_number and self._stack.runs_steps:
+            self.whole_step = self._run_step
+            self._exit_heads = weights.native_heads(rule.exit_layers(config.num_decoder_layers))
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts."""
@@ -97,12 +104,26 @@ class NativeEngine:
         self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, lanes=rows.lanes, nodes=rows.nodes)
         return self._measured(layers, rows.lanes, below), Work(layer_rows=len(layers) * len(rows.lanes))
 
+    def _run_step(
+        self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs
+    ) -> Work:
+        asked = self._stack.run_step(
+            self._exit_heads,
+            measure=self._measure_number,
+            lanes=rows.lanes,
+            nodes=rows.nodes,
+            thresholds=thresholds,
+            known_exits=known_exits,
+            new=vars(new),
+        )
+        return Work(layer_rows=int(new.exit_layers.sum()), projection_rows=asked)
+
     def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
         """Returns what the heads decide of states, and what was asked for it."""
         if not self._decides_natively:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
         tokens, facts = self._summarised(layers, self._where(layers, lanes))
-        confidences = self._confidences(tokens, facts)
+        confidences = facts[4] if self._measure_number else self._confidences(tokens, facts)
         decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
         return decided, Work(projection_rows=len(lanes))
 
@@ -112,10 +133,11 @@ class NativeEngine:
         made = []
         for head, rows in asked:
             assert head.native is not None, "made where no other form was chosen"
-            made.append(calls.summarise(head.native, states=self._states, entries=entries[rows]))
+            at = entries[rows]
+            made.append(calls.summarise(head.native, states=self._states, entries=at, measure=self._measure_number))
         if len(made) == 1:
             return made[0]
-        tokens, facts = np.empty(len(entries), np.int32), np.empty((4, len(entries)), np.float32)
+        tokens, facts = np.empty(len(entries), np.int32), np.empty((5, len(entries)), np.float32)
         for (_, rows), (of_head, facts_of_head) in zip(asked, made, strict=True):
             tokens[rows], facts[:, rows] = of_head, facts_of_head
         return tokens, facts
@@ -151,7 +173,7 @@ class NativeEngine:
         """Returns the confidences that a measure makes of what is known of the logits of rows."""
         if self._measure.of_summary is None:
             return np.zeros(len(tokens), np.float32)
-        largest, second, total, weighted = facts
+        largest, second, total, weighted, _ = facts
         summary = Summary(largest, tokens, second, total, weighted)
         return _quietly(self._measure.of_summary, summary, self._model.config.vocab_size)
 

@@ -1,7 +1,7 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -126,6 +126,11 @@ class Weights:
             return
         for layer in np.unique(layers).tolist():
             yield self._heads[layer - 1], np.flatnonzero(layers == layer)
+
+    def native_heads(self, layers: Collection[int]) -> list[calls.Head | None]:
+        """Returns the exact head for native code after each layer, None after others than these."""
+        depth = len(self.layers)
+        return [of_layer(self._heads, layer).native if layer in layers else None for layer in range(1, depth + 1)]
 
     def path_terms(self, layer: int) -> Any:
         """Returns what a layer needs beside its parameters for the paths of outputs."""

@@ -16,7 +16,7 @@ from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
 from .decisions import Decisions
-from .engine import Slots
+from .engine import RunStep, Slots
 from .head_decisions import HeadDecisions
 from .padding import all_path_lengths, padded, path_lengths, row_parts, sizes_up_to
 from .paths import Rows
@@ -41,6 +41,7 @@ class XlaEngine:
           weights: Of the model.
           slots: Where prompts will stand.
         """
+        self.whole_step: RunStep | None = None
         self._model, self._rule, self._weights, self._slots = model, rule, weights, slots
         self._measure = rule.measure()
         config, dtype = model.config, model.arithmetic.dtype

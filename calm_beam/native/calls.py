@@ -1,9 +1,9 @@
-"""Calls of native code that change arrays in place: those of `layer.c` and `head.c`, whose structures these mirror."""
+"""Calls of native code that change arrays in place, whose structures these mirror: `layer.c`, `head.c` and `step.c`."""
 
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from .library import loaded
 ACTIVATIONS = ("gelu", "silu", "relu")
 """Those of a feed-forward layer, by their numbers."""
 
+MEASURES = ("softmax", "softmax_max", "entropy")
+"""Confidence measures of logits that native code knows, by their numbers; 0 is none of them."""
+
 NO_WINDOW = 1 << 40
 """As a window: all positions are seen."""
 
@@ -20,6 +23,15 @@ _PANEL = 64
 _LINE = 64
 
 _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+# What a step makes of rows.
+_MADE = {
+    "tokens": np.int32,
+    "exit_layers": np.int32,
+    "confidences": np.float32,
+    "runner_ups": np.float32,
+    "is_finite": np.bool_,
+}
 
 _BY_PROMPT = ("steps", "positions", "source_of", "places")
 
@@ -86,9 +98,19 @@ class Head(ctypes.Structure):
 
 class _Asked(ctypes.Structure):
     _fields_ = (
-        ("count", _NUMBER),
-        ("threads", _NUMBER),
+        *((name, _NUMBER) for name in ("count", "threads", "measure")),
+        ("log_tokens", _FLOAT),
         *((name, _ADDRESS) for name in ("states", "entries", "facts", "tokens")),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("count", "threads", "measure")),
+        ("log_tokens", _FLOAT),
+        *((name, _ADDRESS) for name in ("heads", "lanes", "nodes", "thresholds", "known_exits")),
+        *((name, _ADDRESS) for name in _MADE),
+        ("asked", _NUMBER),
     )
 
 
@@ -224,6 +246,51 @@ class Stack:
         skipped = _Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
         loaded().calm_beam_keep_skipped(*self._from(layers), ctypes.byref(skipped))
 
+    @property
+    def runs_steps(self) -> bool:
+        """Whether `run_step` is worth it: weights of layers are at hand in a cache."""
+        return bool(loaded().calm_beam_is_cached(_ADDRESS(self._layers[0])))
+
+    def run_step(
+        self,
+        heads: Sequence[Head | None],
+        *,
+        measure: int,
+        lanes: np.ndarray,
+        nodes: np.ndarray,
+        thresholds: np.ndarray,
+        known_exits: np.ndarray | None,
+        new: Mapping[str, np.ndarray],
+    ) -> int:
+        """Takes rows through layers until they leave, and returns how many times a head was asked about one.
+
+        Args:
+          heads: The head after each layer, None where nobody leaves; of the last, there is one.
+          measure: The number of what decides, as of `MEASURES`.
+          lanes: int32, shape (rows,). The entry of each, of a prompt with no other.
+          nodes: int32, likewise. As of `run`.
+          thresholds: float32, shape (entries,). Infinite where only the last layer is asked about.
+          known_exits: int32, likewise. Where each leaves, if that is known already; else 0. None if none is.
+          new: What is made of every row, each of shape (entries,), as of `StepOutputs`: int32 `tokens` and
+            `exit_layers`, float32 `confidences` and `runner_ups`, which begin at -inf, and bool `is_finite`.
+
+        Raises:
+          MemoryError: If there is none.
+        """
+        of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
+        held = [np.ascontiguousarray(values, np.int32) for values in (lanes, nodes)]
+        by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]
+        for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
+            assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
+        step = _Step(
+            *(len(lanes), threads(), measure, _log_tokens(heads[-1]), ctypes.addressof(of_heads)),
+            *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
+        )
+        count = len(self._layers)
+        if not loaded().calm_beam_run_step(*self._from(range(count)), _NUMBER(count), ctypes.byref(step)):
+            raise MemoryError(f"no memory for {len(lanes)} rows of decoder layers")
+        return int(step.asked)
+
     def _from(self, layers: range) -> tuple[Any, Any]:
         """Returns where weights and entries of layers stand."""
         first = layers.start
@@ -233,24 +300,40 @@ class Stack:
         )
 
 
-def summarise(head: Head, *, states: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def number_of(measure: str) -> int:
+    """Returns the number of a confidence measure, 0 if native code does not know it."""
+    return 1 + MEASURES.index(measure) if measure in MEASURES else 0
+
+
+def _log_tokens(head: Head | None) -> float:
+    """Returns the logarithm of the size of the vocabulary, by which entropies are measured."""
+    assert head is not None, "there is one after the last layer"
+    return math.log(head.weights.columns)
+
+
+def summarise(
+    head: Head, *, states: np.ndarray, entries: np.ndarray, measure: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns what decisions are made of in the logits that a head makes of states, as in a settled `Summary`.
 
     Args:
       head: Which.
       states: float32, shape (entries, width).
       entries: shape (rows,).
+      measure: The number of what makes confidences of it, as of `MEASURES`.
 
     Returns:
-      int32, shape (rows,): the tokens; and float32, shape (4, rows): largest, second, total and weighted sum.
+      int32, shape (rows,): the tokens; and float32, shape (5, rows): largest, second, total and weighted sum, and the
+      confidence, 0 without a measure.
 
     Raises:
       MemoryError: If there is none.
     """
     entries = np.ascontiguousarray(entries, np.int64)
-    facts, tokens = np.empty((4, len(entries)), np.float32), np.empty(len(entries), np.int32)
+    facts, tokens = np.empty((5, len(entries)), np.float32), np.empty(len(entries), np.int32)
     asked = _Asked(
-        len(entries), threads(), states.ctypes.data, entries.ctypes.data, facts.ctypes.data, tokens.ctypes.data
+        *(len(entries), threads(), measure, _log_tokens(head)),
+        *(array.ctypes.data for array in (states, entries, facts, tokens)),
     )
     if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):
         raise MemoryError(f"no memory for the logits of {len(entries)} rows")

@@ -6,33 +6,24 @@
 #include <stdint.h>
 
 #include "exponentials.h"
+#include "heads.h"
 #include "memory.h"
 #include "products.h"
 #include "threads.h"
 
 enum {
   kRowsOfBlock = 24,
+  kFacts = 5,
   kPanelsOfPart = 4, /* Whose sums stay near the processor. Few: a row's numbers must not depend on how many rows there
                         are, and so neither on the parts. */
 };
 
 typedef struct {
-  Matrix weights;
-  const float* norm;
-  float epsilon, factor; /* By which what is normed is multiplied. */
-} Head;
-
-/* The facts of a row's logits, as of `Summary`. */
-typedef struct {
-  float largest, second, total, weighted;
-  int32_t token; /* -1 if one of them is no number. */
-} Facts;
-
-typedef struct {
-  int64_t count, threads;
+  int64_t count, threads, measure;
+  float log_tokens;
   const float* states;    /* [entries, width] */
   const int64_t* entries; /* [count] */
-  float* facts;           /* [4, count]: largest, second, total, weighted */
+  float* facts;           /* [5, count]: largest, second, total, weighted, confidence */
   int32_t* tokens;        /* [count] */
 } Asked;
 
@@ -43,9 +34,10 @@ typedef struct {
   Facts* facts; /* [count, parts] */
 } Call;
 
-static int64_t parts_of(const Head* head) { return (panels_of(&head->weights) + kPanelsOfPart - 1) / kPanelsOfPart; }
+static inline int64_t parts_of(const Head* head) { return (panels_of(&head->weights) + kPanelsOfPart - 1) / kPanelsOfPart; }
 
-/* Returns the facts of the logits of a row, followed by as many of -inf as fill a vector. */
+/* Returns the facts of the logits of a row, followed by as many of -inf as fill a vector. The token is -1, until they are
+   settled, if one of them is no number. */
 static Facts facts_of(const float* logits, int64_t count, int32_t first) {
   Facts facts = {.largest = -INFINITY, .second = -INFINITY};
   Floats largest = all(-INFINITY), second = all(-INFINITY);
@@ -105,26 +97,23 @@ static void add_facts(Facts* facts, const Facts* other) {
   facts->largest = largest;
 }
 
-static void norm_rows(const Call* call, int64_t from, int64_t to) {
-  const int64_t width = call->head->weights.inputs;
-  for (int64_t row = from; row < to; ++row) {
-    float* normed = call->normed + row * width;
-    norm_row(call->asked->states + call->asked->entries[row] * width, call->head->norm, width, call->head->epsilon,
-             normed);
-    for (int64_t at = 0; at < width; ++at) normed[at] *= call->head->factor;
-  }
+static void norm_state(const Head* head, const float* state, float* normed) {
+  const int64_t width = head->weights.inputs;
+  norm_row(state, head->norm, width, head->epsilon, normed);
+  for (int64_t at = 0; at < width; ++at) normed[at] *= head->factor;
 }
 
-static void ask_part(const Call* call, int64_t part, int64_t from, int64_t to) {
-  const Matrix* weights = &call->head->weights;
-  const int64_t panels = panels_of(weights), parts = parts_of(call->head), first = part * kPanelsOfPart;
+/* Puts what a part of the vocabulary has for normed rows, [rows, width], into every `stride`th of `facts`. */
+static void ask_part(const Head* head, int64_t part, const float* normed, int64_t rows, Facts* facts, int64_t stride) {
+  const Matrix* weights = &head->weights;
+  const int64_t panels = panels_of(weights), first = part * kPanelsOfPart;
   const int64_t end = first + kPanelsOfPart < panels ? first + kPanelsOfPart : panels;
   float sums[kRowsAtATime * kPanel], logits[kRowsAtATime][kPanelsOfPart * kPanel];
-  for (int64_t row = from; row < to; row += kRowsAtATime) {
-    const int64_t count = to - row < kRowsAtATime ? to - row : kRowsAtATime;
+  for (int64_t row = 0; row < rows; row += kRowsAtATime) {
+    const int64_t count = rows - row < kRowsAtATime ? rows - row : kRowsAtATime;
     int64_t columns = 0;
     for (int64_t panel = first; panel < end; ++panel) {
-      multiply_rows(call->normed + row * weights->inputs, weights->inputs, weights, panel, count, sums);
+      multiply_rows(normed + row * weights->inputs, weights->inputs, weights, panel, count, sums);
       for (int64_t each = 0; each < count; ++each) {
         float* here = logits[each] + (panel - first) * kPanel;
         for (int at = 0; at < kPanel; ++at) here[at] = sums[each * kPanel + at];
@@ -133,8 +122,41 @@ static void ask_part(const Call* call, int64_t part, int64_t from, int64_t to) {
       columns += kPanel;
     }
     for (int64_t each = 0; each < count; ++each)
-      call->facts[(row + each) * parts + part] = facts_of(logits[each], columns, (int32_t)(first * kPanel));
+      facts[(row + each) * stride] = facts_of(logits[each], columns, (int32_t)(first * kPanel));
   }
+}
+
+/* Says what is known where a logit is no number, or the largest is infinite. */
+static Facts settled(const Facts* facts) {
+  if (facts->token < 0) return (Facts){NAN, facts->second, NAN, NAN, 0};
+  Facts known = *facts;
+  if (!isfinite(known.largest)) known.total = known.weighted = NAN;
+  return known;
+}
+
+void ask_head(const Head* head, const float* states, const int32_t* entries, int64_t count, float* memory,
+              Facts* facts) {
+  const int64_t width = head->weights.inputs;
+  Facts of_part[kRowsOfBlock];
+  for (int64_t row = 0; row < count; ++row) norm_state(head, states + entries[row] * width, memory + row * width);
+  for (int64_t from = 0; from < count; from += kRowsOfBlock) {
+    const int64_t rows = count - from < kRowsOfBlock ? count - from : kRowsOfBlock;
+    ask_part(head, 0, memory + from * width, rows, facts + from, 1);
+    for (int64_t part = 1; part < parts_of(head); ++part) {
+      ask_part(head, part, memory + from * width, rows, of_part, 1);
+      for (int64_t row = 0; row < rows; ++row) add_facts(facts + from + row, of_part + row);
+    }
+  }
+  for (int64_t row = 0; row < count; ++row) facts[row] = settled(facts + row);
+}
+
+float confidence_of(const Facts* facts, int64_t measure, float log_tokens) {
+  if (measure == kGap) return -expm1f(facts->second - facts->largest) / facts->total;
+  if (measure == kLargest) return 1 / facts->total;
+  if (measure == kNoMeasure) return 0;
+  /* Rounding may leave a few units in the last place beyond either end. */
+  const float confidence = 1 - (logf(facts->total) - facts->weighted / facts->total) / log_tokens;
+  return confidence < 0 ? 0 : confidence > 1 ? 1 : confidence;
 }
 
 static void tell(const Call* call, int64_t row) {
@@ -142,24 +164,26 @@ static void tell(const Call* call, int64_t row) {
   const int64_t parts = parts_of(call->head);
   Facts facts = call->facts[row * parts];
   for (int64_t part = 1; part < parts; ++part) add_facts(&facts, &call->facts[row * parts + part]);
-  const int is_none = facts.token < 0, is_finite = isfinite(facts.largest);
-  float* told = asked->facts + row;
-  asked->tokens[row] = is_none ? 0 : facts.token;
-  told[0] = is_none ? NAN : facts.largest;
-  told[asked->count] = facts.second;
-  told[2 * asked->count] = is_finite ? facts.total : NAN;
-  told[3 * asked->count] = is_finite ? facts.weighted : NAN;
+  facts = settled(&facts);
+  asked->tokens[row] = facts.token;
+  const float told[] = {facts.largest, facts.second, facts.total, facts.weighted,
+                        confidence_of(&facts, asked->measure, asked->log_tokens)};
+  for (int fact = 0; fact < kFacts; ++fact) asked->facts[fact * asked->count + row] = told[fact];
 }
 
 static void run(const void* context, int phase, int64_t task) {
   const Call* call = context;
-  const int64_t count = call->asked->count, blocks = (count + kRowsOfBlock - 1) / kRowsOfBlock;
+  const Asked* asked = call->asked;
+  const int64_t count = asked->count, blocks = (count + kRowsOfBlock - 1) / kRowsOfBlock;
+  const int64_t width = call->head->weights.inputs, parts = parts_of(call->head);
   const int64_t from = task % blocks * kRowsOfBlock;
   const int64_t to = from + kRowsOfBlock < count ? from + kRowsOfBlock : count;
   if (phase == 0)
-    norm_rows(call, from, to);
+    for (int64_t row = from; row < to; ++row)
+      norm_state(call->head, asked->states + asked->entries[row] * width, call->normed + row * width);
   else if (phase == 1)
-    ask_part(call, task / blocks, from, to);
+    ask_part(call->head, task / blocks, call->normed + from * width, to - from,
+             call->facts + from * parts + task / blocks, parts);
   else
     for (int64_t row = from; row < to; ++row) tell(call, row);
 }

@@ -14,62 +14,23 @@
 #include <stdint.h>
 
 #include "attention.h"
+#include "layers.h"
 #include "memory.h"
 #include "products.h"
 #include "threads.h"
 
 enum {
-  kRowsOfBlock = 48,       /* That one thread takes through products together. */
-  kFewestRowsOfBlock = 4,  /* Fewer read weights too often. */
   kRowsOfAttention = 4,
   kCached = 1 << 18, /* Weights that a thread has at hand. */
 };
 
 enum { kGelu, kSilu, kRelu };
 
-/* What a layer has not is NULL; without a cross query, path and source are attended to at once. */
-typedef struct {
-  Matrix query, key, value, out, cross_query, cross_out, gate, wide, narrow;
-  const float *norm, *cross_norm, *mlp_norm;          /* Scales. */
-  const float *query_norm, *key_norm;                 /* Of every head. */
-  const float *query_bias, *key_bias, *value_bias;
-  const float* biases;                                /* [bias heads, ages]: added to logits */
-  int64_t bias_heads, ages, heads, key_heads, size, width, activation;
-  int64_t first, window;                              /* The first step that is seen, and how many positions are. */
-  float epsilon, query_scale;
-} Layer;
-
-/* The sources of one padded width, at one layer. */
-typedef struct {
-  const float *keys, *values; /* [places, heads, most, size] */
-  const uint8_t* mask;        /* [places, most] */
-  int64_t most;
-} Sources;
-
-/* What a layer reads and writes. A prompt has `prompt_lanes` entries, one after the other. */
-typedef struct {
-  const float* inputs;        /* [entries, width] */
-  float* outputs;             /* [entries, width] */
-  float *keys, *values;       /* [nodes, heads of keys * size] */
-  const int32_t* paths;       /* [entries, most steps] */
-  int64_t most_steps, prompt_lanes;
-  const Sources* sources;
-  const float* turns;         /* [prompts, size]: cosines, then sines; NULL if positions turn nothing */
-  const int32_t *steps, *positions, *source_of, *places; /* [prompts] */
-} Entries;
-
-/* Rows that go through layers: the entries of their inputs and outputs, and the nodes of what layers keep of them. */
-typedef struct {
-  const int32_t *below, *lanes, *nodes; /* [count] */
-  int64_t count, threads;
-} Rows;
-
 typedef struct {
   const Layer* layer;
   const Entries* entries;
   const Rows* rows;
   float *normed, *queries, *mixed, *hidden, *inner; /* [rows, ...] */
-  int64_t block;
   atomic_int* lacks_memory;
 } Call;
 
@@ -404,34 +365,59 @@ static int64_t panels_of_phase(const Layer* layer, const Phase* phase) {
   }
 }
 
+int64_t weights_of(const Layer* layer) {
+  int64_t weights = 0;
+  for (const Matrix* matrix = &layer->query; matrix <= &layer->narrow; ++matrix)
+    if (matrix->weights) weights += matrix->inputs * panels_of(matrix) * kPanel;
+  return weights;
+}
+
+int64_t numbers_of(const Layer* layer) { return 2 * layer->width + 2 * inner_of(layer) + layer->wide.columns; }
+
+static Call call_of(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,
+                    atomic_int* lacks_memory) {
+  Call call = {.layer = layer, .entries = entries, .rows = rows, .normed = memory, .lacks_memory = lacks_memory};
+  call.hidden = call.normed + rows->count * layer->width;
+  call.queries = call.hidden + rows->count * layer->width;
+  call.mixed = call.queries + rows->count * inner_of(layer);
+  call.inner = call.mixed + rows->count * inner_of(layer);
+  return call;
+}
+
+void take_through(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,
+                  atomic_int* lacks_memory) {
+  const Call call = call_of(layer, entries, rows, memory, lacks_memory);
+  for (const Phase* phase = phases_of(layer); phase < phases_of(layer) + num_phases(layer); ++phase)
+    phase->run(&call, 0, rows->count, 0, panels_of_phase(layer, phase));
+}
+
 typedef struct {
-  Call call; /* Of the first layer. */
   const Layer* const* layers;
-  int64_t num_layers;
+  const Entries* entries; /* Of each layer. */
+  int64_t num_layers, block;
+  const Rows* rows;
+  float* memory;
+  atomic_int* lacks_memory;
 } Calls;
 
-/* Returns the call of a later layer, whose rows find their inputs where the layer below has put them. */
-static Call call_of(const Calls* calls, int64_t index, Rows* rows) {
-  Call call = calls->call;
-  call.layer = calls->layers[index];
-  call.entries += index;
-  if (index) {
-    *rows = *call.rows;
-    rows->below = rows->lanes;
-    call.rows = rows;
-  }
-  return call;
+/* Returns the rows of a later layer, which find their inputs where the layer below has put them. */
+static Rows above(const Rows* rows) {
+  Rows same = *rows;
+  same.below = rows->lanes;
+  return same;
 }
 
 /* Takes a few rows through all layers. */
 static void run_block(const void* context, int phase_of_one, int64_t block) {
   const Calls* calls = context;
-  const int64_t from = block * calls->call.block, end = from + calls->call.block, count = calls->call.rows->count;
+  const int64_t from = block * calls->block, left = calls->rows->count - from;
+  Rows rows = *calls->rows;
+  rows.below += from, rows.lanes += from, rows.nodes += from;
+  rows.count = left < calls->block ? left : calls->block;
+  float* memory = calls->memory + from * numbers_of(calls->layers[0]);
   for (int64_t index = 0; index < calls->num_layers; ++index) {
-    Rows rows;
-    const Call call = call_of(calls, index, &rows);
-    for (const Phase* phase = phases_of(call.layer); phase < phases_of(call.layer) + num_phases(call.layer); ++phase)
-      phase->run(&call, from, end < count ? end : count, 0, panels_of_phase(call.layer, phase));
+    take_through(calls->layers[index], calls->entries + index, &rows, memory, calls->lacks_memory);
+    rows = above(&rows);
   }
 }
 
@@ -448,19 +434,15 @@ static void run_columns(const void* context, int index, int64_t task) {
   }
 }
 
-static int64_t weights_of(const Layer* layer) {
-  int64_t weights = 0;
-  for (const Matrix* matrix = &layer->query; matrix <= &layer->narrow; ++matrix)
-    if (matrix->weights) weights += matrix->inputs * panels_of(matrix) * kPanel;
-  return weights;
-}
-
 /* Returns how many rows a thread takes at a time, so that all have as many. */
 static int64_t block_of(int64_t count, int64_t threads) {
   const int64_t rounds = (count + threads * kRowsOfBlock - 1) / (threads * kRowsOfBlock);
   const int64_t block = (count + threads * rounds - 1) / (threads * rounds);
   return block < kFewestRowsOfBlock ? kFewestRowsOfBlock : block;
 }
+
+/* Returns whether a thread has the weights of a layer at hand. */
+int calm_beam_is_cached(const Layer* layer) { return weights_of(layer) <= kCached; }
 
 /* Takes all rows through a layer, whose products threads share. */
 static void share_columns(const Call* call, int64_t threads) {
@@ -478,31 +460,26 @@ static void share_columns(const Call* call, int64_t threads) {
    single layer. Returns 0 if there is no memory for it. */
 int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int64_t num_layers, const Rows* rows) {
   if (!rows->count) return 1;
-  const Layer* layer = layers[0];
-  const int64_t inner = inner_of(layer), weights = weights_of(layer);
-  const int64_t numbers = 2 * layer->width + 2 * inner + layer->wide.columns;
+  const int64_t weights = weights_of(layers[0]);
   atomic_int lacks_memory = 0;
   int has_memory = 1;
-  float* memory = memory_of(sizeof(float) * rows->count * numbers, &has_memory);
+  float* memory = memory_of(sizeof(float) * rows->count * numbers_of(layers[0]), &has_memory);
   if (!has_memory) return 0;
-  Call call = {.layer = layer, .entries = entries, .rows = rows, .normed = memory, .lacks_memory = &lacks_memory};
-  call.hidden = call.normed + rows->count * layer->width;
-  call.queries = call.hidden + rows->count * layer->width;
-  call.mixed = call.queries + rows->count * inner;
-  call.inner = call.mixed + rows->count * inner;
-  const int shares_columns = weights > kCached && block_of(rows->count, rows->threads) < kRowsOfBlock / 2;
+  const int shares_columns = !calm_beam_is_cached(layers[0]) && block_of(rows->count, rows->threads) < kRowsOfBlock / 2;
   const int64_t together = shares_columns ? 1 : num_layers;
   const int64_t threads = busy_threads(rows->threads, together * rows->count * weights);
-  call.block = block_of(rows->count, threads);
-  const Calls calls = {.call = call, .layers = layers, .num_layers = num_layers};
   if (shares_columns) {
+    Rows here = *rows;
     for (int64_t index = 0; index < num_layers; ++index) {
-      Rows here;
-      const Call of_layer = call_of(&calls, index, &here);
-      share_columns(&of_layer, threads);
+      const Call call = call_of(layers[index], entries + index, &here, memory, &lacks_memory);
+      share_columns(&call, threads);
+      here = above(rows);
     }
   } else {
-    const int64_t blocks = (rows->count + call.block - 1) / call.block;
+    const Calls calls = {.layers = layers, .entries = entries, .num_layers = num_layers,
+                         .block = block_of(rows->count, threads), .rows = rows, .memory = memory,
+                         .lacks_memory = &lacks_memory};
+    const int64_t blocks = (rows->count + calls.block - 1) / calls.block;
     run_phases(threads, &calls, run_block, &blocks, 1);
   }
   free(memory);

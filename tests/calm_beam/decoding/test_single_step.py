@@ -1,4 +1,4 @@
-"""Steps of one lane a prompt: what is run ahead of decisions is work, and changes nothing."""
+"""Steps of one lane a prompt, in parts and as a whole: what is run ahead of decisions is work, and changes nothing."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import native_decoder
-from calm_beam.native import library
+from calm_beam.native import calls, library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import STEPS, assert_same, in_order
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -45,6 +45,17 @@ _RULES = (
 @functools.cache
 def _model() -> Checkpoint:
     return build_checkpoint(_CONFIG)
+
+
+@functools.cache
+def _model_with_heads() -> Checkpoint:
+    return build_checkpoint(dataclasses.replace(_CONFIG, exit_norms=True, exit_heads=True))
+
+
+@functools.cache
+def _llama() -> Checkpoint:
+    config = build_llama_config(vocab_size=64, num_decoder_layers=5, max_positions=64, end_ids=(1, 7))
+    return checkpoint_of(config, build_llama_arrays(config, 1))
 
 
 def _decoder(
@@ -84,6 +95,7 @@ def _assert_equal(one: SweepResult, other: SweepResult) -> None:
 
 def _both_ways(rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[tuple[list[SweepResult], Work]]:
     """Returns what comes out where everybody is asked after every layer, and where as much as can be is run ahead."""
+    monkeypatch.setattr(calls.Stack, "runs_steps", False)
     found = []
     for most_ahead in (-1.0, float("inf")):
         monkeypatch.setattr(single_step, "_MOST_AHEAD", most_ahead)
@@ -108,6 +120,39 @@ def test_what_is_run_ahead_changes_nothing(rule: ExitRule, monkeypatch: pytest.M
     assert work.fill_rows == more_work.fill_rows
 
 
+@pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+@pytest.mark.parametrize("rule", _RULES[:3], ids=lambda rule: f"{rule.confidence}-{rule.state_propagation}")
+@pytest.mark.parametrize("family", ["t5", "t5 with heads", "llama"])
+def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, with as many rows gone through, whatever the model; where some of an output is known, too."""
+    model = {"t5": _model, "t5 with heads": _model_with_heads, "llama": _llama}[family]()
+    taken = []
+    run_step = calls.Stack.run_step
+
+    def watched(*arguments: Any, **options: Any) -> int:
+        taken.append(options["known_exits"] is not None)
+        return run_step(*arguments, **options)
+
+    monkeypatch.setattr(calls.Stack, "run_step", watched)
+    monkeypatch.setattr(single_step, "_MOST_AHEAD", -1.0)
+    anew, known_before, counts = [], [], []
+    for runs_steps in (True, False):
+        monkeypatch.setattr(calls.Stack, "runs_steps", runs_steps)
+        anew.append(_decoded(rule, checkpoint=model))
+        known = [_known(result) for result in in_order(_decoder(rule, [0.9], model).decode(_PROMPTS), len(_PROMPTS))]
+        decoder = _decoder(rule, [0.85], model)
+        known_before.append((in_order(decoder.decode(_PROMPTS, known), len(_PROMPTS)), decoder.work))
+        # The second time, none is added.
+        assert sorted(set(taken)) == [False, True]
+        counts.append(len(taken))
+    assert counts[0] == counts[1]
+    for (whole, work), (parts, same_work) in (anew, known_before):
+        for one, other in zip(whole, parts, strict=True):
+            _assert_equal(one, other)
+        assert work == same_work
+    assert len({layer for result in anew[0][0] for layer in result.exit_layers.ravel().tolist()} - {0}) >= 2
+
+
 @pytest.mark.parametrize("rule", [_RULES[0], _RULES[4], _RULES[5]], ids=lambda rule: rule.confidence)
 def test_nor_does_it_for_xla(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose rows have numbers of their own in every company."""
@@ -121,9 +166,7 @@ def test_nor_does_it_for_xla(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nor_where_the_first_step_is_not_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a decoder-only model, whose first step reads a prompt's last token again."""
-    config = build_llama_config(vocab_size=64, num_decoder_layers=5, max_positions=64, end_ids=(1, 7))
-    model = checkpoint_of(config, build_llama_arrays(config, 1))
-    (asked, _), (ahead, work) = _both_ways(build_rule("softmax"), monkeypatch, checkpoint=model)
+    (asked, _), (ahead, work) = _both_ways(build_rule("softmax"), monkeypatch, checkpoint=_llama())
     for one, other in zip(asked, ahead, strict=True):
         assert_same(one, other)
     assert work.ahead_rows > 0

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.strategies as st
@@ -18,6 +18,8 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import device_steps
+from calm_beam.exits.logit_summary import Summary
+from calm_beam.exits.measures import MEASURES
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
 from calm_beam.model.interface import Position, of_layer
 from calm_beam.model.llama import LlamaConfig
@@ -231,6 +233,101 @@ def test_layers_one_after_the_other_are_those_layers_in_one_call(kind: str, rows
         assert np.array_equal(together, before, equal_nan=True) == (rows == 0)
 
 
+class _Made(NamedTuple):
+    """What a step makes of rows, each of shape (rows,)."""
+
+    tokens: np.ndarray
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    runner_ups: np.ndarray
+    is_finite: np.ndarray
+
+    @classmethod
+    def none(cls) -> "_Made":
+        numbers, confidences = (np.zeros(_ROWS, dtype) for dtype in (np.int32, np.float32))
+        return cls(numbers, numbers.copy(), confidences, np.full(_ROWS, -np.inf, np.float32), np.zeros(_ROWS, bool))
+
+
+class _Step(NamedTuple):
+    """What a step is told of rows, and the heads that it asks."""
+
+    heads: list[calls.Head | None]
+    measure: int
+    thresholds: np.ndarray
+    known_exits: np.ndarray | None
+
+
+def _step_of(case: _Case, measure: str, *, has_known: bool) -> _Step:
+    """Returns a step that may not be left at layer 2, and that a row in four leaves as the full model."""
+    generator, depth = np.random.default_rng(1), case.model.config.num_decoder_layers
+    width, vocab_size = case.model.config.emb_dim, 500
+    heads = [
+        None if layer == 2 else case.decoder.head(layer, (generator.standard_normal((width, vocab_size)), 1))
+        for layer in range(1, depth + 1)
+    ]
+    thresholds = generator.uniform(0, 0.5, _ROWS).astype(np.float32)
+    thresholds[::4] = np.inf
+    known = np.where(np.arange(_ROWS) % 3, 0, generator.choice([1, depth], _ROWS)).astype(np.int32)
+    return _Step(heads, calls.number_of(measure), thresholds, known if has_known else None)
+
+
+def _row_by_row(case: _Case, step: _Step, stack: calls.Stack, states: np.ndarray, rows: int) -> tuple[_Made, int]:
+    """Returns what a step makes of rows, each taken through one layer after the other alone, and how often it asks."""
+    made, asked, depth = _Made.none(), 0, len(step.heads)
+    for lane, node in zip(*(case.by_row[name][:rows] for name in ("lanes", "nodes")), strict=True):
+        known = 0 if step.known_exits is None else step.known_exits[lane]
+        for layer, head in enumerate(step.heads, start=1):
+            at = {"lanes": np.array([lane]), "nodes": np.array([node])}
+            stack.run(range(layer - 1, layer), below=at["lanes"], **at)
+            if head is None:
+                continue
+            token, facts = 0, np.array([np.nan, 0, 0, 0, -np.inf], np.float32)
+            if not known and (layer == depth or np.isfinite(step.thresholds[lane])):
+                tokens, of_head = calls.summarise(
+                    head, states=states[layer], entries=np.array([lane]), measure=step.measure
+                )
+                token, facts, asked = tokens[0], of_head[:, 0], asked + 1
+            if known == layer if known else layer == depth or facts[4] >= step.thresholds[lane]:
+                made.tokens[lane], made.exit_layers[lane], made.confidences[lane] = token, layer, facts[4]
+                made.is_finite[lane] = np.isfinite(facts[[0, 4]]).all()
+                break
+            made.runner_ups[lane] = np.fmax(made.runner_ups[lane], facts[4])
+    return made, asked
+
+
+@pytest.mark.parametrize("kind", ["t5", "odd t5", "wide t5", "llama"])
+@pytest.mark.parametrize("measure", calls.MEASURES)
+@pytest.mark.parametrize("rows", [0, 1, 7, _ROWS])
+@pytest.mark.parametrize("has_known", [False, True])
+def test_a_whole_step_is_its_layers_and_heads(
+    kind: str, measure: str, rows: int, has_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, what is decided of all rows and what layers keep of them; and nothing is asked or written beside."""
+    monkeypatch.setattr(calls, "threads", lambda: 3)
+    case = _case(kind)
+    step = _step_of(case, measure, has_known=has_known)
+    case.states[0, case.by_row["lanes"][2]] = np.nan
+    found = []
+    for is_whole in (True, False):
+        states = case.states.copy()
+        stores = [[store.copy() for store in case.stores] for _ in step.heads]
+        stack = _stack(case, states, stores, layers=range(1, len(step.heads) + 1))
+        if is_whole:
+            made = _Made.none()
+            lanes, nodes = (case.by_row[name][:rows] for name in ("lanes", "nodes"))
+            asked = stack.run_step(**step._asdict(), lanes=lanes, nodes=nodes, new=made._asdict())
+        else:
+            made, asked = _row_by_row(case, step, stack, states, rows)
+        found.append([np.array(asked), *made, states, *itertools.chain.from_iterable(stores)])
+    for together, apart in zip(*found, strict=True):
+        np.testing.assert_array_equal(together, apart)
+    exits = found[0][2][case.by_row["lanes"][:rows]]
+    assert exits.all()
+    if rows == _ROWS:
+        assert set(exits.tolist()) >= {1, len(step.heads)}
+        assert not found[0][5].all()
+
+
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("scale", [100.0, 1e6])
 def test_large_logits(kind: str, scale: float) -> None:
@@ -326,9 +423,10 @@ def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, ca
     vocab_size=st.sampled_from([2, 3, 63, 64, 65, 255, 256, 257, 1000]),
     scale=st.sampled_from([0.01, 1.0, 30.0]),
     has_equal=st.booleans(),
+    measure=st.sampled_from(calls.MEASURES),
 )
 def test_a_head_sums_up_its_logits(
-    seed: int, rows: int, width: int, vocab_size: int, scale: float, has_equal: bool
+    seed: int, rows: int, width: int, vocab_size: int, scale: float, has_equal: bool, measure: str
 ) -> None:
     """The best token and the numbers that confidences are made of are those of float64 logits."""
     generator = np.random.default_rng(seed)
@@ -338,7 +436,10 @@ def test_a_head_sums_up_its_logits(
         kernel[:, generator.integers(0, vocab_size, 3)] = kernel[:, generator.integers(0, vocab_size, 1)]
     entries = generator.integers(0, 50, rows)
     decoder, head = _head(kernel, factor=0.25)
-    tokens, facts = calls.summarise(head, states=states, entries=entries)
+    summarise = functools.partial(calls.summarise, head, states=states, measure=calls.number_of(measure))
+    tokens: Any
+    facts: Any
+    tokens, facts = summarise(entries=entries)
     chosen = states[entries].astype(np.float64)
     normed = chosen / np.sqrt((chosen**2).mean(axis=1, keepdims=True) + 1e-6) * decoder.norms[0] * 0.25
     logits = normed @ kernel.astype(np.float64)
@@ -357,9 +458,14 @@ def test_a_head_sums_up_its_logits(
         np.exp(below).sum(axis=1),
         (np.exp(below) * below).sum(axis=1),
     ]
-    for found, truth in zip(facts, expected, strict=True):
+    for found, truth in zip(facts, expected, strict=False):
         np.testing.assert_allclose(found, truth, rtol=50 * close, atol=close)
-    one_by_one = [calls.summarise(head, states=states, entries=entries[[row]]) for row in range(rows)]
+    largest, second, total, weighted, confidence = facts
+    of_summary = MEASURES[measure].of_summary
+    assert of_summary is not None
+    by_python = of_summary(Summary(largest, tokens, second, total, weighted), vocab_size)
+    np.testing.assert_allclose(confidence, by_python, rtol=1e-6, atol=1e-6)
+    one_by_one = [summarise(entries=entries[[row]]) for row in range(rows)]
     np.testing.assert_array_equal(np.concatenate([each for each, _ in one_by_one]), tokens)
     np.testing.assert_array_equal(np.concatenate([each for _, each in one_by_one], axis=1), facts)
 
@@ -378,7 +484,7 @@ def test_a_head_of_logits_that_are_no_numbers() -> None:
     _, head = _head(kernel)
     tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
     assert (tokens.tolist(), facts[0].tolist()) == ([5], [np.inf])
-    assert np.isnan(facts[2:]).all()
+    assert np.isnan(facts[2:4]).all()
     kernel[:] = -np.inf
     _, head = _head(kernel)
     tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))

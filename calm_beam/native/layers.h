@@ -1,0 +1,64 @@
+/* Decoder layers: what native code is given of them, and what takes rows through one. The structures are those of
+   native/calls.py. */
+
+#ifndef CALM_BEAM_LAYERS_H_
+#define CALM_BEAM_LAYERS_H_
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "products.h"
+
+enum {
+  kRowsOfBlock = 48,      /* That one thread takes through products together. */
+  kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
+};
+
+/* What a layer has not is NULL; without a cross query, path and source are attended to at once. */
+typedef struct {
+  Matrix query, key, value, out, cross_query, cross_out, gate, wide, narrow;
+  const float *norm, *cross_norm, *mlp_norm;          /* Scales. */
+  const float *query_norm, *key_norm;                 /* Of every head. */
+  const float *query_bias, *key_bias, *value_bias;
+  const float* biases;                                /* [bias heads, ages]: added to logits */
+  int64_t bias_heads, ages, heads, key_heads, size, width, activation;
+  int64_t first, window;                              /* The first step that is seen, and how many positions are. */
+  float epsilon, query_scale;
+} Layer;
+
+/* The sources of one padded width, at one layer. */
+typedef struct {
+  const float *keys, *values; /* [places, heads, most, size] */
+  const uint8_t* mask;        /* [places, most] */
+  int64_t most;
+} Sources;
+
+/* What a layer reads and writes. A prompt has `prompt_lanes` entries, one after the other. */
+typedef struct {
+  const float* inputs;        /* [entries, width] */
+  float* outputs;             /* [entries, width] */
+  float *keys, *values;       /* [nodes, heads of keys * size] */
+  const int32_t* paths;       /* [entries, most steps] */
+  int64_t most_steps, prompt_lanes;
+  const Sources* sources;
+  const float* turns;         /* [prompts, size]: cosines, then sines; NULL if positions turn nothing */
+  const int32_t *steps, *positions, *source_of, *places; /* [prompts] */
+} Entries;
+
+/* Rows that go through layers: the entries of their inputs and outputs, and the nodes of what layers keep of them. */
+typedef struct {
+  const int32_t *below, *lanes, *nodes; /* [count] */
+  int64_t count, threads;
+} Rows;
+
+/* Returns how many weights a layer has. */
+int64_t weights_of(const Layer* layer);
+
+/* Returns how many numbers a layer needs memory for while it takes a row through. */
+int64_t numbers_of(const Layer* layer);
+
+/* Takes rows through a layer on this thread, with memory for their numbers. */
+void take_through(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,
+                  atomic_int* lacks_memory);
+
+#endif

@@ -63,12 +63,11 @@ class Engine(Protocol):
     """States of every lane after every layer, keys and values of nodes and sources, and what is computed of them.
 
     States are given by layer and lane: entry 0 is the embedding, a lane is a number in (slots * lanes).
-
-    Attributes:
-      whole_step: Runs a step as one; None where it is run in parts, by `run_layers` and `decide`.
     """
 
-    whole_step: RunStep | None
+    @property
+    def whole_step(self) -> RunStep | None:
+        """What runs a step as one; None where it is run in parts, by `run_layers` and `decide`."""
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts.

@@ -48,10 +48,16 @@ class NativeEngine:
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
         # 0 where confidences are made by Python of what native code finds.
         self._measure_number = calls.number_of(rule.confidence)
-        self.whole_step: RunStep | None = None
-        if slots.lanes == 1 and self._decides_natively and self._measure_number and self._stack.runs_steps:
-            self.whole_step = self._run_step
-            self._exit_heads = weights.native_heads(rule.exit_layers(config.num_decoder_layers))
+        self._runs_steps = bool(
+            slots.lanes == 1 and self._decides_natively and self._measure_number and self._stack.runs_steps
+        )
+        self._exit_heads = weights.native_heads(rule.exit_layers(config.num_decoder_layers))
+
+    @property
+    def whole_step(self) -> RunStep | None:
+        """What runs a step as one, where that is worth it."""
+        # Not kept: it holds this engine, whose memory would wait for the garbage collector.
+        return self._run_step if self._runs_steps else None
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places keys and values of prompts."""

@@ -83,8 +83,8 @@ class SingleStep(Step):
         of_lane = new.by_lane()
         rows = self._paths.take(np.flatnonzero(live))
         self._engine.embed(rows.lanes, previous[rows.lanes, 0])
-        if self._engine.whole_step:
-            self._work += self._engine.whole_step(rows, thresholds=thresholds, known_exits=known_exits, new=new)
+        if run_step := self._engine.whole_step:
+            self._work += run_step(rows, thresholds=thresholds, known_exits=known_exits, new=new)
             return new
         undecided = self._undecided(rows, thresholds, known_exits)
         first = 1

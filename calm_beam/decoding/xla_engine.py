@@ -32,6 +32,8 @@ _CALL_BYTES = 4 << 20
 class XlaEngine:
     """See `Engine`."""
 
+    whole_step: RunStep | None = None
+
     def __init__(self, model: EarlyExitModel, rule: ExitRule, *, weights: Weights, slots: Slots) -> None:
         """Makes room.
 
@@ -41,7 +43,6 @@ class XlaEngine:
           weights: Of the model.
           slots: Where prompts will stand.
         """
-        self.whole_step: RunStep | None = None
         self._model, self._rule, self._weights, self._slots = model, rule, weights, slots
         self._measure = rule.measure()
         config, dtype = model.config, model.arithmetic.dtype

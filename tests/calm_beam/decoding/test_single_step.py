@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import single_step
+from calm_beam.decoding import batch, single_step
+from calm_beam.decoding.engines import engine_for
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.result import KnownOutput, SweepResult
@@ -151,6 +154,31 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
             _assert_equal(one, other)
         assert work == same_work
     assert len({layer for result in anew[0][0] for layer in result.exit_layers.ravel().tolist()} - {0}) >= 2
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("rule", [_RULES[0], _RULES[5]], ids=lambda rule: rule.confidence)
+def test_what_was_decoded_in_is_given_back_at_once(
+    rule: ExitRule, is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine holds megabytes, or gigabytes: none waits for the garbage collector."""
+    if not is_native:
+        monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
+    engines: list[weakref.ref[Any]] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        engine = engine_for(*arguments, **options)
+        engines.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr(batch, "engine_for", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        _decoded(rule)
+        assert [engine() for engine in engines] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("rule", [_RULES[0], _RULES[4], _RULES[5]], ids=lambda rule: rule.confidence)

@@ -3,7 +3,6 @@
 Prompts still go through XLA: they are many tokens at a time, which it is fast at.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,12 +45,25 @@ class NativeEngine:
         self._stack = self._stack_here()
         self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
         self._decides_natively = not weights.is_certified and decides_natively(self._measure)
-        # 0 where confidences are made by Python of what native code finds.
-        self._measure_number = calls.number_of(rule.confidence)
+        self._native_measure = self._measure_by(rule.confidence)
+        # One of the user's, too, may be made of the classifier's score.
+        is_of_score = self._measure.needs is Need.CLASSIFIER
+        self._of_states = self._measure_by("classifier") if is_of_score else self._native_measure
         self._runs_steps = bool(
-            slots.lanes == 1 and self._decides_natively and self._measure_number and self._stack.runs_steps
+            slots.lanes == 1 and self._decides_natively and self._native_measure and self._stack.runs_steps
         )
         self._exit_heads = weights.native_heads(rule.exit_layers(config.num_decoder_layers))
+
+    def _measure_by(self, name: str) -> calls.Measure | None:
+        """Returns what native code makes confidences by, if it knows a measure of this name."""
+        layers = self._model.config.num_decoder_layers
+        is_by_layer = self._measure.needs is Need.LAYER
+        return calls.measure_of(
+            name,
+            vocab_size=self._model.config.vocab_size,
+            classifier=self._decoder.classifier,
+            by_layer=[self._measure.confidence(layer, layers) for layer in range(1, layers + 1)] if is_by_layer else (),
+        )
 
     @property
     def whole_step(self) -> RunStep | None:
@@ -113,9 +125,10 @@ class NativeEngine:
     def _run_step(
         self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs
     ) -> Work:
+        assert self._native_measure, "see `whole_step`"
         asked = self._stack.run_step(
             self._exit_heads,
-            measure=self._measure_number,
+            measure=self._native_measure,
             lanes=rows.lanes,
             nodes=rows.nodes,
             thresholds=thresholds,
@@ -129,18 +142,18 @@ class NativeEngine:
         if not self._decides_natively:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
         tokens, facts = self._summarised(layers, self._where(layers, lanes))
-        confidences = facts[4] if self._measure_number else self._confidences(tokens, facts)
+        confidences = facts[4] if self._native_measure else self._confidences(tokens, facts)
         decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
         return decided, Work(projection_rows=len(lanes))
 
     def _summarised(self, layers: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns what `calls.summarise` does of each state by the head of its layer."""
         asked = list(self._weights.heads_of(layers))
+        measure = self._native_measure if self._measure.needs is Need.LOGITS else None
         made = []
         for head, rows in asked:
             assert head.native is not None, "made where no other form was chosen"
-            at = entries[rows]
-            made.append(calls.summarise(head.native, states=self._states, entries=at, measure=self._measure_number))
+            made.append(calls.summarise(head.native, states=self._states, entries=entries[rows], measure=measure))
         if len(made) == 1:
             return made[0]
         tokens, facts = np.empty(len(entries), np.int32), np.empty((5, len(entries)), np.float32)
@@ -155,16 +168,14 @@ class NativeEngine:
 
     def _measured(self, layers: range, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Returns the confidences of rows at layers, (layers, rows), if these are made of states."""
-        measure = self._measure
-        if measure.needs not in (Need.STATES, Need.CLASSIFIER):
+        if self._measure.needs not in (Need.STATES, Need.CLASSIFIER):
             return np.zeros((len(layers), len(lanes)), np.float32)
+        if self._of_states:
+            made = calls.measure_states(self._of_states, layers, states=self._states, below=below, lanes=lanes)
+            return made if self._native_measure else np.asarray(self._measure.confidence(made))
         outputs = self._states[layers.start : layers.stop, lanes]
-        if measure.needs is Need.CLASSIFIER:
-            return _quietly(measure.confidence, self._decoder.exit_scores(outputs))
         inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
-        if is_own(measure.name):
-            return np.stack([self._measured_by_xla(*each) for each in zip(layers, outputs, inputs, strict=True)])
-        return _quietly(measure.confidence, outputs, inputs, np.arange(layers.start, layers.stop)[:, None])
+        return np.stack([self._measured_by_xla(*each) for each in zip(layers, outputs, inputs, strict=True)])
 
     def _measured_by_xla(self, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         """Returns the confidences of a measure of the user's, who writes it for JAX."""
@@ -181,7 +192,10 @@ class NativeEngine:
             return np.zeros(len(tokens), np.float32)
         largest, second, total, weighted, _ = facts
         summary = Summary(largest, tokens, second, total, weighted)
-        return _quietly(self._measure.of_summary, summary, self._model.config.vocab_size)
+        # Some may be no numbers: whoever asks looks for that.
+        with np.errstate(all="ignore"):
+            confidences: np.ndarray = self._measure.of_summary(summary, self._model.config.vocab_size)
+        return confidences
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
@@ -224,10 +238,3 @@ def _padded(states: np.ndarray, size: int) -> np.ndarray:
     longer = np.zeros((size, states.shape[1]), np.float32)
     longer[: len(states)] = states
     return longer
-
-
-def _quietly(confidence: Callable[..., Any], *arguments: Any) -> np.ndarray:
-    """Returns the confidences of rows, of which some may be no numbers: whoever asks looks for that."""
-    with np.errstate(all="ignore"):
-        confidences: np.ndarray = confidence(*arguments)
-    return confidences

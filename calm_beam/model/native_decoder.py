@@ -104,19 +104,6 @@ class NativeDecoder:
         embedded: np.ndarray = self.embedding[tokens]
         return embedded if self.embedding_factor == 1 else embedded * np.float32(self.embedding_factor)
 
-    def exit_scores(self, states: np.ndarray) -> np.ndarray:
-        """Returns the exit classifier's probabilities of "exit" for states, as `heads.exit_probability` does.
-
-        A row's sums are made in the same order in any company.
-        """
-        assert self.classifier is not None, "a measure that needs one is refused without"
-        kernel, bias = self.classifier
-        logits = np.stack([(states * column).sum(axis=-1) for column in kernel.T], axis=-1) + bias
-        # Of two, the softmax is the logistic function of their difference.
-        score = logits[..., -1] - logits[..., 0] if kernel.shape[1] > 1 else logits[..., 0]
-        scores: np.ndarray = 1 / (1 + np.exp(-score))
-        return scores
-
     def turns(self, positions: np.ndarray) -> np.ndarray | None:
         """Returns cosines and sines for positions, (prompts,), as `calls.Stack.set_turns` takes them."""
         if self.frequencies is None:

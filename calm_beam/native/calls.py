@@ -1,4 +1,4 @@
-"""Calls of native code that change arrays in place, whose structures these mirror: `layer.c`, `head.c` and `step.c`."""
+"""Calls of native code that change arrays in place: all but `screen.c`, whose structures these mirror."""
 
 import ctypes
 import math
@@ -13,8 +13,8 @@ from .library import loaded
 ACTIVATIONS = ("gelu", "silu", "relu")
 """Those of a feed-forward layer, by their numbers."""
 
-MEASURES = ("softmax", "softmax_max", "entropy")
-"""Confidence measures of logits that native code knows, by their numbers; 0 is none of them."""
+MEASURES = ("softmax", "softmax_max", "entropy", "state", "classifier", "static")
+"""Confidence measures that native code knows, by their numbers from 1 on."""
 
 NO_WINDOW = 1 << 40
 """As a window: all positions are seen."""
@@ -96,19 +96,39 @@ class Head(ctypes.Structure):
     _fields_ = (("weights", Matrix), ("norm", _ADDRESS), ("epsilon", _FLOAT), ("factor", _FLOAT))
 
 
+class Measure(ctypes.Structure):
+    """What native code makes confidences by. See `measure_of`."""
+
+    held: Sequence[np.ndarray] = ()
+
+    _fields_ = (
+        ("kind", _NUMBER),
+        ("log_tokens", _FLOAT),
+        ("scores", _NUMBER),
+        *((name, _ADDRESS) for name in ("kernel", "bias", "by_layer")),
+    )
+
+
+class _Measured(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("first_layer", "num_layers", "count", "entries", "width")),
+        *((name, _ADDRESS) for name in ("states", "below", "lanes", "confidences")),
+    )
+
+
 class _Asked(ctypes.Structure):
     _fields_ = (
-        *((name, _NUMBER) for name in ("count", "threads", "measure")),
-        ("log_tokens", _FLOAT),
-        *((name, _ADDRESS) for name in ("states", "entries", "facts", "tokens")),
+        ("count", _NUMBER),
+        ("threads", _NUMBER),
+        *((name, _ADDRESS) for name in ("measure", "states", "entries", "facts", "tokens")),
     )
 
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _NUMBER) for name in ("count", "threads", "measure")),
-        ("log_tokens", _FLOAT),
-        *((name, _ADDRESS) for name in ("heads", "lanes", "nodes", "thresholds", "known_exits")),
+        ("count", _NUMBER),
+        ("threads", _NUMBER),
+        *((name, _ADDRESS) for name in ("measure", "heads", "lanes", "nodes", "thresholds", "known_exits")),
         *((name, _ADDRESS) for name in _MADE),
         ("asked", _NUMBER),
     )
@@ -255,7 +275,7 @@ class Stack:
         self,
         heads: Sequence[Head | None],
         *,
-        measure: int,
+        measure: Measure,
         lanes: np.ndarray,
         nodes: np.ndarray,
         thresholds: np.ndarray,
@@ -266,10 +286,10 @@ class Stack:
 
         Args:
           heads: The head after each layer, None where nobody leaves; of the last, there is one.
-          measure: The number of what decides, as of `MEASURES`.
+          measure: What decides.
           lanes: int32, shape (rows,). The entry of each, of a prompt with no other.
           nodes: int32, likewise. As of `run`.
-          thresholds: float32, shape (entries,). Infinite where only the last layer is asked about.
+          thresholds: float32, shape (entries,). Infinite where nobody leaves before the last layer.
           known_exits: int32, likewise. Where each leaves, if that is known already; else 0. None if none is.
           new: What is made of every row, each of shape (entries,), as of `StepOutputs`: int32 `tokens` and
             `exit_layers`, float32 `confidences` and `runner_ups`, which begin at -inf, and bool `is_finite`.
@@ -283,7 +303,7 @@ class Stack:
         for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
             assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
         step = _Step(
-            *(len(lanes), threads(), measure, _log_tokens(heads[-1]), ctypes.addressof(of_heads)),
+            *(len(lanes), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
             *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
         )
         count = len(self._layers)
@@ -300,19 +320,55 @@ class Stack:
         )
 
 
-def number_of(measure: str) -> int:
-    """Returns the number of a confidence measure, 0 if native code does not know it."""
-    return 1 + MEASURES.index(measure) if measure in MEASURES else 0
+def measure_of(
+    name: str,
+    *,
+    vocab_size: int,
+    classifier: tuple[np.ndarray, np.ndarray] | None = None,
+    by_layer: Sequence[float] = (),
+) -> Measure | None:
+    """Returns what makes confidences, None if native code does not know it.
+
+    Args:
+      name: Of the measure.
+      vocab_size: Entries of the vocabulary.
+      classifier: The kernel, (width, 1 or 2), and the bias of the exit classifier, for the measure that is one.
+      by_layer: The confidence at each layer, for a measure of nothing else.
+    """
+    if name not in MEASURES:
+        return None
+    kernel, bias = classifier or (np.zeros((0, 0)), np.zeros(0))
+    held = [np.ascontiguousarray(values, np.float32) for values in (kernel.T, bias, by_layer)]
+    addresses = (values.ctypes.data for values in held)
+    measure = Measure(1 + MEASURES.index(name), math.log(vocab_size), len(bias), *addresses)
+    measure.held = held
+    return measure
 
 
-def _log_tokens(head: Head | None) -> float:
-    """Returns the logarithm of the size of the vocabulary, by which entropies are measured."""
-    assert head is not None, "there is one after the last layer"
-    return math.log(head.weights.columns)
+def measure_states(
+    measure: Measure, layers: range, *, states: np.ndarray, below: np.ndarray, lanes: np.ndarray
+) -> np.ndarray:
+    """Returns confidences of rows at layers, float32, shape (layers, rows), by a measure that is not of logits.
+
+    Args:
+      measure: Which.
+      layers: Which, from 1, ascending without gaps.
+      states: float32, shape (layers + 1, entries, width). Of the embedding, and of every layer.
+      below: shape (rows,). The entry of each row's input of the first layer; of others it is its own.
+      lanes: Likewise. Its own entry.
+    """
+    held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes)]
+    confidences = np.empty((len(layers), len(lanes)), np.float32)
+    measured = _Measured(
+        *(layers.start, *confidences.shape, *states.shape[1:]),
+        *(array.ctypes.data for array in (states, *held, confidences)),
+    )
+    loaded().calm_beam_measure(ctypes.byref(measure), ctypes.byref(measured))
+    return confidences
 
 
 def summarise(
-    head: Head, *, states: np.ndarray, entries: np.ndarray, measure: int = 0
+    head: Head, *, states: np.ndarray, entries: np.ndarray, measure: Measure | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns what decisions are made of in the logits that a head makes of states, as in a settled `Summary`.
 
@@ -320,7 +376,7 @@ def summarise(
       head: Which.
       states: float32, shape (entries, width).
       entries: shape (rows,).
-      measure: The number of what makes confidences of it, as of `MEASURES`.
+      measure: What makes confidences of it.
 
     Returns:
       int32, shape (rows,): the tokens; and float32, shape (5, rows): largest, second, total and weighted sum, and the
@@ -332,7 +388,7 @@ def summarise(
     entries = np.ascontiguousarray(entries, np.int64)
     facts, tokens = np.empty((5, len(entries)), np.float32), np.empty(len(entries), np.int32)
     asked = _Asked(
-        *(len(entries), threads(), measure, _log_tokens(head)),
+        *(len(entries), threads(), None if measure is None else ctypes.addressof(measure)),
         *(array.ctypes.data for array in (states, entries, facts, tokens)),
     )
     if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):

@@ -7,6 +7,7 @@
 
 #include "exponentials.h"
 #include "heads.h"
+#include "measures.h"
 #include "memory.h"
 #include "products.h"
 #include "threads.h"
@@ -19,8 +20,8 @@ enum {
 };
 
 typedef struct {
-  int64_t count, threads, measure;
-  float log_tokens;
+  int64_t count, threads;
+  const Measure* measure; /* NULL if no confidence is made of this. */
   const float* states;    /* [entries, width] */
   const int64_t* entries; /* [count] */
   float* facts;           /* [5, count]: largest, second, total, weighted, confidence */
@@ -150,15 +151,6 @@ void ask_head(const Head* head, const float* states, const int32_t* entries, int
   for (int64_t row = 0; row < count; ++row) facts[row] = settled(facts + row);
 }
 
-float confidence_of(const Facts* facts, int64_t measure, float log_tokens) {
-  if (measure == kGap) return -expm1f(facts->second - facts->largest) / facts->total;
-  if (measure == kLargest) return 1 / facts->total;
-  if (measure == kNoMeasure) return 0;
-  /* Rounding may leave a few units in the last place beyond either end. */
-  const float confidence = 1 - (logf(facts->total) - facts->weighted / facts->total) / log_tokens;
-  return confidence < 0 ? 0 : confidence > 1 ? 1 : confidence;
-}
-
 static void tell(const Call* call, int64_t row) {
   const Asked* asked = call->asked;
   const int64_t parts = parts_of(call->head);
@@ -167,7 +159,7 @@ static void tell(const Call* call, int64_t row) {
   facts = settled(&facts);
   asked->tokens[row] = facts.token;
   const float told[] = {facts.largest, facts.second, facts.total, facts.weighted,
-                        confidence_of(&facts, asked->measure, asked->log_tokens)};
+                        asked->measure ? confidence_of_logits(asked->measure, &facts) : 0};
   for (int fact = 0; fact < kFacts; ++fact) asked->facts[fact * asked->count + row] = told[fact];
 }
 

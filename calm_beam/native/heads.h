@@ -20,12 +20,6 @@ typedef struct {
   int32_t token;
 } Facts;
 
-/* Measures of these facts, by their numbers. */
-enum { kNoMeasure, kGap, kLargest, kEntropy };
-
-/* Returns the confidence by a measure, given the logarithm of how many tokens there are; 0 without a measure. */
-float confidence_of(const Facts* facts, int64_t measure, float log_tokens);
-
 /* Puts the facts of the logits of some states, [entries, width], into `facts`, on this thread, with memory for `count`
    times the width. */
 void ask_head(const Head* head, const float* states, const int32_t* entries, int64_t count, float* memory,

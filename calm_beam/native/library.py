@@ -30,9 +30,9 @@ SCREEN = "calm_beam_screen"
 
 # The best comes first; of the last, all are needed.
 _FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
-_SOURCES = ("screen.c", "layer.c", "head.c", "step.c", "threads.c")
+_SOURCES = ("screen.c", "layer.c", "head.c", "measures.c", "step.c", "threads.c")
 _HEADERS = (
-    *("attention.h", "exponentials.h", "heads.h", "layers.h", "memory.h"),
+    *("attention.h", "exponentials.h", "heads.h", "layers.h", "measures.h", "memory.h"),
     *("products.h", "tasks.h", "threads.h", "vectors.h"),
 )
 _MOST_SECONDS = 60

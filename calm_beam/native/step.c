@@ -1,9 +1,7 @@
-/* Whole steps of prompts that have one lane each, decided by what heads make of their states: a call of Python's, whose
-   structures are those of native/calls.py.
+/* Whole steps of prompts that have one lane each: a call of Python's, whose structures are those of native/calls.py.
 
    Where the weights of a layer are at hand, rows need not wait for each other. A thread takes a few of them through a
-   layer, asks the head who may leave, and goes on with those who stay: nothing is run in vain, and threads meet once a
-   step. */
+   layer, decides who leaves, and goes on with those who stay: nothing is run in vain, and threads meet once a step. */
 
 #include <math.h>
 #include <stdatomic.h>
@@ -12,18 +10,19 @@
 
 #include "heads.h"
 #include "layers.h"
+#include "measures.h"
 #include "memory.h"
 #include "threads.h"
 
 enum { kBlocksOfThread = 2 };
 
 typedef struct {
-  int64_t count, threads, measure;
-  float log_tokens;
+  int64_t count, threads;
+  const Measure* measure;
   const Head* const* heads;     /* [layers]: NULL of those that may not be left at; the last may be. */
   const int32_t *lanes, *nodes; /* [count], as of `Rows` */
   /* From here on, by lane. */
-  const float* thresholds;    /* Infinite where the head is asked after the last layer only. */
+  const float* thresholds;    /* Infinite where nobody leaves before the last layer. */
   const int32_t* known_exits; /* 0 where the exit is not known. NULL if none is. */
   int32_t *tokens, *exit_layers;
   float *confidences, *runner_ups;
@@ -42,45 +41,80 @@ typedef struct {
 
 static int32_t known_exit(const Step* step, int32_t lane) { return step->known_exits ? step->known_exits[lane] : 0; }
 
-/* Returns whether the head is asked about a row at a layer that may be left at. */
-static int asks(const Step* step, int32_t lane, int is_last) {
-  return !known_exit(step, lane) && (is_last || isfinite(step->thresholds[lane]));
+/* What is decided of a row at a layer that may be left at. */
+typedef struct {
+  int32_t token;
+  float confidence;
+  int is_finite, leaves;
+} Decision;
+
+/* Asks the head of a layer about some rows, given by where they stand among all of a block, for what it predicts; and for
+   confidences, where these are made of logits. */
+static void ask(const Call* call, int64_t index, const int32_t* lanes, const int32_t* rows, int64_t count,
+                float* memory, Decision* decisions) {
+  const Measure* measure = call->step->measure;
+  int32_t asked[kRowsOfBlock];
+  Facts facts[kRowsOfBlock];
+  if (!count) return;
+  for (int64_t each = 0; each < count; ++each) asked[each] = lanes[rows[each]];
+  ask_head(call->step->heads[index], call->entries[index].outputs, asked, count, memory, facts);
+  for (int64_t each = 0; each < count; ++each) {
+    Decision* decision = &decisions[rows[each]];
+    decision->token = facts[each].token;
+    if (is_of_logits(measure)) decision->confidence = confidence_of_logits(measure, &facts[each]);
+    decision->is_finite = isfinite(facts[each].largest) && isfinite(decision->confidence);
+  }
 }
 
-/* Lets rows out at a layer, and returns how many stay, which come first then. Adds to `asked` how many rows the head was
-   asked about. */
-static int64_t let_out(const Call* call, int64_t index, int32_t* lanes, int32_t* nodes, int64_t count, float* memory,
-                       int64_t* asked) {
+/* Decides who leaves at a layer, and returns how many rows the head was asked about. */
+static int64_t decide(const Call* call, int64_t index, const int32_t* lanes, int64_t count, float* memory,
+                      Decision* decisions) {
   const Step* step = call->step;
-  const int is_last = index + 1 == call->num_layers;
-  int32_t asking[kRowsOfBlock];
-  Facts of_asking[kRowsOfBlock];
-  const Facts* next = of_asking;
-  int64_t num_asking = 0, staying = 0;
-  for (int64_t row = 0; row < count; ++row)
-    if (asks(step, lanes[row], is_last)) asking[num_asking++] = lanes[row];
-  if (num_asking)
-    ask_head(step->heads[index], call->entries[index].outputs, asking, num_asking, memory, of_asking);
-  for (int64_t row = 0; row < count; ++row) {
+  const Entries* entries = &call->entries[index];
+  const int64_t layer = index + 1, width = call->layers[index]->width;
+  const int is_last = layer == call->num_layers, by_logits = is_of_logits(step->measure);
+  int32_t rows[kRowsOfBlock];
+  int64_t asking = 0;
+  for (int32_t row = 0; row < count; ++row) {
+    const int64_t at = lanes[row] * width;
+    decisions[row] = (Decision){.confidence = -INFINITY};
+    if (!by_logits)
+      decisions[row].confidence =
+          confidence_of_states(step->measure, layer, entries->outputs + at, entries->inputs + at, width);
+    else if (!known_exit(step, lanes[row]) && (is_last || isfinite(step->thresholds[lanes[row]])))
+      rows[asking++] = row;
+  }
+  ask(call, index, lanes, rows, asking, memory, decisions);
+  int64_t reading = 0;
+  for (int32_t row = 0; row < count; ++row) {
     const int32_t lane = lanes[row], known = known_exit(step, lane);
-    Facts facts = {.largest = NAN};
-    float confidence = -INFINITY;
-    if (asks(step, lane, is_last)) {
-      facts = *next++;
-      confidence = confidence_of(&facts, step->measure, step->log_tokens);
-    }
-    if (known ? known == index + 1 : is_last || confidence >= step->thresholds[lane]) {
-      step->tokens[lane] = facts.token;
+    decisions[row].leaves =
+        known ? known == layer : is_last || decisions[row].confidence >= step->thresholds[lane];
+    if (!by_logits && decisions[row].leaves && !known) rows[reading++] = row;
+  }
+  /* Nothing else tells what those predict who leave. */
+  ask(call, index, lanes, rows, reading, memory, decisions);
+  return asking + reading;
+}
+
+/* Lets rows out, and returns how many stay, which come first then. */
+static int64_t let_out(const Step* step, int64_t index, const Decision* decisions, int32_t* lanes, int32_t* nodes,
+                       int64_t count) {
+  int64_t staying = 0;
+  for (int64_t row = 0; row < count; ++row) {
+    const Decision decided = decisions[row];
+    const int32_t lane = lanes[row];
+    if (decided.leaves) {
+      step->tokens[lane] = decided.token;
       step->exit_layers[lane] = (int32_t)index + 1;
-      step->confidences[lane] = confidence;
-      step->is_finite[lane] = isfinite(facts.largest) && isfinite(confidence);
+      step->confidences[lane] = decided.confidence;
+      step->is_finite[lane] = decided.is_finite;
     } else {
-      step->runner_ups[lane] = fmaxf(step->runner_ups[lane], confidence);
+      step->runner_ups[lane] = fmaxf(step->runner_ups[lane], decided.confidence);
       lanes[staying] = lane;
       nodes[staying++] = nodes[row];
     }
   }
-  *asked += num_asking;
   return staying;
 }
 
@@ -90,13 +124,16 @@ static void run_block(const void* context, int phase, int64_t block) {
   const int64_t from = block * call->block, left = call->step->count - from;
   float* memory = call->memory + from * numbers_of(call->layers[0]);
   int32_t lanes[kRowsOfBlock], nodes[kRowsOfBlock];
+  Decision decisions[kRowsOfBlock];
   int64_t count = left < call->block ? left : call->block, asked = 0;
   memcpy(lanes, call->step->lanes + from, sizeof(int32_t) * count);
   memcpy(nodes, call->step->nodes + from, sizeof(int32_t) * count);
   for (int64_t index = 0; index < call->num_layers && count; ++index) {
     const Rows rows = {.below = lanes, .lanes = lanes, .nodes = nodes, .count = count};
     take_through(call->layers[index], call->entries + index, &rows, memory, call->lacks_memory);
-    if (call->step->heads[index]) count = let_out(call, index, lanes, nodes, count, memory, &asked);
+    if (!call->step->heads[index]) continue;
+    asked += decide(call, index, lanes, count, memory, decisions);
+    count = let_out(call->step, index, decisions, lanes, nodes, count);
   }
   atomic_fetch_add(&call->step->asked, asked);
 }

@@ -19,7 +19,8 @@ import pytest
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import device_steps
 from calm_beam.exits.logit_summary import Summary
-from calm_beam.exits.measures import MEASURES
+from calm_beam.exits.measures import MEASURES, Need
+from calm_beam.exits.measures.state import STATE
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
 from calm_beam.model.interface import Position, of_layer
 from calm_beam.model.llama import LlamaConfig
@@ -30,6 +31,7 @@ from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
 
+_OF_LOGITS = [name for name in calls.MEASURES if MEASURES[name].needs is Need.LOGITS]
 _ROWS, _RANKS, _SOURCE, _STEPS, _LAYER = 96, 8, 9, 24, 2
 _NODES = 3 * _ROWS
 _KINDS: dict[str, T5Config | LlamaConfig] = {
@@ -252,13 +254,25 @@ class _Step(NamedTuple):
     """What a step is told of rows, and the heads that it asks."""
 
     heads: list[calls.Head | None]
-    measure: int
+    measure: calls.Measure
     thresholds: np.ndarray
     known_exits: np.ndarray | None
 
 
+def _measure(case: _Case, name: str, *, vocab_size: int) -> calls.Measure:
+    generator, config = np.random.default_rng(2), case.model.config
+    made = calls.measure_of(
+        name,
+        vocab_size=vocab_size,
+        classifier=(generator.standard_normal((config.emb_dim, 2)), generator.standard_normal(2)),
+        by_layer=np.linspace(0.1, 0.4, config.num_decoder_layers).tolist(),
+    )
+    assert made is not None
+    return made
+
+
 def _step_of(case: _Case, measure: str, *, has_known: bool) -> _Step:
-    """Returns a step that may not be left at layer 2, and that a row in four leaves as the full model."""
+    """Returns a step that may not be left at layer 2; a row in four is of the full model, and some leave anywhere."""
     generator, depth = np.random.default_rng(1), case.model.config.num_decoder_layers
     width, vocab_size = case.model.config.emb_dim, 500
     heads = [
@@ -267,31 +281,43 @@ def _step_of(case: _Case, measure: str, *, has_known: bool) -> _Step:
     ]
     thresholds = generator.uniform(0, 0.5, _ROWS).astype(np.float32)
     thresholds[::4] = np.inf
+    thresholds[1::8] = 0
     known = np.where(np.arange(_ROWS) % 3, 0, generator.choice([1, depth], _ROWS)).astype(np.int32)
-    return _Step(heads, calls.number_of(measure), thresholds, known if has_known else None)
+    made_by = _measure(case, measure, vocab_size=vocab_size)
+    return _Step(heads, made_by, thresholds, known if has_known else None)
 
 
-def _row_by_row(case: _Case, step: _Step, stack: calls.Stack, states: np.ndarray, rows: int) -> tuple[_Made, int]:
+def _row_by_row(
+    case: _Case, step: _Step, stack: calls.Stack, states: np.ndarray, rows: int, *, is_of_logits: bool
+) -> tuple[_Made, int]:
     """Returns what a step makes of rows, each taken through one layer after the other alone, and how often it asks."""
     made, asked, depth = _Made.none(), 0, len(step.heads)
     for lane, node in zip(*(case.by_row[name][:rows] for name in ("lanes", "nodes")), strict=True):
-        known = 0 if step.known_exits is None else step.known_exits[lane]
+        lanes, nodes = np.array([lane]), np.array([node])
+        known, threshold = 0 if step.known_exits is None else step.known_exits[lane], step.thresholds[lane]
         for layer, head in enumerate(step.heads, start=1):
-            at = {"lanes": np.array([lane]), "nodes": np.array([node])}
-            stack.run(range(layer - 1, layer), below=at["lanes"], **at)
+            stack.run(range(layer - 1, layer), below=lanes, lanes=lanes, nodes=nodes)
             if head is None:
                 continue
-            token, facts = 0, np.array([np.nan, 0, 0, 0, -np.inf], np.float32)
-            if not known and (layer == depth or np.isfinite(step.thresholds[lane])):
-                tokens, of_head = calls.summarise(
-                    head, states=states[layer], entries=np.array([lane]), measure=step.measure
+            ask = functools.partial(calls.summarise, head, states=states[layer], entries=lanes)
+            token, largest, confidence = 0, np.float32(np.nan), np.float32(-np.inf)
+            if not is_of_logits:
+                found = calls.measure_states(
+                    step.measure, range(layer, layer + 1), states=states, below=lanes, lanes=lanes
                 )
-                token, facts, asked = tokens[0], of_head[:, 0], asked + 1
-            if known == layer if known else layer == depth or facts[4] >= step.thresholds[lane]:
-                made.tokens[lane], made.exit_layers[lane], made.confidences[lane] = token, layer, facts[4]
-                made.is_finite[lane] = np.isfinite(facts[[0, 4]]).all()
-                break
-            made.runner_ups[lane] = np.fmax(made.runner_ups[lane], facts[4])
+                confidence = found[0, 0]
+            elif not known and (layer == depth or np.isfinite(threshold)):
+                tokens, facts = ask(measure=step.measure)
+                token, largest, confidence, asked = tokens[0], facts[0, 0], facts[4, 0], asked + 1
+            if not (known == layer if known else layer == depth or confidence >= threshold):
+                made.runner_ups[lane] = np.fmax(made.runner_ups[lane], confidence)
+                continue
+            if not is_of_logits and not known:
+                tokens, facts = ask()
+                token, largest, asked = tokens[0], facts[0, 0], asked + 1
+            made.tokens[lane], made.exit_layers[lane], made.confidences[lane] = token, layer, confidence
+            made.is_finite[lane] = np.isfinite([largest, confidence]).all()
+            break
     return made, asked
 
 
@@ -317,7 +343,7 @@ def test_a_whole_step_is_its_layers_and_heads(
             lanes, nodes = (case.by_row[name][:rows] for name in ("lanes", "nodes"))
             asked = stack.run_step(**step._asdict(), lanes=lanes, nodes=nodes, new=made._asdict())
         else:
-            made, asked = _row_by_row(case, step, stack, states, rows)
+            made, asked = _row_by_row(case, step, stack, states, rows, is_of_logits=measure in _OF_LOGITS)
         found.append([np.array(asked), *made, states, *itertools.chain.from_iterable(stores)])
     for together, apart in zip(*found, strict=True):
         np.testing.assert_array_equal(together, apart)
@@ -326,6 +352,40 @@ def test_a_whole_step_is_its_layers_and_heads(
     if rows == _ROWS:
         assert set(exits.tolist()) >= {1, len(step.heads)}
         assert not found[0][5].all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 40])
+@pytest.mark.parametrize("scores", [1, 2])
+def test_confidences_of_states(width: int, scores: int) -> None:
+    """They are the measures', as XLA's, whatever fills a vector; of a layer alone, what is told."""
+    generator = np.random.default_rng(0)
+    states = generator.standard_normal((4, 30, width)).astype(np.float32)
+    states[2, 5] = np.nan
+    states[2, 6] = 0
+    kernel, bias = generator.standard_normal((width, scores)), generator.standard_normal(scores)
+    below, lanes = generator.permutation(30), generator.permutation(30)
+    inputs = np.stack([states[0, below], states[1, lanes], states[2, lanes]])
+    outputs = states[1:, lanes]
+    logits = outputs.astype(np.float64) @ kernel + bias
+    with np.errstate(all="ignore"):
+        expected = {
+            "state": STATE.confidence(outputs, inputs, np.arange(1, 4)[:, None]),
+            "classifier": 1 / (1 + np.exp(-(logits[..., -1] - (logits[..., 0] if scores > 1 else 0)))),
+            "static": np.repeat([[0.25], [0.5], [1]], 30, axis=1),
+        }
+    assert np.isnan(expected["state"]).sum() == 4
+    for name, of_all in expected.items():
+        measure = calls.measure_of(name, vocab_size=9, classifier=(kernel, bias), by_layer=[0.25, 0.5, 1])
+        assert measure is not None
+        found = calls.measure_states(measure, range(1, 4), states=states, below=below, lanes=lanes)
+        np.testing.assert_allclose(found, of_all, rtol=2e-6, atol=2e-6)
+        some = calls.measure_states(measure, range(2, 4), states=states, below=lanes[:7], lanes=lanes[:7])
+        np.testing.assert_array_equal(some, found[1:, :7])
+
+
+def test_measures_that_native_code_does_not_know() -> None:
+    """They are left to others."""
+    assert calls.measure_of("patience", vocab_size=9) is None
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -423,7 +483,7 @@ def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, ca
     vocab_size=st.sampled_from([2, 3, 63, 64, 65, 255, 256, 257, 1000]),
     scale=st.sampled_from([0.01, 1.0, 30.0]),
     has_equal=st.booleans(),
-    measure=st.sampled_from(calls.MEASURES),
+    measure=st.sampled_from(_OF_LOGITS),
 )
 def test_a_head_sums_up_its_logits(
     seed: int, rows: int, width: int, vocab_size: int, scale: float, has_equal: bool, measure: str
@@ -436,7 +496,8 @@ def test_a_head_sums_up_its_logits(
         kernel[:, generator.integers(0, vocab_size, 3)] = kernel[:, generator.integers(0, vocab_size, 1)]
     entries = generator.integers(0, 50, rows)
     decoder, head = _head(kernel, factor=0.25)
-    summarise = functools.partial(calls.summarise, head, states=states, measure=calls.number_of(measure))
+    made_by = calls.measure_of(measure, vocab_size=vocab_size)
+    summarise = functools.partial(calls.summarise, head, states=states, measure=made_by)
     tokens: Any
     facts: Any
     tokens, facts = summarise(entries=entries)

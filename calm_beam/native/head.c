@@ -35,10 +35,10 @@ typedef struct {
   Facts* facts; /* [count, parts] */
 } Call;
 
-static inline int64_t parts_of(const Head* head) { return (panels_of(&head->weights) + kPanelsOfPart - 1) / kPanelsOfPart; }
+static int64_t parts_of(const Head* head) { return (panels_of(&head->weights) + kPanelsOfPart - 1) / kPanelsOfPart; }
 
-/* Returns the facts of the logits of a row, followed by as many of -inf as fill a vector. The token is -1, until they are
-   settled, if one of them is no number. */
+/* Returns the facts of the logits of a row, followed by as many of -inf as fill a vector. Until they are settled, the
+   token is -1 if one of them is no number. */
 static Facts facts_of(const float* logits, int64_t count, int32_t first) {
   Facts facts = {.largest = -INFINITY, .second = -INFINITY};
   Floats largest = all(-INFINITY), second = all(-INFINITY);

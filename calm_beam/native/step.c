@@ -48,8 +48,8 @@ typedef struct {
   int is_finite, leaves;
 } Decision;
 
-/* Asks the head of a layer about some rows, given by where they stand among all of a block, for what it predicts; and for
-   confidences, where these are made of logits. */
+/* Asks the head of a layer about some of the rows of a block, given by where they stand there: what it predicts, and
+   how sure it is where that is made of logits. */
 static void ask(const Call* call, int64_t index, const int32_t* lanes, const int32_t* rows, int64_t count,
                 float* memory, Decision* decisions) {
   const Measure* measure = call->step->measure;

@@ -3,7 +3,8 @@
 Every batch is decoded by the full model and with exits, in turns; of each the fastest round counts. Beside what was
 gained stands what the counted work allows: layers, decisions of the head, keys and values made for skipped layers, and
 sources, each at its own cost. What a layer and a decision cost a row is taken from the full model's run, whose batches
-are as full as they get; so padding, small steps and bookkeeping are what is missing from 100 %.
+are as full as they get; so padding, small steps and bookkeeping are what is missing from 100 %. For that, steps are
+timed in parts; what is gained is of whole steps, which may be faster.
 Thresholds are searched that use about a quarter and half of the layers. Compilation is done before.
 
     python -m benchmarks.throughput --checkpoint=model/ --data=validation.jsonl.gz

@@ -3,12 +3,13 @@
 Prompts still go through XLA: they are many tokens at a time, which it is fast at.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from calm_beam.exits.logit_summary import Summary
-from calm_beam.exits.measures import Need, is_own
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.native import calls
@@ -33,7 +34,7 @@ class NativeEngine:
         assert weights.native is not None, "see `engine_for`"
         config = model.config
         self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
-        self._measure = rule.measure()
+        self._rule, self._measure = rule, rule.measure()
         self._sources = NativeSources(model, weights, slots)
         self._positions = np.zeros(len(slots.places), np.int32)
         inner = config.num_kv_heads * config.head_dim
@@ -172,17 +173,17 @@ class NativeEngine:
             return np.zeros((len(layers), len(lanes)), np.float32)
         if self._of_states:
             made = calls.measure_states(self._of_states, layers, states=self._states, below=below, lanes=lanes)
-            return made if self._native_measure else np.asarray(self._measure.confidence(made))
+            return made if self._native_measure else _quietly(self._measure.confidence, made)
         outputs = self._states[layers.start : layers.stop, lanes]
         inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
         return np.stack([self._measured_by_xla(*each) for each in zip(layers, outputs, inputs, strict=True)])
 
     def _measured_by_xla(self, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-        """Returns the confidences of a measure of the user's, who writes it for JAX."""
+        """Returns the confidences of a measure that native code does not know, which is written for JAX."""
         measured = np.empty(len(outputs), np.float32)
         for part, size in row_parts(len(outputs), self._slots.row_sizes):
             output, below = (_padded(states[part], size) for states in (outputs, inputs))
-            confidences = device_steps.measure_states(self._measure.name, output, below, np.int32(layer))
+            confidences = device_steps.measure_states(self._rule.confidence, output, below, np.int32(layer))
             measured[part] = np.asarray(confidences)[: len(measured[part])]
         return measured
 
@@ -192,10 +193,7 @@ class NativeEngine:
             return np.zeros(len(tokens), np.float32)
         largest, second, total, weighted, _ = facts
         summary = Summary(largest, tokens, second, total, weighted)
-        # Some may be no numbers: whoever asks looks for that.
-        with np.errstate(all="ignore"):
-            confidences: np.ndarray = self._measure.of_summary(summary, self._model.config.vocab_size)
-        return confidences
+        return _quietly(self._measure.of_summary, summary, self._model.config.vocab_size)
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
@@ -223,7 +221,7 @@ class NativeEngine:
         """Compiles whatever prompts may need of XLA: confidences, and other heads than native ones."""
         if not self._decides_natively:
             self._heads.run_on_padding(self._look_up, sizes_up_to(asked, self._slots.row_sizes))
-        if self._measure.needs is Need.STATES and is_own(self._measure.name):
+        if self._measure.needs is Need.STATES and not self._of_states:
             for size in sizes_up_to(slots, self._slots.row_sizes):
                 self._measured_by_xla(1, *np.zeros((2, size, self._states.shape[2]), np.float32))
 
@@ -238,3 +236,12 @@ def _padded(states: np.ndarray, size: int) -> np.ndarray:
     longer = np.zeros((size, states.shape[1]), np.float32)
     longer[: len(states)] = states
     return longer
+
+
+def _quietly(confidence: Callable[..., Any], *arguments: Any) -> np.ndarray:
+    """Returns the confidences that a user's function makes of rows, by whatever library.
+
+    Some may be no numbers: whoever asks looks for that.
+    """
+    with np.errstate(all="ignore"):
+        return np.asarray(confidence(*arguments))

@@ -297,6 +297,7 @@ class Stack:
         Raises:
           MemoryError: If there is none.
         """
+        assert heads[-1] is not None, "whoever has not left before leaves there"
         of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
         held = [np.ascontiguousarray(values, np.int32) for values in (lanes, nodes)]
         by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]

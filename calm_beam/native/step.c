@@ -138,7 +138,7 @@ static void run_block(const void* context, int phase, int64_t block) {
   atomic_fetch_add(&call->step->asked, asked);
 }
 
-/* Returns 0 if there is no memory for it. */
+/* Layers are of one size. Returns 0 if there is no memory for it. */
 int calm_beam_run_step(const Layer* const* layers, const Entries* entries, int64_t num_layers, Step* step) {
   atomic_int lacks_memory = 0;
   int has_memory = 1;

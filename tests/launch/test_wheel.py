@@ -25,10 +25,13 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    *(f"calm_beam/native/{name}.c" for name in ("head", "layer", "screen", "threads")),
+    *(f"calm_beam/native/{name}.c" for name in ("head", "layer", "measures", "screen", "step", "threads")),
     *(
         f"calm_beam/native/{name}.h"
-        for name in ("attention", "exponentials", "memory", "products", "tasks", "threads", "vectors")
+        for name in (
+            *("attention", "exponentials", "heads", "layers", "measures"),
+            *("memory", "products", "tasks", "threads", "vectors"),
+        )
     ),
     "calm_beam/report/frame.html",
     "calm_beam/report/template.html",

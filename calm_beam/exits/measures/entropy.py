@@ -3,7 +3,6 @@
 import math
 from typing import TYPE_CHECKING
 
-from .arrays import module_of
 from .measure import Measure, Need
 
 if TYPE_CHECKING:
@@ -43,11 +42,11 @@ def _of_summary(summary: "Summary", vocab_size: int) -> "jax.Array":
 
 def _of_sums(total: "jax.Array", weighted: "jax.Array", entries: int) -> "jax.Array":
     """Returns the confidence, given the sums of exp(x) and of x exp(x), with x the logits less their largest."""
-    xp = module_of(total)
-    entropy = xp.log(total) - weighted / total
+    import jax.numpy as jnp
+
+    entropy = jnp.log(total) - weighted / total
     # Rounding may leave a few units in the last place beyond either end.
-    confidences: jax.Array = xp.clip(1 - entropy / xp.float32(math.log(entries)), 0, 1)
-    return confidences
+    return jnp.clip(1 - entropy / jnp.float32(math.log(entries)), 0, 1)
 
 
 def _bounds(of: "DistributionBounds", vocab_size: int) -> tuple["jax.Array", "jax.Array"]:

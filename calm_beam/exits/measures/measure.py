@@ -46,15 +46,13 @@ class Measure:
       confidence: Returns float32 confidences, shape (...), of what it needs:
         LAYER: `(layer, num_layers)`, two ints; returns one number.
         STATES: `(state, below, layer)`: arrays (..., width), without the final norm, and the layer's number, from 1.
-          Works on numpy's arrays, too, unless it is the user's own.
         CLASSIFIER: `(score)`: shape (...).
         LOGITS: `(logits)`: shape (..., vocabulary).
         TOKENS: `(token, earlier)`: int32, shape (...) and (..., patience - 1), the nearest layer's first, -1 where
           there was none. Works on numpy's arrays as on JAX's, with the same bits.
         LAST_LOGITS: `(logits, last_logits)`.
       of_summary: The same confidence from a `Summary` of the logits and the size of the vocabulary, for LOGITS only:
-        with it, packed rows are decided without all logits being stored. Works on numpy's arrays, too. None where that
-        cannot be had.
+        with it, packed rows are decided without all logits being stored. None where that cannot be had.
       summary_parts: Names of the parts of a `Summary` that `of_summary` reads, beside `largest` and `token`.
       bounds: The lowest and the highest confidence within `DistributionBounds`, given the size of the vocabulary, for
         LOGITS only: with it, most decisions need no exact head. None where that cannot be had.

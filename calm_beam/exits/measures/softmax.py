@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from .arrays import module_of
 from .measure import Measure, Need
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ def softmax_gap(logits: "jax.Array") -> "jax.Array":
 
 
 def _of_summary(summary: "Summary", _: int) -> "jax.Array":
-    gap: jax.Array = -module_of(summary.total).expm1(summary.second - summary.largest) / summary.total
-    return gap
+    import jax.numpy as jnp
+
+    return -jnp.expm1(summary.second - summary.largest) / summary.total
 
 
 def _bounds(of: "DistributionBounds", _: int) -> tuple["jax.Array", "jax.Array"]:

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from .arrays import module_of
 from .measure import Measure, Need
 
 if TYPE_CHECKING:
@@ -23,17 +22,18 @@ def hidden_state_saturation(state: "jax.Array", below: "jax.Array") -> "jax.Arra
 
     Source: CALM, "Local confidence measures" (hidden-state saturation).
     """
-    xp = module_of(state)
-    norms = xp.linalg.norm(state, axis=-1) * xp.linalg.norm(below, axis=-1)
-    cosines: jax.Array = xp.sum(state * below, axis=-1) / norms
+    import jax.numpy as jnp
+
+    norms = jnp.linalg.norm(state, axis=-1) * jnp.linalg.norm(below, axis=-1)
+    cosines: jax.Array = jnp.sum(state * below, axis=-1) / norms
     return cosines
 
 
 def _confidence(state: "jax.Array", below: "jax.Array", layer: "jax.Array | int") -> "jax.Array":
-    xp = module_of(state)
+    import jax.numpy as jnp
+
     # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
-    confidences: jax.Array = xp.where(layer > 1, hidden_state_saturation(state, below), xp.float32(0))
-    return confidences
+    return jnp.where(layer > 1, hidden_state_saturation(state, below), jnp.float32(0))
 
 
 STATE = Measure(

@@ -31,6 +31,17 @@ MARGIN = Measure(
 )
 
 
+def _change(state: jax.Array, below: jax.Array, layer: jax.Array) -> jax.Array:
+    return jnp.where(layer > 1, small_change(state, below), jnp.float32(0.4))
+
+
+# Called as a built-in one, which it is not.
+CHANGE = Measure(name="state", meaning="small change, but after layer 1", needs=Need.STATES, confidence=_change)
+SCORE = Measure(
+    name="score", meaning="squared score", needs=Need.CLASSIFIER, confidence=lambda score: jnp.square(score)
+)
+
+
 def of_nothing(anything: jax.Array) -> jax.Array:
     """Has a parameter of another name."""
     return anything

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
 from calm_beam.exits.measures import MeasureError, check_may_run, check_named, is_own, measure_named, source_digest
 from calm_beam.exits.rule import ExitRule
@@ -23,15 +25,17 @@ from tests.calm_beam.exits.measures import own_measures
 from tests.sampling import sampled
 
 _MODULE = own_measures.__name__
-_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3)
+_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _PROMPTS = build_prompts(4, 9, 1, 6)
 _THRESHOLDS = (0.9, 0.7, 0.5, 0.3)
 _STEPS = 6
 
 
-@pytest.mark.parametrize("name", sampled(["largest_logit", "small_change", "MARGIN"], keep=(0,)))
+@pytest.mark.parametrize(
+    "name", sampled(["largest_logit", "small_change", "MARGIN", "CHANGE", "SCORE"], keep=(0, 2, 3, 4))
+)
 def test_swept_and_served_alike(name: str) -> None:
-    """A measure of the user's gives the same outputs in the plain sweep, the shared one and the served decoder."""
+    """A measure of the user's gives the same outputs in the plain sweep, the shared one, the batch and the decoder."""
     rule = ExitRule(confidence=f"{_MODULE}:{name}")
     checkpoint = build_checkpoint(_CONFIG)
     grid = np.concatenate(
@@ -50,6 +54,11 @@ def test_swept_and_served_alike(name: str) -> None:
     assert len(exits) > 2
     served = EarlyExitDecoder(checkpoint, rule, threshold=0.5, max_decode_length=_STEPS, max_input_length=16)
     for index, answer in served.decode(_PROMPTS):
+        np.testing.assert_array_equal(answer.tokens, plain[index].tokens[3])
+        np.testing.assert_array_equal(answer.exit_layers, plain[index].exit_layers[3])
+    by_step = thresholds_by_step(rule, 0.5, max_decode_length=_STEPS)
+    batch = BatchDecoder(checkpoint, rule, thresholds=[by_step], max_input_length=16, batch_size=3)
+    for index, answer in batch.decode(_PROMPTS):
         np.testing.assert_array_equal(answer.tokens, plain[index].tokens[3])
         np.testing.assert_array_equal(answer.exit_layers, plain[index].exit_layers[3])
 

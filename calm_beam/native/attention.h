@@ -9,6 +9,7 @@
 
 #include "exponentials.h"
 #include "memory.h"
+#include "products.h"
 #include "vectors.h"
 
 enum { kMostVectors = 4 }; /* Of a head, whose sums are kept in registers. */
@@ -44,14 +45,6 @@ static inline Seen seen_of(int64_t most, int* has_memory) {
 }
 
 static inline void forget(Seen* seen) { free(seen->offsets), free(seen->ages), free(seen->logits); }
-
-static inline float product(const float* one, const float* other, int64_t size) {
-  Floats sum = {0};
-  int64_t at = 0;
-  for (; at + kLanes <= size; at += kLanes) sum += load(one + at) * load(other + at);
-  if (at < size) sum += load_some(one + at, size - at) * load_some(other + at, size - at);
-  return sum_of(sum);
-}
 
 /* Makes logits their exponentials, divided by a power of two, and puts it and the sum into `largest` and `total`. */
 static void exponentiate(float* logits, int64_t count, float* largest, float* total) {

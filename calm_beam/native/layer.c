@@ -20,6 +20,7 @@
 #include "threads.h"
 
 enum {
+  kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
   kRowsOfAttention = 4,
   kCached = 1 << 18, /* Weights that a thread has at hand. */
 };
@@ -434,8 +435,7 @@ static void run_columns(const void* context, int index, int64_t task) {
   }
 }
 
-/* Returns how many rows a thread takes at a time, so that all have as many. */
-static int64_t block_of(int64_t count, int64_t threads) {
+int64_t block_of(int64_t count, int64_t threads) {
   const int64_t rounds = (count + threads * kRowsOfBlock - 1) / (threads * kRowsOfBlock);
   const int64_t block = (count + threads * rounds - 1) / (threads * rounds);
   return block < kFewestRowsOfBlock ? kFewestRowsOfBlock : block;

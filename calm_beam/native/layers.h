@@ -9,10 +9,7 @@
 
 #include "products.h"
 
-enum {
-  kRowsOfBlock = 48,      /* That one thread takes through products together. */
-  kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
-};
+enum { kRowsOfBlock = 48 }; /* That one thread takes through products together, at most. */
 
 /* What a layer has not is NULL; without a cross query, path and source are attended to at once. */
 typedef struct {
@@ -56,6 +53,9 @@ int64_t weights_of(const Layer* layer);
 
 /* Returns how many numbers a layer needs memory for while it takes a row through. */
 int64_t numbers_of(const Layer* layer);
+
+/* Returns how many rows are taken at a time, by so many threads or a multiple of them, so that all have as many. */
+int64_t block_of(int64_t count, int64_t threads);
 
 /* Takes rows through a layer on this thread, with memory for their numbers. */
 void take_through(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "vectors.h"
+#include "products.h"
 
 float confidence_of_logits(const Measure* measure, const Facts* facts) {
   if (measure->kind == kGap) return -expm1f(facts->second - facts->largest) / facts->total;
@@ -13,21 +13,11 @@ float confidence_of_logits(const Measure* measure, const Facts* facts) {
   return confidence < 0 ? 0 : confidence > 1 ? 1 : confidence;
 }
 
-static float product_of(const float* one, const float* other, int64_t width) {
-  Floats sum = {0};
-  for (int64_t at = 0; at < width; at += kLanes) {
-    const int is_whole = at + kLanes <= width;
-    sum = fused(is_whole ? load(one + at) : load_some(one + at, width - at),
-                is_whole ? load(other + at) : load_some(other + at, width - at), sum);
-  }
-  return sum_of(sum);
-}
-
 /* The classifier's probability of "exit": of two scores, the softmax is the logistic function of their difference. */
 static float probability_of_exit(const Measure* measure, const float* state, int64_t width) {
   float score = 0;
   for (int64_t at = 0; at < measure->scores; ++at)
-    score = product_of(state, measure->kernel + at * width, width) + measure->bias[at] - score;
+    score = product(state, measure->kernel + at * width, width) + measure->bias[at] - score;
   return 1 / (1 + expf(-score));
 }
 
@@ -37,8 +27,8 @@ float confidence_of_states(const Measure* measure, int64_t layer, const float* o
   if (measure->kind == kClassifier) return probability_of_exit(measure, output, width);
   /* Layer 1 has nothing below that it could be close to. */
   if (layer == 1) return 0;
-  return product_of(output, input, width) /
-         (sqrtf(product_of(output, output, width)) * sqrtf(product_of(input, input, width)));
+  return product(output, input, width) /
+         (sqrtf(product(output, output, width)) * sqrtf(product(input, input, width)));
 }
 
 /* Rows at some layers, one after the other, whose states are [layers + 1, entries, width]. */

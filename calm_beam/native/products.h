@@ -1,4 +1,4 @@
-/* Products of rows of numbers with matrices. A row's sums are the same whatever the other rows of a call are. */
+/* Products of rows of numbers with each other and with matrices. A row's sums are the same whatever the other rows of a call are. */
 
 #ifndef CALM_BEAM_PRODUCTS_H_
 #define CALM_BEAM_PRODUCTS_H_
@@ -66,14 +66,17 @@ static inline void multiply_rows(const float* rows, int64_t stride, const Matrix
   }
 }
 
+static inline float product(const float* one, const float* other, int64_t size) {
+  Floats sum = {0};
+  int64_t at = 0;
+  for (; at + kLanes <= size; at += kLanes) sum = fused(load(one + at), load(other + at), sum);
+  if (at < size) sum = fused(load_some(one + at, size - at), load_some(other + at, size - at), sum);
+  return sum_of(sum);
+}
+
 /* Puts a row divided by its root mean square, times a scale, into `normed`. */
 static inline void norm_row(const float* row, const float* scale, int64_t width, float epsilon, float* normed) {
-  Floats sum = {0};
-  for (int64_t at = 0; at < width; at += kLanes) {
-    const Floats some = at + kLanes <= width ? load(row + at) : load_some(row + at, width - at);
-    sum = fused(some, some, sum);
-  }
-  const float factor = 1 / sqrtf(sum_of(sum) / (float)width + epsilon);
+  const float factor = 1 / sqrtf(product(row, row, width) / (float)width + epsilon);
   for (int64_t at = 0; at < width; ++at) normed[at] = row[at] * factor * scale[at];
 }
 

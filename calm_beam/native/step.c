@@ -140,15 +140,14 @@ static void run_block(const void* context, int phase, int64_t block) {
 
 /* Layers are of one size. Returns 0 if there is no memory for it. */
 int calm_beam_run_step(const Layer* const* layers, const Entries* entries, int64_t num_layers, Step* step) {
+  if (!step->count) return 1;
   atomic_int lacks_memory = 0;
   int has_memory = 1;
   float* memory = memory_of(sizeof(float) * step->count * numbers_of(layers[0]), &has_memory);
   if (!has_memory) return 0;
   const int64_t threads = busy_threads(step->threads, step->count * weights_of(layers[0]));
   /* Rows leave where they like: a thread that is done early takes more of them. */
-  int64_t block = (step->count + kBlocksOfThread * threads - 1) / (kBlocksOfThread * threads);
-  if (block < kFewestRowsOfBlock) block = kFewestRowsOfBlock;
-  if (block > kRowsOfBlock) block = kRowsOfBlock;
+  const int64_t block = block_of(step->count, kBlocksOfThread * threads);
   const Call call = {layers, entries, num_layers, block, step, memory, &lacks_memory};
   const int64_t blocks = (step->count + block - 1) / block;
   run_phases(threads, &call, run_block, &blocks, 1);

@@ -1,0 +1,106 @@
+"""Heads by native code: tokens, and what confidences are made of, against float64 logits."""
+
+import functools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from calm_beam.exits.logit_summary import Summary
+from calm_beam.exits.measures import MEASURES
+from calm_beam.model.native_decoder import NativeDecoder, Packing
+from calm_beam.native import calls, library
+
+pytestmark = pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+
+
+def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, calls.Head]:
+    width = len(kernel)
+    decoder = NativeDecoder(
+        [],
+        embedding=np.zeros((1, width), np.float32),
+        norms=[np.linspace(0.5, 2, width, dtype=np.float32)],
+        factors=[factor],
+        epsilon=1e-6,
+        packing=Packing(),
+    )
+    return decoder, decoder.head(1, (kernel.T, 0))
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 40),
+    width=st.sampled_from([1, 7, 16, 48]),
+    vocab_size=st.sampled_from([2, 3, 63, 64, 65, 255, 256, 257, 1000]),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    has_equal=st.booleans(),
+    measure=st.sampled_from([name for name, measure in MEASURES.items() if measure.of_summary]),
+)
+def test_a_head_sums_up_its_logits(
+    seed: int, rows: int, width: int, vocab_size: int, scale: float, has_equal: bool, measure: str
+) -> None:
+    """The best token and the numbers that confidences are made of are those of float64 logits."""
+    generator = np.random.default_rng(seed)
+    states = generator.standard_normal((50, width)).astype(np.float32)
+    kernel = (scale * generator.standard_normal((width, vocab_size))).astype(np.float32)
+    if has_equal:
+        kernel[:, generator.integers(0, vocab_size, 3)] = kernel[:, generator.integers(0, vocab_size, 1)]
+    entries = generator.integers(0, 50, rows)
+    decoder, head = _head(kernel, factor=0.25)
+    made_by = calls.measure_of(measure, vocab_size=vocab_size)
+    summarise = functools.partial(calls.summarise, head, states=states, measure=made_by)
+    tokens: Any
+    facts: Any
+    tokens, facts = summarise(entries=entries)
+    chosen = states[entries].astype(np.float64)
+    normed = chosen / np.sqrt((chosen**2).mean(axis=1, keepdims=True) + 1e-6) * decoder.norms[0] * 0.25
+    logits = normed @ kernel.astype(np.float64)
+    largest = logits.max(axis=1, keepdims=True)
+    close = 1e-5 * (1 + scale * width**0.5)
+    assert (largest[:, 0] - logits[np.arange(rows), tokens] <= close).all()
+    if has_equal:
+        # Of equal ones, the first.
+        for row, token in enumerate(tokens):
+            same = np.flatnonzero((kernel == kernel[:, [token]]).all(axis=0))
+            assert token == same[0], row
+    below = logits - largest
+    expected = [
+        largest[:, 0],
+        np.sort(logits, axis=1)[:, -2],
+        np.exp(below).sum(axis=1),
+        (np.exp(below) * below).sum(axis=1),
+    ]
+    for found, truth in zip(facts, expected, strict=False):
+        np.testing.assert_allclose(found, truth, rtol=50 * close, atol=close)
+    largest, second, total, weighted, confidence = facts
+    of_summary = MEASURES[measure].of_summary
+    assert of_summary is not None
+    by_python = of_summary(Summary(largest, tokens, second, total, weighted), vocab_size)
+    np.testing.assert_allclose(confidence, by_python, rtol=1e-6, atol=1e-6)
+    one_by_one = [summarise(entries=entries[[row]]) for row in range(rows)]
+    np.testing.assert_array_equal(np.concatenate([each for each, _ in one_by_one]), tokens)
+    np.testing.assert_array_equal(np.concatenate([each for _, each in one_by_one], axis=1), facts)
+
+
+def test_a_head_of_logits_that_are_no_numbers() -> None:
+    """As XLA's: NaN is the largest of all, and of infinite ones nothing but the token is known."""
+    kernel = np.zeros((4, 300), np.float32)
+    kernel[:, 280], kernel[:, 17] = 2, 1
+    states = np.ones((4, 4), np.float32)
+    states[1, 2], states[2] = np.nan, -1
+    _, head = _head(kernel)
+    tokens, facts = calls.summarise(head, states=states, entries=np.arange(4))
+    assert tokens.tolist() == [280, 0, 0, 280]
+    assert np.isnan(facts[0]).tolist() == [False, True, False, False]
+    kernel[0, 5] = np.inf
+    _, head = _head(kernel)
+    tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
+    assert (tokens.tolist(), facts[0].tolist()) == ([5], [np.inf])
+    assert np.isnan(facts[2:4]).all()
+    kernel[:] = -np.inf
+    _, head = _head(kernel)
+    tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
+    assert (tokens.tolist(), facts[0].tolist()) == ([0], [-np.inf])

@@ -84,7 +84,7 @@ class Batch:
         first_kept_step = self._architecture.first_kept_step
         capacity = min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes)
         tree: LaneTree | SingleLanes
-        if lanes == 1:
+        if lanes == 1 and not rule.needs_full_model():
             tree = SingleLanes(slots=slots, steps=steps, capacity=capacity)
         else:
             tree = LaneTree(
@@ -92,7 +92,7 @@ class Batch:
                 lanes=lanes,
                 steps=steps,
                 layers=config.num_decoder_layers,
-                separates_exit=rule.propagation().separates_exit,
+                propagation=rule.propagation(),
                 first_kept_step=first_kept_step,
                 capacity=capacity,
             )

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.exits.propagations import PassedOn, Propagation
+
 from .paths import Rows
 
 
@@ -46,7 +48,7 @@ class LaneTree:
         lanes: int,
         steps: int,
         layers: int,
-        separates_exit: bool,
+        propagation: Propagation,
         capacity: int,
         first_kept_step: int = 0,
     ) -> None:
@@ -57,15 +59,15 @@ class LaneTree:
           lanes: Lanes of each.
           steps: Most tokens of an output.
           layers: Decoder depth L.
-          separates_exit: Whether layer i tells exits at i - 1 from later ones, so that its key is min(exit, i): what a
-            layer right above the exit keeps is then something else than what it would make itself (`from_first_exit`,
-            `projected`). Under `from_exit` both are its keys and values of d^(i-1).
+          propagation: What skipped layers keep, by which layer i tells exits apart: its key is min(exit, i - 1), or
+            min(exit, i) where the propagation `separates_exit`, or no exit at all where nothing is skipped.
           capacity: Nodes of each layer's store.
           first_kept_step: First step that later ones attend to; exits at those before part no lanes.
         """
         self._shape = (slots, lanes)
         self._layers, self._first_kept_step = layers, first_kept_step
-        self._shift = 0 if separates_exit else 1
+        self._shift = 0 if propagation.separates_exit else 1
+        self._exits_part_lanes = propagation.passed_on is not PassedOn.NOTHING
         # Index 0 of the first axis is layer 1. A lane where this is set is in another group than the lane before it.
         self._starts = np.ones((layers, slots, lanes), bool)
         # Changed in place, as `step` is: native code reads them where they stand.
@@ -138,6 +140,19 @@ class LaneTree:
         self._set_path(layer, members, nodes[of_member])
         return nodes
 
+    def give_back_newest(self, layer: int, members: np.ndarray, *, others: np.ndarray) -> None:
+        """Gives back the nodes that a layer has made of this token for some lanes, and for no others.
+
+        Args:
+          layer: From 1.
+          members: Lanes that will be given other nodes by `keep`, as numbers in (slots * lanes).
+          others: Lanes that keep theirs.
+        """
+        made, kept = (self._paths[layer - 1, lanes, self.step[self._slots_of(lanes)]] for lanes in (members, others))
+        nodes = np.setdiff1d(made, kept)
+        self._owners[layer - 1, nodes] = -1
+        self._free[layer - 1] = np.concatenate([self._free[layer - 1], nodes])
+
     def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
         nodes: np.ndarray = self._paths[layers - 1, lanes, self.step[self._slots_of(lanes)]]
@@ -167,7 +182,7 @@ class LaneTree:
           alive: bool, shape (slots, lanes). Lanes that generated.
         """
         parted = tokens[:, 1:] != tokens[:, :-1]
-        is_kept = (self.step >= self._first_kept_step)[:, None]
+        is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_part_lanes
         for layer in range(1, self._layers + 1):
             seen = np.minimum(exit_layers, layer - self._shift)
             self._starts[layer - 1, :, 1:] |= parted | (is_kept & (seen[:, 1:] != seen[:, :-1]))

@@ -50,7 +50,7 @@ class PackedDecoder:
 
         Args:
           checkpoint: The model.
-          rule: How exits are decided; not one that needs the full model.
+          rule: How exits are decided.
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model. A prompt is decoded at
             those of one schedule.
           max_input_length: Most tokens of a prompt.
@@ -59,7 +59,6 @@ class PackedDecoder:
           arithmetic: In which numbers the model computes.
           group: The devices that decode; None for the first.
         """
-        assert not rule.needs_full_model()
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._thresholds = thresholds

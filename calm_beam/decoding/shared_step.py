@@ -1,8 +1,16 @@
-"""A step of prompts whose lanes share what they have in common: a layer is run once for each group of lanes."""
+"""A step of prompts whose lanes share what they have in common: a layer is run once for each group of lanes.
+
+By a rule that needs the full model at every token (the oracle, the full cache, tokens of the last layer), every lane
+goes through every layer. Where it has left is decided after the last one, and what the layers above have made of the
+token is then replaced by what the rule has them keep.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from calm_beam.exits.measures import Need
+from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 
 from .decisions import Decisions
@@ -19,6 +27,8 @@ class SharedStep(Step):
         """Prepares steps; arguments are those of `Step`."""
         super().__init__(rule, layers=layers, engine=engine, paths=paths, first_kept_step=first_kept_step)
         self._tree = paths
+        self._decides_after_last_layer = rule.needs_full_model()
+        self._takes_last_token = rule.token_from == "last_layer"
 
     def run(
         self, live: np.ndarray, *, previous: np.ndarray, thresholds: np.ndarray, known_exits: np.ndarray | None
@@ -32,6 +42,7 @@ class SharedStep(Step):
         self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
         # What each lane's layers below have predicted, the nearest first, for measures that compare it.
         self._earlier = np.full((alive.size, max(0, (self._rule.patience or 1) - 1)), -1, np.int32)
+        at_layers: list[Decisions] = []
         for layer in range(1, self._layers + 1):
             groups = self._tree.groups(layer, alive)
             rows, members, of_member = groups.rows, groups.members, groups.of_member
@@ -45,22 +56,25 @@ class SharedStep(Step):
             if layer not in self._exit_layers:
                 continue
             is_last, thresholds_here = layer == self._layers, of_lane[members]
-            asks = np.isfinite(thresholds_here) | (is_last or self._measure.needs is Need.TOKENS)
-            if known_exits is not None:
-                known = known_exits.flat[members]
-                asks &= known == 0
+            known = None if known_exits is None else known_exits.flat[members]
+            asks = self._asks(thresholds_here, is_last=is_last, known=known)
             decided = self._decide(layer, groups, asks=asks, thresholds=thresholds_here, measured=measured)
             if len(members) > len(rows.lanes):
                 decided = decided.of_rows(of_member)
             self._remember(members, decided.tokens)
+            if self._decides_after_last_layer:
+                at_layers.append(decided)
+                continue
             leaves = (decided.low >= thresholds_here) | is_last
-            if known_exits is not None:
+            if known is not None:
                 leaves = np.where(known, known == layer, leaves)
             # Of those that stay, a layer above writes again.
             lanes.put(members, decided, layer=layer)
             stays = members[~leaves]
             lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided.high[~leaves])
             is_alive[members[leaves]] = False
+        if at_layers:
+            self._leave_afterwards(lanes, np.flatnonzero(live), at_layers=at_layers, thresholds=of_lane)
         if not self._decides_by_logits:
             self._read_tokens(new, known_exits)
         return new
@@ -68,7 +82,7 @@ class SharedStep(Step):
     def propagate(self, exit_layers: np.ndarray, goes_on: np.ndarray) -> None:
         """Gives the layers that tokens skipped what they keep of them."""
         members, exits, passed_on = self._to_propagate(exit_layers, goes_on)
-        if not len(members):
+        if not len(members) or self._passed_on is PassedOn.NOTHING:
             return
         layers, lanes, of_member = self._distinct(passed_on, members)
         lowest = np.full(len(lanes), self._layers)
@@ -76,11 +90,52 @@ class SharedStep(Step):
         nodes = np.full((self._layers - 1, len(lanes)), self._tree.capacity, np.int32)
         for layer in range(2, self._layers + 1):
             is_skipped, skips = lowest < layer, exits < layer
+            if self._decides_after_last_layer:
+                others = np.setdiff1d(np.flatnonzero(goes_on), members[skips])
+                self._tree.give_back_newest(layer, members[skips], others=others)
             place = np.cumsum(is_skipped) - 1
             nodes[layer - 2, is_skipped] = self._tree.keep(
                 layer, lanes[is_skipped], members=members[skips], of_member=place[of_member[skips]]
             )
         self._keep(layers, lanes, nodes, is_skipped=nodes < self._tree.capacity)
+
+    def _asks(self, thresholds: np.ndarray, *, is_last: bool, known: np.ndarray | None) -> np.ndarray:
+        """Returns which lanes a layer's decision is needed for, given their thresholds and the exits that are known.
+
+        The full model's lane asks at the last layer only, unless tokens of the layers below are compared.
+        """
+        asks: np.ndarray = np.isfinite(thresholds) | (is_last or self._measure.needs is Need.TOKENS)
+        return asks if known is None else asks & (known == 0)
+
+    def _leave_afterwards(
+        self, lanes: StepOutputs, members: np.ndarray, *, at_layers: Sequence[Decisions], thresholds: np.ndarray
+    ) -> None:
+        """Writes where lanes have left, once all of them have been through the last layer.
+
+        Args:
+          lanes: As of `StepOutputs.by_lane`.
+          members: Those that generate.
+          at_layers: What is decided of each of these at every layer that may exit, ascending.
+          thresholds: Of all lanes.
+        """
+        tokens = np.stack([decided.tokens for decided in at_layers])
+        low, high = (np.stack([getattr(decided, name) for decided in at_layers]) for name in ("low", "high"))
+        is_finite = np.stack([decided.is_finite for decided in at_layers])
+        if self._measure.needs is Need.LAST_TOKEN:
+            low = high = self._measure.confidence(tokens, tokens[-1])
+        leaves = low >= thresholds[members]
+        leaves[-1] = True
+        first, each = leaves.argmax(axis=0), np.arange(len(members))
+        predicting = np.full_like(first, len(at_layers) - 1) if self._takes_last_token else first
+        decided = Decisions(
+            tokens[predicting, each],
+            low=low[first, each],
+            high=high[first, each],
+            is_finite=is_finite[first, each] & is_finite[predicting, each],
+        )
+        lanes.put(members, decided, layer=np.array(self._exit_layers)[first])
+        is_below = np.arange(len(at_layers))[:, None] < first
+        lanes.runner_ups[members] = np.fmax.reduce(np.where(is_below, high, -np.inf))
 
     def _remember(self, members: np.ndarray, tokens: np.ndarray) -> None:
         """Puts what lanes have predicted at a layer before what they have at those below."""
@@ -103,7 +158,6 @@ class SharedStep(Step):
           layer: Which.
           groups: Of that layer.
           asks: bool, for each lane that takes part, whether its decision depends on the confidence or the token here.
-            The full model's lane asks at the last layer only, unless tokens of the layers below are compared.
           thresholds: Of each of these lanes.
           measured: Confidence of every row, if logits do not decide.
         """
@@ -132,7 +186,10 @@ class SharedStep(Step):
     def _read_tokens(self, new: StepOutputs, known_exits: np.ndarray | None) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
         members = np.flatnonzero(self._is_read(new, known_exits))
-        layers, lanes, of_member = self._distinct(new.exit_layers.flat[members], members)
+        predicting = new.exit_layers.flat[members]
+        if self._takes_last_token:
+            predicting = np.full_like(predicting, self._layers)
+        layers, lanes, of_member = self._distinct(predicting, members)
         decided = self._project(layers, lanes)
         new.tokens.flat[members] = decided.tokens[of_member]
         new.is_finite.flat[members] &= decided.is_finite[of_member]

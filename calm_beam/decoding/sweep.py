@@ -14,22 +14,17 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import architecture_of
 
-from .device_groups import device_groups
 from .devices import PackedDecoders
-from .plain import PlainSweep
 from .result import KnownOutput
 from .result import SweepResult as SweepResult
 from .settings import check_sizes
 from .work import Work
 
-# Every lane of these runs through every layer: more of them fit no cache.
-_PLAIN_SLOTS = 8
-
 
 class SweepDecoder:
     """Decodes prompts at all thresholds of a grid; prompts and lanes never influence each other.
 
-    Thresholds share the work that they have in common, unless the rule runs every layer for every token anyway.
+    Thresholds share the work that they have in common.
     """
 
     def __init__(
@@ -59,10 +54,10 @@ class SweepDecoder:
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
             What is packed together moves confidences by about 1e-6, and so no output but at a near tie.
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
-            for a share of the device's memory. A rule that needs the full model at every token ignores it.
+            for a share of the device's memory.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
-            at near ties. A rule that needs the full model at every token ignores it.
+            at near ties.
           arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
             its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
@@ -88,31 +83,19 @@ class SweepDecoder:
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
         lanes = np.concatenate([full_model, by_step], axis=1)
-        self._decoder: PlainSweep | PackedDecoders
-        if rule.needs_full_model():
-            group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices)
-            self._decoder = PlainSweep(
-                checkpoint,
-                rule,
-                group=group,
-                thresholds=lanes,
-                max_input_length=max_input_length,
-                slots=batch_size or _PLAIN_SLOTS,
-                arithmetic=arithmetic,
-            )
-        else:
-            self._decoder = PackedDecoders(
-                checkpoint,
-                rule,
-                thresholds=lanes[None],
-                max_input_length=max_input_length,
-                batch_size=batch_size,
-                token_budget=token_budget,
-                exit_head=exit_head,
-                arithmetic=arithmetic,
-                devices=devices,
-                model_parallelism=model_parallelism,
-            )
+        self._needs_full_model = rule.needs_full_model()
+        self._decoder = PackedDecoders(
+            checkpoint,
+            rule,
+            thresholds=lanes[None],
+            max_input_length=max_input_length,
+            batch_size=batch_size,
+            token_budget=token_budget,
+            exit_head=exit_head,
+            arithmetic=arithmetic,
+            devices=devices,
+            model_parallelism=model_parallelism,
+        )
 
     @property
     def work(self) -> Work:
@@ -137,7 +120,4 @@ class SweepDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        if isinstance(self._decoder, PlainSweep):
-            yield from self._decoder.decode(prompts)
-        else:
-            yield from self._decoder.decode(prompts, known)
+        yield from self._decoder.decode(prompts, None if self._needs_full_model else known)

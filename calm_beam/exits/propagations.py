@@ -42,7 +42,7 @@ class Propagation:
         Then layer i tells exits at i - 1 from later ones. With EXIT_STATE it does not: both are its keys and values of
         d^(i-1).
         """
-        return self.passed_on is not PassedOn.EXIT_STATE
+        return self.passed_on in (PassedOn.FIRST_STATE, PassedOn.KEYS_VALUES)
 
     @property
     def needs_full_model(self) -> bool:

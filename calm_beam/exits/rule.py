@@ -113,7 +113,7 @@ class ExitRule:
         """Returns the first setting for which every layer has to run; None if there is none. Imports no measure."""
         known = MEASURES.get(self.confidence)
         # A measure of the user's may not need the last layer.
-        if known is not None and known.needs is Need.LAST_LOGITS:
+        if known is not None and known.needs is Need.LAST_TOKEN:
             return f"confidence {self.confidence!r}"
         if self.propagation().needs_full_model:
             return f"state_propagation {self.state_propagation!r}"

@@ -182,7 +182,7 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
     data, decode = manifest.data, manifest.decode
     found = []
     measure = MEASURES.get(decode.confidence)
-    saves_nothing = measure is not None and measure.needs is Need.LAST_LOGITS
+    saves_nothing = measure is not None and measure.needs is Need.LAST_TOKEN
     if saves_nothing or PROPAGATIONS[decode.state_propagation].needs_full_model:
         found.append(
             Caution(

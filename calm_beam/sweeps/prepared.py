@@ -210,14 +210,12 @@ def prepare_sweep(
 
 def _check_token_budget(request: SweepRequest) -> None:
     settings = request.settings
-    # Rules that run every layer hold a batch and no budget.
-    if not settings.rule.needs_full_model():
-        checked_least_tokens(
-            request.token_budget,
-            lanes=1 + len(settings.thresholds),
-            steps=settings.max_decode_length,
-            source=settings.max_input_length,
-        )
+    checked_least_tokens(
+        request.token_budget,
+        lanes=1 + len(settings.thresholds),
+        steps=settings.max_decode_length,
+        source=settings.max_input_length,
+    )
 
 
 def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:

@@ -154,10 +154,12 @@ def _states_and_labels(model: EarlyExitModel, parameters: Parameters, *, batch: 
 def _teacher_forced(model: EarlyExitModel, parameters: Parameters, batch: Taught) -> tuple[jax.Array, jax.Array]:
     apply = functools.partial(model.apply, variables(parameters))
     states = apply(batch, method="teacher_forced")
-    last_logits = apply(states[-1], len(states), method="head")
+    last_tokens = jnp.argmax(apply(states[-1], len(states), method="head"), axis=-1)
 
     def agrees(state: jax.Array, *, layer: int) -> jax.Array:
-        return agreement(apply(state, layer, method="head"), last_logits) > 0
+        token = jnp.argmax(apply(state, layer, method="head"), axis=-1)
+        agreed: jax.Array = agreement(token, last_tokens) > 0
+        return agreed
 
     return widened(states[:-1]), over_layers(agrees, states[:-1], model.config)
 

@@ -19,7 +19,7 @@ class Need(enum.Enum):
     CLASSIFIER: The score of the exit classifier, which the checkpoint must have.
     LOGITS: What the head makes of the layer's output.
     TOKENS: The tokens predicted here and at the layers below that may exit.
-    LAST_LOGITS: The logits here and at the last layer: such a measure saves nothing, and cannot be served.
+    LAST_TOKEN: The tokens predicted here and at the last layer: such a measure saves nothing, and cannot be served.
     """
 
     LAYER = enum.auto()
@@ -27,12 +27,12 @@ class Need(enum.Enum):
     CLASSIFIER = enum.auto()
     LOGITS = enum.auto()
     TOKENS = enum.auto()
-    LAST_LOGITS = enum.auto()
+    LAST_TOKEN = enum.auto()
 
     @property
     def asks_head(self) -> bool:
         """Whether every layer that may exit is projected onto the vocabulary."""
-        return self in (Need.LOGITS, Need.TOKENS, Need.LAST_LOGITS)
+        return self in (Need.LOGITS, Need.TOKENS, Need.LAST_TOKEN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Measure:
         LOGITS: `(logits)`: shape (..., vocabulary).
         TOKENS: `(token, earlier)`: int32, shape (...) and (..., patience - 1), the nearest layer's first, -1 where
           there was none. Works on numpy's arrays as on JAX's, with the same bits.
-        LAST_LOGITS: `(logits, last_logits)`.
+        LAST_TOKEN: `(token, last_token)`: int32, each of shape (...). Works on numpy's arrays as on JAX's.
       of_summary: The same confidence from a `Summary` of the logits and the size of the vocabulary, for LOGITS only:
         with it, packed rows are decided without all logits being stored. None where that cannot be had.
       summary_parts: Names of the parts of a `Summary` that `of_summary` reads, beside `largest` and `token`.

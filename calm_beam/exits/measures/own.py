@@ -51,7 +51,7 @@ def import_measure(name: str) -> Measure:
     if found is None:
         raise MeasureError(f'confidence "{name}": module "{module_name}" has no "{attribute}".')
     if isinstance(found, Measure):
-        if found.needs is Need.LAST_LOGITS or found.needs is Need.LAYER:
+        if found.needs is Need.LAST_TOKEN or found.needs is Need.LAYER:
             raise MeasureError(f'confidence "{name}": a measure of your own may not need {found.needs.name}.')
         return found
     try:

@@ -21,7 +21,7 @@ MEASURES: Mapping[str, Measure] = types.MappingProxyType(
 
 
 COMPARABLE = tuple(
-    name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAYER, Need.LAST_LOGITS)
+    name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAYER, Need.LAST_TOKEN)
 )
 """Measures that can be served and take no setting of their own, which experiments compare unless told otherwise."""
 

@@ -6,17 +6,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import device_steps
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import EarlyExitResult, SweepResult
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.native import calls
 from tests.numpy_decoder import Decoded
 
@@ -51,31 +48,6 @@ class DecoderUnderTest:
 
     decode: Callable[..., list[SweepResult]]
     prepare: Callable[..., Any]
-
-
-def _plain(
-    checkpoint: Checkpoint,
-    rule: ExitRule,
-    prompts: Sequence[Sequence[int]],
-    *,
-    thresholds: Sequence[float],
-    batch_size: int = 2,
-    max_decode_length: int = STEPS,
-    arithmetic: Arithmetic = FLOAT32,
-) -> list[SweepResult]:
-    by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
-    lanes = np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
-    # The schedule is in the thresholds: without it in the rule, one compiled sweep does for all of them.
-    constant = dataclasses.replace(rule, schedule="constant", tau=None)
-    sweep = PlainSweep(
-        checkpoint,
-        constant,
-        thresholds=lanes,
-        max_input_length=LONGEST_PROMPT,
-        slots=batch_size,
-        arithmetic=arithmetic,
-    )
-    return in_order(sweep.decode(prompts), len(prompts))
 
 
 def _sweep(
@@ -170,9 +142,7 @@ def _prepare_batched(
     return BatchDecoder(checkpoint, rule, thresholds=thresholds, **sizes)
 
 
-# The sweep by itself chooses the plain one for rules that need the full model, and refuses for it.
 DECODERS = {
-    "plain": DecoderUnderTest(_plain, _prepare_sweep),
     "sweep": DecoderUnderTest(_sweep, _prepare_sweep),
     "served": DecoderUnderTest(_served, _prepare_served),
     "batched": DecoderUnderTest(_batched, _prepare_batched),

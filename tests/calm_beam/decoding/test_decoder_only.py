@@ -59,7 +59,7 @@ _RULES = (
     ExitRule(confidence="softmax_max", schedule="decay_t5x", tau=2.0),
     ExitRule(confidence="static", state_propagation="projected"),
 )
-# What needs every layer for every token, which the plain sweep alone decodes.
+# What needs every layer for every token, which the sweep alone decodes.
 _FULL_MODEL_RULES = (
     ExitRule(confidence="oracle"),
     ExitRule(state_propagation="full_cache"),
@@ -129,7 +129,7 @@ def _check(decoder: str, rule: ExitRule, kind: str) -> None:
 @pytest.mark.parametrize(
     ("decoder", "rule"),
     [
-        *sampled([("plain", rule) for rule in (*_FULL_MODEL_RULES, *_RULES)], keep=(0, 1, 3, 4)),
+        *(("sweep", rule) for rule in _FULL_MODEL_RULES),
         *sampled([("sweep", rule) for rule in _RULES], keep=(0, 1, 2, 4, 6)),
         *sampled([("served", rule) for rule in _RULES], keep=(0, 1, 2, 6)),
         *sampled([("batched", rule) for rule in _RULES], keep=(0, 5)),
@@ -146,7 +146,6 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
     [
         *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 1, 3)),
         *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4)),
-        *sampled([("plain", kind) for kind in list(_KINDS)[1:]], keep=(3,)),
     ],
 )
 def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
@@ -271,7 +270,7 @@ def test_the_batch_does_not_matter(decoder: str, arithmetic: Arithmetic) -> None
     assert differing <= compared / 5
 
 
-@pytest.mark.parametrize(("decoder", "kind"), [("sweep", "some windows"), ("served", "llama"), ("plain", "llama")])
+@pytest.mark.parametrize(("decoder", "kind"), [("sweep", "some windows"), ("served", "llama")])
 def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
     decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +286,7 @@ def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
 
     monkeypatch.setattr(network, "chunk_positions", seven)
     results = DECODERS[decoder].decode(checkpoint, _RULES[0], _PROMPTS, thresholds=_THRESHOLDS)
-    assert set(seen) == ({32, 64} if decoder in ("plain", "served") else {16, 48})
+    assert set(seen) == ({32, 64} if decoder == "served" else {16, 48})
     assert_all_same(results, _outputs(decoder, _RULES[0], kind))
 
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from calm_beam.decoding.lanes import LaneTree
+from calm_beam.exits.propagations import PROPAGATIONS, Propagation
+
+_FROM_EXIT = PROPAGATIONS["from_exit"]
 
 # Whatever tells the states apart that a layer's keys and values of one token were made of.
 Content = tuple[object, ...]
@@ -41,15 +44,34 @@ class _Lane:
         return (self.prompt, step, source, *self.tokens[:step], *(min(before, max(source - 1, 0)) for before in exits))
 
 
+def _propagation(*, separates_exit: bool) -> Propagation:
+    return PROPAGATIONS["projected"] if separates_exit else _FROM_EXIT
+
+
 class _Simulation:
     """A tree driven with random tokens and exits, as the sweep drives it, beside the histories of all lanes."""
 
-    def __init__(self, seed: int, *, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        slots: int,
+        lanes: int,
+        layers: int,
+        steps: int,
+        separates_exit: bool,
+        runs_every_layer: bool = False,
+    ) -> None:
         self.generator = np.random.default_rng(seed)
         self.slots, self.lanes, self.layers, self.steps = slots, lanes, layers, steps
-        self.separates_exit = separates_exit
+        self.separates_exit, self.runs_every_layer = separates_exit, runs_every_layer
         self.tree = LaneTree(
-            slots=slots, lanes=lanes, steps=steps, layers=layers, separates_exit=separates_exit, capacity=lanes
+            slots=slots,
+            lanes=lanes,
+            steps=steps,
+            layers=layers,
+            propagation=_propagation(separates_exit=separates_exit),
+            capacity=lanes,
         )
         self.prompts = 0
         self.histories: dict[int, _Lane] = {}
@@ -102,7 +124,7 @@ class _Simulation:
             self.end(slot)
 
     def run_layer(self, layer: int, exits: np.ndarray, groups: np.ndarray) -> None:
-        alive = self.live & (exits >= layer)
+        alive = self.live & ((exits >= layer) | self.runs_every_layer)
         groups_here = self.tree.groups(layer, alive)
         rows, row_of = groups_here.rows, groups_here.of_member
         members = np.flatnonzero(alive)
@@ -143,6 +165,8 @@ class _Simulation:
             assert newest.tolist() == [self.histories[lane].nodes[layer][-1] for lane, layer in sources]
         for layer in range(2, self.layers + 1):
             skips = [place for place, lane in enumerate(members) if exits.flat[lane] < layer]
+            if self.runs_every_layer:
+                self.give_back(layer, members[skips], np.setdiff1d(np.flatnonzero(goes_on), members[skips]))
             states = sorted({sources[place] for place in skips})
             of_member = np.array([states.index(sources[place]) for place in skips], int)
             firsts = np.array([first for first, _ in states], int)
@@ -150,6 +174,14 @@ class _Simulation:
             self.make(layer, nodes, firsts, [exit_layer for _, exit_layer in states])
             for place, state in zip(skips, of_member.tolist(), strict=True):
                 self.histories[int(members[place])].nodes[layer].append(int(nodes[state]))
+
+    def give_back(self, layer: int, members: np.ndarray, others: np.ndarray) -> None:
+        """Takes back what a layer has made of this token for lanes that skip it, unless another lane attends to it."""
+        self.tree.give_back_newest(layer, members, others=others)
+        kept = {self.histories[lane].nodes[layer][-1] for lane in others.tolist()}
+        made = {self.histories[lane].nodes[layer].pop() for lane in members.tolist()}
+        for node in made - kept:
+            del self.contents[layer][node]
 
     def make(self, layer: int, nodes: np.ndarray, lanes: np.ndarray, exits: list[int]) -> None:
         """Notes what new nodes hold, which must have been free: what the lanes had if they went up to `exits`."""
@@ -187,12 +219,21 @@ class _Simulation:
     layers=st.integers(1, 5),
     steps=st.integers(1, 7),
     separates_exit=st.booleans(),
+    runs_every_layer=st.booleans(),
 )
 def test_groups_and_paths_are_those_of_the_histories(
-    seed: int, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool
+    seed: int, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool, runs_every_layer: bool
 ) -> None:
     """Rows never mix states and never part neighbours in one; paths name what a lane has kept; nodes never alias."""
-    simulation = _Simulation(seed, slots=slots, lanes=lanes, layers=layers, steps=steps, separates_exit=separates_exit)
+    simulation = _Simulation(
+        seed,
+        slots=slots,
+        lanes=lanes,
+        layers=layers,
+        steps=steps,
+        separates_exit=separates_exit,
+        runs_every_layer=runs_every_layer,
+    )
     for _ in range(3 * steps):
         for slot in np.flatnonzero(~simulation.live.any(axis=1)).tolist():
             # Prompts start at different times.
@@ -228,8 +269,8 @@ def _step(tree: LaneTree, exits: list[int], tokens: list[int] | None = None) -> 
     return rows
 
 
-def _tree(*, separates_exit: bool = False, lanes: int = 4) -> LaneTree:
-    tree = LaneTree(slots=1, lanes=lanes, steps=8, layers=3, separates_exit=separates_exit, capacity=64)
+def _tree(*, propagation: Propagation = _FROM_EXIT, lanes: int = 4) -> LaneTree:
+    tree = LaneTree(slots=1, lanes=lanes, steps=8, layers=3, propagation=propagation, capacity=64)
     tree.admit(np.array([0]))
     return tree
 
@@ -244,9 +285,16 @@ def test_lanes_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
 
 def test_an_exit_right_below_shows_where_it_must() -> None:
     """Where a skipped layer keeps something of its own kind, exits at i - 1 and above part at layer i already."""
-    tree = _tree(separates_exit=True)
+    tree = _tree(propagation=_propagation(separates_exit=True))
     _step(tree, [3, 3, 2, 1])
     assert _step(tree, [3, 3, 3, 3]) == [[0], [0, 3], [0, 2, 3]]
+
+
+def test_where_nothing_is_skipped_exits_part_no_lanes() -> None:
+    """With the full cache, every layer keeps the same of a token wherever that has left."""
+    tree = _tree(propagation=PROPAGATIONS["full_cache"])
+    _step(tree, [3, 3, 2, 1])
+    assert _step(tree, [3, 3, 3, 3]) == [[0], [0], [0]]
 
 
 def test_other_tokens_part_every_layer() -> None:
@@ -270,7 +318,7 @@ def test_a_new_prompt_starts_together() -> None:
 
 def test_a_free_slot_does_not_advance() -> None:
     """Steps count for slots with live lanes only."""
-    tree = LaneTree(slots=2, lanes=2, steps=8, layers=1, separates_exit=False, capacity=8)
+    tree = LaneTree(slots=2, lanes=2, steps=8, layers=1, propagation=_FROM_EXIT, capacity=8)
     tree.admit(np.array([1]))
     alive = np.array([[False, False], [True, True]])
     rows = tree.groups(1, alive).rows
@@ -281,7 +329,7 @@ def test_a_free_slot_does_not_advance() -> None:
 
 def test_room_shrinks_by_the_rows_of_the_fullest_layer() -> None:
     """Free nodes are counted for the layer that has fewest; growing adds to every layer."""
-    tree = LaneTree(slots=1, lanes=3, steps=8, layers=2, separates_exit=False, capacity=5)
+    tree = LaneTree(slots=1, lanes=3, steps=8, layers=2, propagation=_FROM_EXIT, capacity=5)
     tree.admit(np.array([0]))
     tree.groups(1, np.ones((1, 3), bool))
     assert tree.room() == 4

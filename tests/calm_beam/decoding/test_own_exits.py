@@ -49,7 +49,7 @@ _CLASSIFIER = ExitRule(confidence="classifier", state_propagation="projected")
 _STATIC = ExitRule(confidence="static")
 _PATIENCE = build_rule("patience", state_propagation="projected")
 _RULES = (_SOFTMAX, _STATE, _CLASSIFIER, _STATIC, _PATIENCE, build_rule("entropy"))
-# What needs every layer for every token, which the plain sweep alone decodes.
+# What needs every layer for every token, which the sweep alone decodes.
 _FULL_MODEL_RULES = (
     ExitRule(confidence="oracle"),
     ExitRule(token_from="last_layer"),
@@ -96,8 +96,8 @@ def _outputs(
     ("decoder", "rule", "kind"),
     [
         *sampled(
-            [("plain", rule, kind) for rule in (*_FULL_MODEL_RULES, *_RULES) for kind in ("t5", "llama")],
-            keep=(0, 3, 4, 8),
+            [("sweep", rule, kind) for rule in _FULL_MODEL_RULES for kind in ("t5", "llama")],
+            keep=(0, 1, 3, 4),
         ),
         *sampled([("sweep", rule, kind) for rule in _RULES for kind in ("t5", "llama")], keep=(0, 1, 2, 5, 8)),
         *sampled([("served", rule, kind) for rule in _RULES for kind in ("t5", "llama")], keep=(1, 2, 5, 6, 8)),

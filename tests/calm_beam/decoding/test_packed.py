@@ -1,4 +1,4 @@
-"""The sweep with shared work against the plain sweep, what it holds and gives back, and how much it does."""
+"""The sweep against one prompt and threshold at a time, what it holds and gives back, and how much it does."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ _SERVABLE = tuple(
     for propagation in ("from_exit", "from_first_exit", "projected")
     for lowest, interval in ((1, 1), (1, 2), (2, 1))
 )
-# Every measure, every propagation twice or more, every set of exits: the plain sweep compiles anew for each.
+# Every measure, every propagation twice or more, every set of exits: the decoder of one prompt compiles anew for each.
 _FEW = tuple(
     build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
     for confidence, propagation, lowest, interval in (
@@ -106,15 +106,16 @@ def _default() -> tuple[list[SweepResult], Work]:
     return _shared(ExitRule())
 
 
-def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int]) -> None:
+def _check_against_served(rule: ExitRule, config: T5Config, seeds: Sequence[int]) -> None:
     schedules = tuple(SCHEDULES) if rule.confidence != "static" else ("constant",)
     seen: list[SweepResult] = []
     for (place, schedule), seed in itertools.product(enumerate(schedules), seeds):
         scheduled = dataclasses.replace(rule, schedule=schedule, tau=None if schedule == "constant" else 1.0 + place)
         results, _ = _shared(scheduled, config=config, seed=seed)
         checkpoint = build_checkpoint(config, seed=seed)
-        plain = DECODERS["plain"].decode(checkpoint, scheduled, _PROMPTS, thresholds=_grid(seed), batch_size=7)
-        assert_all_same(results, plain)
+        thresholds = _grid(seed)
+        served = DECODERS["served"].decode(checkpoint, scheduled, _PROMPTS, thresholds=thresholds)
+        assert_all_same(results, served)
         seen += results
     # Otherwise there would be nothing to compare. Static exits differ between lanes only, and so do others where two
     # layers may exit, as in the other model with every second layer.
@@ -127,22 +128,22 @@ def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int])
 
 @pytest.mark.parametrize("rule", sampled(_FEW, keep=(0, 2, 4, 7)), ids=_name)
 def test_shared_work_changes_nothing(rule: ExitRule) -> None:
-    """Tokens, exit layers, lengths and confidences are the plain sweep's, under every schedule."""
-    _check_against_plain(rule, _CONFIG, (0, 1))
+    """Tokens, exit layers, lengths and confidences are those of one prompt at a time, under every schedule."""
+    _check_against_served(rule, _CONFIG, (0, 1))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [rule for rule in _SERVABLE if rule not in _FEW], ids=_name)
 def test_shared_work_changes_nothing_under_any_rule(rule: ExitRule) -> None:
     """The same for every other measure, propagation and set of exits."""
-    _check_against_plain(rule, _CONFIG, (0, 1, 2, 3))
+    _check_against_served(rule, _CONFIG, (0, 1, 2, 3))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", _FEW, ids=_name)
 def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rule: ExitRule) -> None:
     """The same for the other model."""
-    _check_against_plain(rule, _OTHER, (0, 1, 2, 3))
+    _check_against_served(rule, _OTHER, (0, 1, 2, 3))
 
 
 def _check_certified(rule: ExitRule, exit_head: str, seed: int, config: T5Config = _CONFIG) -> Work:

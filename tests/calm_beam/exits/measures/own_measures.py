@@ -58,6 +58,6 @@ def breaks(logits: jax.Array) -> jax.Array:
 
 
 CHEAT = Measure(
-    name="cheat", meaning="looks at the last layer", needs=Need.LAST_LOGITS, confidence=lambda logits, last: last
+    name="cheat", meaning="looks at the last layer", needs=Need.LAST_TOKEN, confidence=lambda logits, last: last
 )
 NUMBER = 5

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import subprocess
@@ -13,13 +14,11 @@ import pytest
 
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
 from calm_beam.exits.measures import MeasureError, check_may_run, check_named, is_own, measure_named, source_digest
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 from tests.builders import build_checkpoint, build_config, build_prompts
 from tests.calm_beam.exits.measures import own_measures
 from tests.sampling import sampled
@@ -35,32 +34,20 @@ _STEPS = 6
     "name", sampled(["largest_logit", "small_change", "MARGIN", "CHANGE", "SCORE"], keep=(0, 2, 3, 4))
 )
 def test_swept_and_served_alike(name: str) -> None:
-    """A measure of the user's gives the same outputs in the plain sweep, the shared one, the batch and the decoder."""
+    """A measure of the user's gives the same outputs in the sweep, the batch and the decoder of one prompt."""
     rule = ExitRule(confidence=f"{_MODULE}:{name}")
     checkpoint = build_checkpoint(_CONFIG)
-    grid = np.concatenate(
-        [np.full((_STEPS, 1), np.inf, np.float32), scheduled_thresholds(rule, _THRESHOLDS, max_decode_length=_STEPS)],
-        axis=1,
-    )
-    plain = dict(PlainSweep(checkpoint, rule, thresholds=grid, max_input_length=16, slots=4).decode(_PROMPTS))
     sweep = SweepDecoder(checkpoint, rule, thresholds=_THRESHOLDS, max_decode_length=_STEPS, max_input_length=16)
-    shared = dict(sweep.decode(_PROMPTS))
-    exits = set()
-    for index, result in plain.items():
-        for field in ("tokens", "exit_layers", "lengths"):
-            np.testing.assert_array_equal(getattr(result, field), getattr(shared[index], field))
-        np.testing.assert_allclose(result.confidences, shared[index].confidences, rtol=0, atol=1e-5)
-        exits |= set(result.exit_layers.ravel().tolist())
-    assert len(exits) > 2
-    served = EarlyExitDecoder(checkpoint, rule, threshold=0.5, max_decode_length=_STEPS, max_input_length=16)
-    for index, answer in served.decode(_PROMPTS):
-        np.testing.assert_array_equal(answer.tokens, plain[index].tokens[3])
-        np.testing.assert_array_equal(answer.exit_layers, plain[index].exit_layers[3])
-    by_step = thresholds_by_step(rule, 0.5, max_decode_length=_STEPS)
-    batch = BatchDecoder(checkpoint, rule, thresholds=[by_step], max_input_length=16, batch_size=3)
-    for index, answer in batch.decode(_PROMPTS):
-        np.testing.assert_array_equal(answer.tokens, plain[index].tokens[3])
-        np.testing.assert_array_equal(answer.exit_layers, plain[index].exit_layers[3])
+    swept = dict(sweep.decode(_PROMPTS))
+    assert len({layer for result in swept.values() for layer in result.exit_layers.ravel().tolist()}) > 2
+    for lane, threshold in enumerate((None, *_THRESHOLDS)):
+        served = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=_STEPS, max_input_length=16)
+        by_step = thresholds_by_step(rule, threshold, max_decode_length=_STEPS)
+        batch = BatchDecoder(checkpoint, rule, thresholds=[by_step], max_input_length=16, batch_size=3)
+        for index, answer in itertools.chain(served.decode(_PROMPTS), batch.decode(_PROMPTS)):
+            np.testing.assert_array_equal(answer.tokens, swept[index].tokens[lane])
+            np.testing.assert_array_equal(answer.exit_layers, swept[index].exit_layers[lane])
+            np.testing.assert_allclose(answer.confidences, swept[index].confidences[lane], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +57,7 @@ def test_swept_and_served_alike(name: str) -> None:
         (f"{_MODULE}:none", 'has no "none"'),
         (f"{_MODULE}:of_nothing", r"expected a function of \(logits\), of \(state, below\).*\('anything',\)"),
         (f"{_MODULE}:NUMBER", "found int"),
-        (f"{_MODULE}:CHEAT", "may not need LAST_LOGITS"),
+        (f"{_MODULE}:CHEAT", "may not need LAST_TOKEN"),
         ("softmx", "confidence must be one of softmax, .*, or module:function; got 'softmx'"),
     ],
 )

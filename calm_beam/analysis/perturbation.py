@@ -1,7 +1,7 @@
 """The full model's greedy outputs with one token replaced, for many positions at once.
 
-Every (position, kind of replacement) is a lane of its prompt, beside lane 0, which nothing is done to. Up to its
-position a lane is lane 0; there it takes the replacement, and then it goes on by itself.
+What replaces a token is read from a pass over the full model's output. Each output with a replacement is then decoded
+as a request of its own, whose first tokens are given.
 """
 
 import dataclasses
@@ -15,14 +15,18 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.ends import is_end
+from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.padding import members_by_width
+from calm_beam.decoding.result import EarlyExitResult, KnownOutput
+from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
-from calm_beam.model.interface import EarlyExitModel, Position, of_layer
+from calm_beam.model.interface import EarlyExitModel, Taught
+from calm_beam.training.batches import BatchShape, pad_batch
 
 from .sensitivity import KINDS
 
-_BATCH_SIZE = 8
+# Outputs of which all tokens are predicted at a time.
+_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class Perturbed:
 
 
 class PerturbationDecoder:
-    """Decodes prompts with single tokens replaced; compiles once for every width that prompts are padded to."""
+    """Decodes prompts with single tokens replaced."""
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class PerturbationDecoder:
           rank: Rank of the last layer's token that replaces its first choice in the kind `sampling`, from 1.
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
-          batch_size: Prompts decoded together, each with two lanes per position; None for 8.
+          batch_size: Most outputs decoded at the same time; None for as many as memory and speed recommend.
           arithmetic: In which numbers the model computes.
 
         Raises:
@@ -87,7 +91,14 @@ class PerturbationDecoder:
         self._rank = rank
         self._steps = max_decode_length
         self._max_input_length = max_input_length
-        self._rows = batch_size or _BATCH_SIZE
+        self._decoder = BatchDecoder(
+            checkpoint,
+            ExitRule(),
+            thresholds=[np.full(max_decode_length, np.inf, np.float32)],
+            max_input_length=max_input_length,
+            batch_size=batch_size,
+            arithmetic=arithmetic,
+        )
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Perturbed]]:
         """Yields the outputs of every prompt, with its index, not in order.
@@ -98,138 +109,76 @@ class PerturbationDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        for width, members in members_by_width(prompts, self._max_input_length).items():
-            # A batch takes as long as its longest output, and those of prompts alike in length are alike.
-            members.sort(key=lambda index: len(prompts[index]))
-            for start in range(0, len(members), self._rows):
-                batch = members[start : start + self._rows]
-                tokens, is_finite = jax.device_get(self._run([prompts[index] for index in batch], width))
-                for row, index in enumerate(batch):
-                    yield index, self._result(tokens[row], bool(is_finite[row]))
-
-    def _run(self, prompts: Sequence[Sequence[int]], width: int) -> tuple[jax.Array, jax.Array]:
-        source_tokens = np.zeros((self._rows, width), np.int32)
-        lengths, first = np.zeros(self._rows, np.int32), np.zeros(self._rows, np.int32)
-        for row, prompt in enumerate(prompts):
-            source_tokens[row, : len(prompt)] = prompt
-            lengths[row], first[row] = len(prompt), architecture_of(self._model.config).first_input(prompt)
-        is_sampling = np.array([False, *(kind == "sampling" for kind, _ in self._lanes)])
-        # No step has the number of lane 0.
-        positions = np.array([self._steps, *(position for _, position in self._lanes)], np.int32)
-        decoded: tuple[jax.Array, jax.Array] = _decode(
-            self._model,
-            self._rank,
-            self._steps,
-            self._parameters,
-            source_tokens,
-            lengths,
-            first,
-            is_sampling,
-            positions,
+        unperturbed = dict(self._decoder.decode(prompts))
+        replacements = self._replacements(prompts, unperturbed)
+        requests = [
+            (index, (kind, position))
+            for index, result in sorted(unperturbed.items())
+            for kind, position in self._lanes
+            if position < result.length
+        ]
+        given = [
+            KnownOutput.beginning(
+                [*_tokens(unperturbed[index])[:position], int(replacements[index][kind][position])],
+                layers=self._model.config.num_decoder_layers,
+            )
+            for index, (kind, position) in requests
+        ]
+        missing = {index: sum(owner == index for owner, _ in requests) for index in unperturbed}
+        found: dict[int, dict[tuple[str, int], EarlyExitResult]] = {index: {} for index in unperturbed}
+        yield from (
+            (index, _perturbed(unperturbed[index], {})) for index, count in sorted(missing.items()) if not count
         )
-        return decoded
+        continued = self._decoder.decode([prompts[index] for index, _ in requests], known=given)
+        for request, result in continued:
+            index, lane = requests[request]
+            found[index][lane] = result
+            if len(found[index]) == missing[index]:
+                in_order = {lane: found[index][lane] for lane in self._lanes if lane in found[index]}
+                yield index, _perturbed(unperturbed[index], in_order)
 
-    def _result(self, tokens: np.ndarray, is_finite: bool) -> Perturbed:
-        unperturbed, *others = (self._up_to_end(row) for row in tokens.tolist())
-        outputs = {lane: output for lane, output in zip(self._lanes, others, strict=True) if lane[1] < len(unperturbed)}
-        return Perturbed(unperturbed=unperturbed, outputs=outputs, is_finite=is_finite)
+    def _replacements(
+        self, prompts: Sequence[Sequence[int]], outputs: Mapping[int, EarlyExitResult]
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Returns by prompt and kind what would replace each token of an output, int32 of shape (steps,)."""
+        architecture = architecture_of(self._model.config)
+        found = {}
+        for members in members_by_width(prompts, self._max_input_length).values():
+            pairs = [
+                (architecture.taught_source(prompts[i], tokens), tokens)
+                for i in members
+                for tokens in [_tokens(outputs[i])]
+            ]
+            longest = max(len(source) for source, _ in pairs)
+            shape = BatchShape(rows=_ROWS, source=longest, target=self._steps)
+            for start in range(0, len(members), _ROWS):
+                batch = pad_batch(pairs[start : start + _ROWS], shape)
+                ranked, lowest = jax.device_get(_predicted(self._model, self._rank, self._parameters, batch))
+                for row, index in enumerate(members[start : start + _ROWS]):
+                    found[index] = {"sampling": ranked[row], "layer": lowest[row]}
+        return found
 
-    def _up_to_end(self, tokens: list[int]) -> tuple[int, ...]:
-        ends = (index for index, token in enumerate(tokens) if token in self._model.config.end_ids)
-        return tuple(tokens[: next(ends, len(tokens)) + 1])
+
+def _tokens(result: EarlyExitResult) -> list[int]:
+    tokens: list[int] = result.tokens[: result.length].tolist()
+    return tokens
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _decode(
-    model: EarlyExitModel,
-    rank: int,
-    steps: int,
-    parameters: Any,
-    source_tokens: jax.Array,
-    lengths: jax.Array,
-    first: jax.Array,
-    is_sampling: jax.Array,
-    positions: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns tokens, (rows, lanes, steps), 0 after the end, and whether all logits of a row are finite, (rows,).
+def _perturbed(unperturbed: EarlyExitResult, outputs: Mapping[tuple[str, int], EarlyExitResult]) -> Perturbed:
+    return Perturbed(
+        unperturbed=tuple(_tokens(unperturbed)),
+        outputs={lane: tuple(_tokens(output)) for lane, output in outputs.items()},
+        is_finite=unperturbed.is_finite and all(output.is_finite for output in outputs.values()),
+    )
 
-    Args:
-      model: Sizes.
-      rank: Of the token that replaces in the kind `sampling`.
-      steps: Most tokens of an output.
-      parameters: Weights.
-      source_tokens: shape (rows, width), 0-padded.
-      lengths: shape (rows,). Tokens of each prompt; a row of none is no prompt and has no outputs.
-      first: shape (rows,). The decoder's first inputs.
-      is_sampling: shape (lanes,). Which of the kinds a lane is.
-      positions: shape (lanes,). Where a lane has its token replaced.
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predicted(model: EarlyExitModel, rank: int, parameters: Any, batch: Taught) -> tuple[jax.Array, jax.Array]:
+    """Returns the last layer's token of a rank, and the first layer's token, after each beginning of an output.
+
+    Both int32, shape (rows, target).
     """
-    config = model.config
-    rows, lanes = source_tokens.shape[0], positions.shape[0]
     apply = functools.partial(model.apply, parameters)
-    source, source_mask = apply(source_tokens, lengths, method="prefill")
-    position_biases = apply(steps, method="decoder_position_biases")
-    cache_shape = (rows, lanes, config.num_kv_heads, steps, config.head_dim)
-
-    def generate_token(state: dict[str, Any]) -> dict[str, Any]:
-        step, finished = state["step"], state["finished"]
-        # [heads, positions] -> [1, 1, heads, 1, positions]
-        self_biases = [bias[:, step][None, None, :, None] for bias in position_biases]
-        position = Position(step, lengths)
-        source_biases = apply(source_mask, position, method="source_biases")
-        hidden = apply(state["previous"], method="embed")
-        cache, first_layer = [], hidden
-        for layer in range(1, config.num_decoder_layers + 1):
-            new = apply(hidden, layer, position=position, method="self_keys_values")
-            keys_values = tuple(
-                cached.at[:, :, :, step].set(values)
-                for cached, values in zip(state["cache"][layer - 1], new, strict=True)
-            )
-            cache.append(keys_values)
-            hidden = apply(
-                hidden,
-                layer,
-                self_keys_values=keys_values,
-                self_bias=of_layer(self_biases, layer),
-                source_keys_values=source[layer - 1],
-                source_bias=of_layer(source_biases, layer),
-                position=position,
-                method="decoder_layer",
-            )
-            if layer == 1:
-                first_layer = hidden
-        logits = apply(hidden, config.num_decoder_layers, method="head")
-        token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        # Until its position, a lane is lane 0; taken from there, so that rounding cannot part them before.
-        token = jnp.where(step <= positions, token[:, :1], token)
-        # [rows, vocabulary] -> [rows, 1]
-        ranked = jax.lax.top_k(logits[:, 0], rank)[1][:, -1:]
-        lowest = jnp.argmax(apply(first_layer[:, 0], 1, method="head"), axis=-1, keepdims=True).astype(jnp.int32)
-        token = jnp.where(step == positions, jnp.where(is_sampling, ranked, lowest), token)
-        is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) | finished
-        return {
-            "step": step + 1,
-            "previous": token,
-            "finished": finished | is_end(token, config.end_ids),
-            "cache": cache,
-            "tokens": state["tokens"].at[:, :, step].set(jnp.where(finished, 0, token)),
-            "is_finite": state["is_finite"] & jnp.all(is_finite, axis=1),
-        }
-
-    def goes_on(state: dict[str, Any]) -> jax.Array:
-        is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
-        return is_running
-
-    dtype = model.arithmetic.dtype
-    state = {
-        "step": jnp.int32(0),
-        "previous": jnp.broadcast_to(first[:, None], (rows, lanes)),
-        "finished": jnp.broadcast_to((lengths == 0)[:, None], (rows, lanes)),
-        "cache": [
-            (jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype)) for _ in range(config.num_decoder_layers)
-        ],
-        "tokens": jnp.zeros((rows, lanes, steps), jnp.int32),
-        "is_finite": jnp.ones((rows,), bool),
-    }
-    state = jax.lax.while_loop(goes_on, generate_token, state)
-    return state["tokens"], state["is_finite"]
+    states = apply(batch, method="teacher_forced")
+    ranked = jax.lax.top_k(apply(states[-1], model.config.num_decoder_layers, method="head"), rank)[1][..., -1]
+    return ranked, jnp.argmax(apply(states[0], 1, method="head"), axis=-1).astype(jnp.int32)

@@ -230,7 +230,7 @@ class Batch:
         known = request.known
         shared = known.steps_shared(self._thresholds[request.schedule])
         self._shared_steps[slot] = shared
-        self._live[slot] = shared < len(known.tokens)
+        self._live[slot] = known.goes_on | (shared < len(known.tokens))
         self._outputs.share(slot, known, steps=shared)
 
     def newest(self) -> Iterator[tuple[Request, int, int]]:

@@ -16,7 +16,7 @@ from calm_beam.model import architecture_of
 
 from .batch import Batch
 from .devices import PackedDecoders
-from .result import EarlyExitResult, SweepResult
+from .result import EarlyExitResult, KnownOutput, SweepResult
 from .settings import check_sizes
 from .work import Work
 
@@ -101,18 +101,23 @@ class BatchDecoder:
         return self._decoders.slots
 
     def decode(
-        self, prompts: Sequence[Sequence[int]], schedules: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        schedules: Sequence[int] | None = None,
+        *,
+        known: Sequence[KnownOutput] | None = None,
     ) -> Iterator[tuple[int, EarlyExitResult]]:
         """Yields the output of every prompt, with its index, in the order in which they end.
 
         Args:
           prompts: Token ids of each prompt, 1 to `max_input_length` of them.
           schedules: Index of the thresholds of each; None for the first.
+          known: What each output has in common with one that is known, or begins with; None where nothing is known.
 
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        for index, result in self._decoders.decode(prompts, schedules=schedules):
+        for index, result in self._decoders.decode(prompts, known, schedules=schedules):
             yield index, result_of_lane(result)
 
     def open_batch(self) -> Batch:

@@ -1,6 +1,8 @@
 """What decoders give back for one prompt."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -59,12 +61,26 @@ class KnownOutput:
       exit_layers: int32, shape (length,).
       confidences: float32, shape (length,).
       runner_ups: float32, shape (length,).
+      goes_on: Whether outputs that share all of it have more tokens, which are to be decoded.
     """
 
     tokens: np.ndarray
     exit_layers: np.ndarray
     confidences: np.ndarray
     runner_ups: np.ndarray
+    goes_on: bool = False
+
+    @classmethod
+    def beginning(cls, tokens: Sequence[int], *, layers: int) -> Self:
+        """Returns the first tokens of an output by the full model, of so many layers, which goes on after them."""
+        count = len(tokens)
+        return cls(
+            tokens=np.array(tokens, np.int32),
+            exit_layers=np.full(count, layers, np.int32),
+            confidences=np.zeros(count, np.float32),
+            runner_ups=np.full(count, -np.inf, np.float32),
+            goes_on=True,
+        )
 
     def steps_shared(self, thresholds: np.ndarray) -> np.ndarray:
         """Returns how many of its first steps each lane has in common with it.

@@ -2,8 +2,9 @@
 
 The output of layer i at step t depends on the tokens so far and on what layers 1 to i kept of the earlier tokens, and
 that only on min(exit_s, i - 1) for each earlier step s: above its exit layer, a token's state does not change any more.
-Lanes with equal keys at layer i form a *group* that computes layer i once. Groups at layer i + 1 refine those at layer
-i, and groups only ever split, so lanes that have parted at an upper layer go on sharing the lower ones.
+Lanes with equal keys at layer i form a *group* that computes layer i once, whichever rule they exit by. Groups at layer
+i + 1 refine those at layer i, and groups only ever split, so lanes that have parted at an upper layer go on sharing the
+lower ones.
 
 What a layer has kept of one token for one group is a *node*: a row of that layer's store of keys and values. Each lane
 has its path, the nodes that it attends to. A split copies numbers, never keys and values; the nodes of a prompt are
@@ -68,8 +69,9 @@ class LaneTree:
         self._layers, self._first_kept_step = layers, first_kept_step
         self._shift = 0 if propagation.separates_exit else 1
         self._exits_part_lanes = propagation.passed_on is not PassedOn.NOTHING
-        # Index 0 of the first axis is layer 1. A lane where this is set is in another group than the lane before it.
-        self._starts = np.ones((layers, slots, lanes), bool)
+        # Index 0 of the first axis is layer 1. Lanes of which this is equal are in one group: the lowest of its lanes
+        # when it was formed.
+        self._group = np.zeros((layers, slots * lanes), np.int32)
         # Changed in place, as `step` is: native code reads them where they stand.
         self._paths = np.zeros((layers, slots * lanes, steps), np.int32)
         # Slot of the prompt that each node belongs to, -1 where it is free.
@@ -95,8 +97,8 @@ class LaneTree:
 
     def admit(self, slots: np.ndarray) -> None:
         """Starts a prompt in each of `slots`: all lanes together, nothing kept."""
-        self._starts[:, slots] = False
-        self._starts[:, slots, 0] = True
+        firsts = slots * self._shape[1]
+        self._group.reshape(self._layers, *self._shape)[:, slots] = firsts[:, None]
         self.step[slots] = 0
 
     def release(self, slots: Sequence[int]) -> None:
@@ -117,11 +119,14 @@ class LaneTree:
           alive: bool, shape (slots, lanes). Lanes that go on and have not left below.
         """
         members = np.flatnonzero(alive)
-        first = alive & self._starts[layer - 1]
-        first[:, 0] = alive[:, 0]
-        # A lane after one that has left starts a row of its own; if it was in that lane's group, this shares less.
-        first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
-        lanes, of_member = np.flatnonzero(first), (np.cumsum(first) - 1)[members]
+        group = self._group[layer - 1, members]
+        # By group: the lowest lane that takes part, since the last of several values for one index stays.
+        by_group = np.empty(alive.size, np.int64)
+        by_group[group[::-1]] = members[::-1]
+        is_first = by_group[group] == members
+        lanes = members[is_first]
+        by_group[group[is_first]] = np.arange(len(lanes))
+        of_member = by_group[group]
         slots = self._slots_of(lanes)
         nodes = self._new_nodes(layer, slots)
         self._set_path(layer, members, nodes[of_member])
@@ -181,11 +186,19 @@ class LaneTree:
           exit_layers: shape (slots, lanes). Exit layers at this step.
           alive: bool, shape (slots, lanes). Lanes that generated.
         """
-        parted = tokens[:, 1:] != tokens[:, :-1]
         is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_part_lanes
-        for layer in range(1, self._layers + 1):
-            seen = np.minimum(exit_layers, layer - self._shift)
-            self._starts[layer - 1, :, 1:] |= parted | (is_kept & (seen[:, 1:] != seen[:, :-1]))
+        kept_exits = np.where(is_kept, exit_layers, 0).reshape(-1)
+        is_alive, token = alive.reshape(-1), tokens.reshape(-1)
+        for layer, group in enumerate(self._group, start=1):
+            # What the layer is told of this token.
+            seen = np.minimum(kept_exits, layer - self._shift)
+            parts = np.flatnonzero(is_alive & ((token != token[group]) | (seen != seen[group])))
+            if len(parts):
+                # One number for each group, token and exit.
+                told = token[parts].astype(np.int64) * (self._layers + 1) + seen[parts]
+                keys = group[parts] * (told.max() + 1) + told
+                _, first, of_lane = np.unique(keys, return_index=True, return_inverse=True)
+                group[parts] = parts[first][of_lane]
         self.step += alive.any(axis=1)
 
     def _slots_of(self, lanes: np.ndarray) -> np.ndarray:

@@ -294,7 +294,7 @@ def decode(task: Task, lanes: np.ndarray) -> Run:
     budget = Budget(slots=task.batch_size, tokens=tokens)
     decoder = PackedDecoder(
         task.checkpoint,
-        task.rule,
+        (task.rule,),
         thresholds=lanes[None],
         max_input_length=_MAX_INPUT_LENGTH,
         budget=budget,

@@ -7,16 +7,15 @@ prompt that has ended gives its slot to the next.
 import collections
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
-from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of
 from calm_beam.model.interface import EarlyExitModel
 
 from .admission import AHEAD_SHARE, Admission, Request, Waiting
+from .branches import Branches
 from .ends import is_end
 from .engine import Slots
 from .engines import engine_for
@@ -50,7 +49,7 @@ class Batch:
     def __init__(
         self,
         model: EarlyExitModel,
-        rule: ExitRule,
+        branches: Branches,
         *,
         weights: Weights,
         thresholds: np.ndarray,
@@ -63,7 +62,7 @@ class Batch:
 
         Args:
           model: The network.
-          rule: How exits are decided.
+          branches: How exits of each lane are decided.
           weights: Of the model.
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
           budget: What may be held at a time.
@@ -84,7 +83,7 @@ class Batch:
         first_kept_step = self._architecture.first_kept_step
         capacity = min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes)
         tree: LaneTree | SingleLanes
-        if lanes == 1 and not rule.needs_full_model():
+        if lanes == 1 and not branches.decides_after_last_layer:
             tree = SingleLanes(slots=slots, steps=steps, capacity=capacity)
         else:
             tree = LaneTree(
@@ -92,7 +91,7 @@ class Batch:
                 lanes=lanes,
                 steps=steps,
                 layers=config.num_decoder_layers,
-                propagation=rule.propagation(),
+                propagation=branches.rules[0].propagation(),
                 first_kept_step=first_kept_step,
                 capacity=capacity,
             )
@@ -123,18 +122,13 @@ class Batch:
         self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
-        self._engine = engine_for(model, rule, weights=weights, slots=self._slots)
+        self._engine = engine_for(model, branches, weights=weights, slots=self._slots)
         self._admission = Admission(self._engine, places=places, slots=slots, admits_few=admits_few)
-        of_step: dict[str, Any] = {
-            "layers": config.num_decoder_layers,
-            "engine": self._engine,
-            "first_kept_step": first_kept_step,
-        }
         self._step: Step
         if isinstance(tree, SingleLanes):
-            self._step = SingleStep(rule, paths=tree, **of_step)
+            self._step = SingleStep(branches, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
         else:
-            self._step = SharedStep(rule, paths=tree, **of_step)
+            self._step = SharedStep(branches, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
 
     def take_work(self) -> Work:
         """Returns what was counted since the last call."""

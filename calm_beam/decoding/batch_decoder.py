@@ -79,7 +79,7 @@ class BatchDecoder:
         rule.check_model(checkpoint.config.num_decoder_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         self._decoders = PackedDecoders(
             checkpoint,
-            rule,
+            (rule,),
             thresholds=np.stack(thresholds)[:, :, None],
             max_input_length=max_input_length,
             batch_size=batch_size,

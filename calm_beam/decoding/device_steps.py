@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from calm_beam.exits.certified_head import Certificate, certify
-from calm_beam.exits.decision import decide
+from calm_beam.exits.decision import decide_by_each
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.quantised_head import CertifiedHead
@@ -160,7 +160,7 @@ def attend_to_output(
 )
 def finish_layer(
     model: EarlyExitModel,
-    measure: str,
+    measures: tuple[str, ...],
     *,
     num_ranks: int,
     is_gathered: bool,
@@ -176,7 +176,7 @@ def finish_layer(
     places: jax.Array,
     ranks: jax.Array,
     position: Position,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, list[jax.Array]]:
     """Runs the rest of a decoder layer, attention to the source and feed-forward, for one token of every row.
 
     The rows of a prompt are the queries of one attention over its source, which is made for all sources; unless each
@@ -184,10 +184,10 @@ def finish_layer(
 
     Args:
       model: The network.
-      measure: Name of the confidence measure.
+      measures: Names of confidence measures that are made of states.
       num_ranks: Most rows of one prompt, unless sources are gathered.
       is_gathered: Whether they are, which takes any number of rows of one prompt.
-      parameters: Of this layer, and of the exit classifier if that is the measure.
+      parameters: Of this layer, and of the exit classifier if that is one of the measures.
       states: The buffer of states.
       pending: The buffers of what is pending, with what `attend_to_output` made of the rows.
       keys_values: This layer's, of the sources, each (places, heads of keys, source, head_dim).
@@ -201,7 +201,7 @@ def finish_layer(
       position: Of each row, (rows,).
 
     Returns:
-      The buffer, and float32 confidences, (rows,); 0 if the measure needs something else than states.
+      The buffer, and float32 confidences, (rows,), by each measure.
     """
     of_rows = {name: values.at[lanes].get(mode="clip") for name, values in pending.items()}
     if is_gathered:
@@ -219,18 +219,16 @@ def finish_layer(
         method="attend_to_source_and_feed_forward",
     )
     states = whole(states.at[layer, lanes].set(output, mode="drop"))
-    measured = measure_named(measure)
-    confidence: jax.Array
-    if measured.needs is Need.STATES:
-        # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
-        inputs = states.at[layer - 1, below].get(mode="clip")
-        confidence = measured.confidence(widened(output), widened(inputs), layer)
-    elif measured.needs is Need.CLASSIFIER:
-        score = model.apply(parameters["classifier"], output, method="exit_score")
-        confidence = measured.confidence(score)
-    else:
-        confidence = jnp.zeros(lanes.shape)
-    return states, confidence
+    confidences: list[jax.Array] = []
+    for measure in map(measure_named, measures):
+        if measure.needs is Need.STATES:
+            # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before.
+            inputs = states.at[layer - 1, below].get(mode="clip")
+            confidences.append(measure.confidence(widened(output), widened(inputs), layer))
+        else:
+            score = model.apply(parameters["classifier"], output, method="exit_score")
+            confidences.append(measure.confidence(score))
+    return states, confidences
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -243,7 +241,7 @@ def measure_states(measure: str, output: jax.Array, inputs: jax.Array, layer: ja
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="head_layer")
 def decide_rows(
     model: EarlyExitModel,
-    measure: str,
+    measures: tuple[str, ...],
     *,
     head_layer: int,
     parameters: Parameters,
@@ -251,13 +249,20 @@ def decide_rows(
     layers: jax.Array,
     lanes: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns token, confidence and finiteness of what a head makes of states, given by layer and lane, (rows,).
+    """Returns token, confidences and finiteness of what a head makes of states, given by layer and lane.
 
-    The head is that after `head_layer`, with the parameters of whichever layer it is asked for.
+    The head is that after `head_layer`, with the parameters of whichever layer it is asked for. Confidences are of
+    shape (measures, rows), the others (rows,).
     """
     inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
     weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
-    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
+    return decide_by_each(
+        inputs,
+        weights,
+        vocab_axis=vocab_axis,
+        measures=[measure_named(measure) for measure in measures],
+        arithmetic=model.arithmetic,
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))

@@ -27,7 +27,7 @@ class PackedDecoders:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        rule: ExitRule,
+        rules: Sequence[ExitRule],
         *,
         thresholds: np.ndarray,
         max_input_length: int,
@@ -42,7 +42,7 @@ class PackedDecoders:
 
         Args:
           checkpoint: The model.
-          rule: How exits are decided.
+          rules: As in `PackedDecoder`.
           thresholds: As in `PackedDecoder`.
           max_input_length: Most tokens of a prompt.
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
@@ -74,7 +74,7 @@ class PackedDecoders:
             )
             decoder = PackedDecoder(
                 on_group,
-                rule,
+                rules,
                 group=group,
                 thresholds=thresholds,
                 max_input_length=max_input_length,

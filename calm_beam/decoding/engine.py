@@ -95,11 +95,16 @@ class Engine(Protocol):
             where the next one looks for them.
 
         Returns:
-          float32, shape (layers, rows): the confidence of each, if that is made of states; and what was done for it.
+          float32, shape (measures, layers, rows): confidences by the measures that are made of states, 0 by others; and
+          what was done for it.
         """
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
-        """Returns what the heads decide of states, and what was asked for it; `compared` as in `HeadDecisions.of`."""
+    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
+        """Returns what the heads decide of states, and what was asked for it; `compared` as in `HeadDecisions.of`.
+
+        The decisions differ in their confidences: there is one for each measure of logits, in order, and one of
+        confidence 0 where there is none.
+        """
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states.

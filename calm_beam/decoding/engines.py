@@ -1,15 +1,15 @@
 """Which engine computes the rows of a batch."""
 
-from calm_beam.exits.rule import ExitRule
 from calm_beam.model.interface import EarlyExitModel
 
+from .branches import Branches
 from .engine import Engine, Slots
 from .native_engine import NativeEngine
 from .weights import Weights
 from .xla_engine import XlaEngine
 
 
-def engine_for(model: EarlyExitModel, rule: ExitRule, *, weights: Weights, slots: Slots) -> Engine:
+def engine_for(model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> Engine:
     """Returns that of native code where the model and the machine have one; arguments are those of `XlaEngine`."""
     engine = XlaEngine if weights.native is None else NativeEngine
-    return engine(model, rule, weights=weights, slots=slots)
+    return engine(model, branches, weights=weights, slots=slots)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import numpy as np
 
+from calm_beam.exits.measures import Need
 from calm_beam.exits.native_screening import FEW_ROWS
 from calm_beam.model.interface import EarlyExitModel
 
 from . import device_steps
+from .branches import Branches
 from .decisions import Decisions
 from .padding import row_parts
 from .weights import Head, Weights
@@ -33,16 +35,21 @@ lanes in it, padded to that size."""
 class HeadDecisions:
     """Asks the heads of a model about states."""
 
-    def __init__(self, model: EarlyExitModel, measure: str, *, weights: Weights, row_sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: EarlyExitModel, branches: Branches, *, weights: Weights, row_sizes: tuple[int, ...]
+    ) -> None:
         """Prepares what is asked.
 
         Args:
           model: The network.
-          measure: Name of the confidence measure.
+          branches: How exits of each lane are decided.
           weights: Of the model.
           row_sizes: What rows are padded to, ascending.
         """
-        self._model, self._measure, self._weights, self._row_sizes = model, measure, weights, row_sizes
+        self._model, self._weights, self._row_sizes = model, weights, row_sizes
+        # By one that needs no logits, heads predict tokens alone.
+        asking = branches.indices(Need.LOGITS) or [0]
+        self._measures = tuple(branches.rules[index].confidence for index in asking)
         # What is asked before the exact heads, which read four times as many bytes: rows that one leaves open go on to
         # the next. Few are open, and eight more in a call of their own take a third of the time of the exact head.
         self._first: tuple[_Asking, ...] = ()
@@ -59,8 +66,8 @@ class HeadDecisions:
         lanes: np.ndarray,
         of_threshold: np.ndarray | None = None,
         thresholds: np.ndarray | None = None,
-    ) -> tuple[Decisions, Work]:
-        """Returns what the heads decide of states, given by layer and lane, and what was asked for it.
+    ) -> tuple[list[Decisions], Work]:
+        """Returns what the heads decide of states, given by layer and lane, as `Engine.decide` does.
 
         Args:
           look_up: Where they are.
@@ -70,7 +77,8 @@ class HeadDecisions:
           thresholds: Those that the confidence must be told from.
         """
         count = len(lanes)
-        decided = Decisions.none(count, confidence=0.0)
+        decided, *others = (Decisions.none(count, confidence=0.0) for _ in self._measures)
+        assert not (others and self._first), "certified heads prove the intervals of one measure"
         left = np.arange(count)
         for asking in self._first:
             if not len(left):
@@ -84,8 +92,9 @@ class HeadDecisions:
             left = np.flatnonzero(is_open)
         if len(left):
             tokens, confidences, is_finite = self._ask(look_up, layers[left], lanes[left], asking=_Asking.EXACT)
-            decided.put(left, Decisions.exact(tokens, confidences=confidences, is_finite=is_finite))
-        return decided, Work(certified_rows=count if self._first else 0, projection_rows=len(left))
+            for of_measure, values in zip((decided, *others), confidences, strict=True):
+                of_measure.put(left, Decisions.exact(tokens, confidences=values, is_finite=is_finite))
+        return [decided, *others], Work(certified_rows=count if self._first else 0, projection_rows=len(left))
 
     def run_on_padding(self, look_up: LookUp, sizes: Iterable[int]) -> None:
         """Asks all that may be asked about rows of each size, on padding only, so that it is compiled."""
@@ -109,24 +118,27 @@ class HeadDecisions:
             self._ask_part(look_up, head, layers=layers[rows], lanes=lanes[rows], size=size, asking=asking)
             for head, rows, size in asked
         ]
-        found = [np.empty(len(lanes), values.dtype) for values in made[0]]
+        found = [np.empty((*values.shape[:-1], len(lanes)), values.dtype) for values in made[0]]
         for (_, rows, _), of_part in zip(asked, made, strict=True):
             for result, values in zip(found, of_part, strict=True):
-                result[rows] = np.asarray(values)[: len(rows)]
+                result[..., rows] = np.asarray(values)[..., : len(rows)]
         return found
 
     def _ask_part(
         self, look_up: LookUp, head: Head, *, layers: np.ndarray, lanes: np.ndarray, size: int, asking: _Asking
     ) -> Sequence[jax.Array]:
         """Returns what a head makes of states, padded to a size."""
-        ask: Callable[..., Sequence[jax.Array]] = device_steps.decide_rows
+        ask: Callable[..., Sequence[jax.Array]] = functools.partial(
+            device_steps.decide_rows, self._model, self._measures
+        )
         if asking is not _Asking.EXACT:
             is_thorough = asking is _Asking.AGAIN
-            ask = functools.partial(device_steps.certify_rows, head=head.certified, is_thorough=is_thorough)
+            (measure,) = self._measures
+            ask = functools.partial(
+                device_steps.certify_rows, self._model, measure, head=head.certified, is_thorough=is_thorough
+            )
         states, layers, lanes = look_up(layers, lanes, size)
         return ask(
-            self._model,
-            self._measure,
             head_layer=head.layer,
             parameters=head.parameters,
             states=states,

@@ -3,18 +3,19 @@
 Prompts still go through XLA: they are many tokens at a time, which it is fast at.
 """
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from calm_beam.exits.logit_summary import Summary
-from calm_beam.exits.measures import Need
-from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.measures import Measure, Need
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.native import calls
 
 from . import device_steps
+from .branches import Branches
 from .decisions import Decisions
 from .engine import RunStep, Slots
 from .head_decisions import HeadDecisions
@@ -29,12 +30,12 @@ from .work import Work
 class NativeEngine:
     """See `Engine`."""
 
-    def __init__(self, model: EarlyExitModel, rule: ExitRule, *, weights: Weights, slots: Slots) -> None:
+    def __init__(self, model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> None:
         """Makes room; arguments are those of `XlaEngine`, and the weights are packed for native code."""
         assert weights.native is not None, "see `engine_for`"
         config = model.config
         self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
-        self._rule, self._measure = rule, rule.measure()
+        self._branches = branches
         self._sources = NativeSources(model, weights, slots)
         self._positions = np.zeros(len(slots.places), np.int32)
         inner = config.num_kv_heads * config.head_dim
@@ -44,26 +45,34 @@ class NativeEngine:
             for _ in range(config.num_decoder_layers)
         ]
         self._stack = self._stack_here()
-        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
-        self._decides_natively = not weights.is_certified and decides_natively(self._measure)
-        self._native_measure = self._measure_by(rule.confidence)
+        self._heads = HeadDecisions(model, branches, weights=weights, row_sizes=slots.row_sizes)
+        self._decides_natively = not weights.is_certified and decides_natively(branches.measures)
+        # What native code makes confidences by, None where it does not know the measure.
+        self._native_measures = [
+            self._native_measure(rule.confidence, measure)
+            for rule, measure in zip(branches.rules, branches.measures, strict=True)
+        ]
         # One of the user's, too, may be made of the classifier's score.
-        is_of_score = self._measure.needs is Need.CLASSIFIER
-        self._of_states = self._measure_by("classifier") if is_of_score else self._native_measure
+        self._of_states = {
+            index: self._native_measure("classifier", branches.measures[index]) or self._native_measures[index]
+            if branches.measures[index].needs is Need.CLASSIFIER
+            else self._native_measures[index]
+            for index in branches.indices(Need.STATES, Need.CLASSIFIER)
+        }
         self._runs_steps = bool(
-            slots.lanes == 1 and self._decides_natively and self._native_measure and self._stack.runs_steps
+            slots.lanes == 1 and self._decides_natively and self._native_measures[0] and self._stack.runs_steps
         )
-        self._exit_heads = weights.native_heads(rule.exit_layers(config.num_decoder_layers))
+        self._exit_heads = weights.native_heads(branches.exit_layers)
 
-    def _measure_by(self, name: str) -> calls.Measure | None:
-        """Returns what native code makes confidences by, if it knows a measure of this name."""
-        layers = self._model.config.num_decoder_layers
-        is_by_layer = self._measure.needs is Need.LAYER
+    def _native_measure(self, name: str, measure: Measure) -> calls.Measure | None:
+        """Returns what native code makes confidences of a measure by, if it knows one of this name."""
+        layers = self._branches.layers
+        is_by_layer = measure.needs is Need.LAYER
         return calls.measure_of(
             name,
             vocab_size=self._model.config.vocab_size,
             classifier=self._decoder.classifier,
-            by_layer=[self._measure.confidence(layer, layers) for layer in range(1, layers + 1)] if is_by_layer else (),
+            by_layer=[measure.confidence(layer, layers) for layer in range(1, layers + 1)] if is_by_layer else (),
         )
 
     @property
@@ -119,17 +128,18 @@ class NativeEngine:
             self._stack.set_turns(self._turns)
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
-        """Runs layers for rows, and returns their confidences if these are made of states."""
+        """Runs layers for rows, and returns their confidences by measures that are made of states."""
         self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, lanes=rows.lanes, nodes=rows.nodes)
         return self._measured(layers, rows.lanes, below), Work(layer_rows=len(layers) * len(rows.lanes))
 
     def _run_step(
         self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs
     ) -> Work:
-        assert self._native_measure, "see `whole_step`"
+        (measure,) = self._native_measures
+        assert measure, "see `whole_step`"
         asked = self._stack.run_step(
             self._exit_heads,
-            measure=self._native_measure,
+            measure=measure,
             lanes=rows.lanes,
             nodes=rows.nodes,
             thresholds=thresholds,
@@ -138,19 +148,23 @@ class NativeEngine:
         )
         return Work(layer_rows=int(new.exit_layers.sum()), projection_rows=asked)
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
+    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
         """Returns what the heads decide of states, and what was asked for it."""
         if not self._decides_natively:
             return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
         tokens, facts = self._summarised(layers, self._where(layers, lanes))
-        confidences = facts[4] if self._native_measure else self._confidences(tokens, facts)
-        decided = Decisions.exact(tokens, confidences=confidences, is_finite=np.isfinite(facts[0]))
+        confidences = [self._confidences(index, tokens, facts) for index in self._branches.indices(Need.LOGITS)]
+        is_finite = np.isfinite(facts[0])
+        decided = [
+            Decisions.exact(tokens, confidences=values, is_finite=is_finite)
+            for values in confidences or [np.zeros(len(tokens), np.float32)]
+        ]
         return decided, Work(projection_rows=len(lanes))
 
     def _summarised(self, layers: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what `calls.summarise` does of each state by the head of its layer."""
+        """Returns what `calls.summarise` does of each state by the head of its layer, with the first measure's."""
         asked = list(self._weights.heads_of(layers))
-        measure = self._native_measure if self._measure.needs is Need.LOGITS else None
+        measure = next((self._native_measures[index] for index in self._branches.indices(Need.LOGITS)), None)
         made = []
         for head, rows in asked:
             assert head.native is not None, "made where no other form was chosen"
@@ -168,32 +182,41 @@ class NativeEngine:
         return some[None], np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
 
     def _measured(self, layers: range, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
-        """Returns the confidences of rows at layers, (layers, rows), if these are made of states."""
-        if self._measure.needs not in (Need.STATES, Need.CLASSIFIER):
-            return np.zeros((len(layers), len(lanes)), np.float32)
-        if self._of_states:
-            made = calls.measure_states(self._of_states, layers, states=self._states, below=below, lanes=lanes)
-            return made if self._native_measure else _quietly(self._measure.confidence, made)
-        outputs = self._states[layers.start : layers.stop, lanes]
-        inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
-        return np.stack([self._measured_by_xla(*each) for each in zip(layers, outputs, inputs, strict=True)])
+        """Returns the confidences of rows at layers, (measures, layers, rows), by measures that are made of states."""
+        measured = np.zeros((len(self._branches.measures), len(layers), len(lanes)), np.float32)
+        for index, of_states in self._of_states.items():
+            if of_states:
+                made = calls.measure_states(of_states, layers, states=self._states, below=below, lanes=lanes)
+                is_native = self._native_measures[index] is not None
+                measured[index] = made if is_native else _quietly(self._branches.measures[index].confidence, made)
+                continue
+            outputs = self._states[layers.start : layers.stop, lanes]
+            inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
+            for of_layer, *each in zip(measured[index], layers, outputs, inputs, strict=True):
+                of_layer[:] = self._measured_by_xla(index, *each)
+        return measured
 
-    def _measured_by_xla(self, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    def _measured_by_xla(self, index: int, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         """Returns the confidences of a measure that native code does not know, which is written for JAX."""
+        name = self._branches.rules[index].confidence
         measured = np.empty(len(outputs), np.float32)
         for part, size in row_parts(len(outputs), self._slots.row_sizes):
             output, below = (_padded(states[part], size) for states in (outputs, inputs))
-            confidences = device_steps.measure_states(self._rule.confidence, output, below, np.int32(layer))
+            confidences = device_steps.measure_states(name, output, below, np.int32(layer))
             measured[part] = np.asarray(confidences)[: len(measured[part])]
         return measured
 
-    def _confidences(self, tokens: Any, facts: Any) -> np.ndarray:
-        """Returns the confidences that a measure makes of what is known of the logits of rows."""
-        if self._measure.of_summary is None:
-            return np.zeros(len(tokens), np.float32)
-        largest, second, total, weighted, _ = facts
-        summary = Summary(largest, tokens, second, total, weighted)
-        return _quietly(self._measure.of_summary, summary, self._model.config.vocab_size)
+    def _confidences(self, index: int, tokens: np.ndarray, facts: np.ndarray) -> np.ndarray:
+        """Returns the confidences that a measure of logits makes of what `_summarised` returns."""
+        native = self._native_measures[index]
+        if native is not None:
+            is_first = index == self._branches.indices(Need.LOGITS)[0]
+            return facts[4] if is_first else calls.measure_facts(native, facts)
+        of_summary = self._branches.measures[index].of_summary
+        assert of_summary is not None, "see `decides_natively`"
+        largest, second, total, weighted, _ = cast("tuple[Any, ...]", facts)
+        summary = Summary(largest, cast("Any", tokens), second, total, weighted)
+        return _quietly(of_summary, summary, self._model.config.vocab_size)
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
@@ -221,9 +244,9 @@ class NativeEngine:
         """Compiles whatever prompts may need of XLA: confidences, and other heads than native ones."""
         if not self._decides_natively:
             self._heads.run_on_padding(self._look_up, sizes_up_to(asked, self._slots.row_sizes))
-        if self._measure.needs is Need.STATES and not self._of_states:
-            for size in sizes_up_to(slots, self._slots.row_sizes):
-                self._measured_by_xla(1, *np.zeros((2, size, self._states.shape[2]), np.float32))
+        by_xla = [index for index, of_states in self._of_states.items() if not of_states]
+        for index, size in itertools.product(by_xla, sizes_up_to(slots, self._slots.row_sizes)):
+            self._measured_by_xla(index, 1, *np.zeros((2, size, self._states.shape[2]), np.float32))
 
     def _where(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns where states stand among those of all layers."""

@@ -21,6 +21,7 @@ from calm_beam.model import architecture_of, network_of
 
 from .admission import Request
 from .batch import Batch
+from .branches import Branches
 from .device_groups import DeviceGroup, first_device, placed
 from .memory import Budget, return_freed_memory
 from .padding import common_prefix, joined_widths, members_by_width, widths_up_to
@@ -37,7 +38,7 @@ class PackedDecoder:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        rule: ExitRule,
+        rules: Sequence[ExitRule],
         *,
         thresholds: np.ndarray,
         max_input_length: int,
@@ -50,7 +51,7 @@ class PackedDecoder:
 
         Args:
           checkpoint: The model.
-          rule: How exits are decided.
+          rules: How exits are decided: each in as many lanes, one rule after the other.
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model. A prompt is decoded at
             those of one schedule.
           max_input_length: Most tokens of a prompt.
@@ -60,7 +61,8 @@ class PackedDecoder:
           group: The devices that decode; None for the first.
         """
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
-        self._rule = rule
+        layers = checkpoint.config.num_decoder_layers
+        self._branches = Branches.of(rules, lanes=thresholds.shape[2], layers=layers)
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
@@ -72,7 +74,7 @@ class PackedDecoder:
                 self._model,
                 group,
                 steps=thresholds.shape[1],
-                measure=rule.measure(),
+                measures=self._branches.measures,
                 exit_head=exit_head,
             )
         self.work = Work()
@@ -192,7 +194,7 @@ class PackedDecoder:
         with self._group.running():
             return Batch(
                 self._model,
-                self._rule,
+                self._branches,
                 weights=self._weights,
                 thresholds=self._thresholds,
                 budget=budget,

@@ -31,6 +31,25 @@ class SweepResult:
     is_finite: bool
     runner_ups: np.ndarray | None = None
 
+    def by_rule(self, count: int) -> "list[SweepResult]":
+        """Returns the outputs by each of so many rules, which have as many lanes each, one rule after the other."""
+        runner_ups = [None] * count if self.runner_ups is None else np.split(self.runner_ups, count)
+        return [
+            SweepResult(
+                tokens=tokens,
+                exit_layers=exit_layers,
+                confidences=confidences,
+                lengths=lengths,
+                is_finite=self.is_finite,
+                runner_ups=passed,
+            )
+            for tokens, exit_layers, confidences, lengths, passed in zip(
+                *(np.split(each, count) for each in (self.tokens, self.exit_layers, self.confidences, self.lengths)),
+                runner_ups,
+                strict=True,
+            )
+        ]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlyExitResult:

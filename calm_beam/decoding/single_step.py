@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calm_beam.exits.measures import Need
-from calm_beam.exits.rule import ExitRule
 
+from .branches import Branches
 from .decisions import Decisions
 from .engine import Engine
 from .outputs import StepOutputs
@@ -66,11 +66,12 @@ class _Undecided(NamedTuple):
 class SingleStep(Step):
     """See `Step`; a lane is the number of its slot."""
 
-    def __init__(
-        self, rule: ExitRule, *, layers: int, engine: Engine, paths: SingleLanes, first_kept_step: int
-    ) -> None:
-        """Prepares steps; arguments are those of `Step`."""
-        super().__init__(rule, layers=layers, engine=engine, paths=paths, first_kept_step=first_kept_step)
+    def __init__(self, branches: Branches, *, engine: Engine, paths: SingleLanes, first_kept_step: int) -> None:
+        """Prepares steps; arguments are those of `Step`, with the branch of the one lane."""
+        super().__init__(branches, engine=engine, paths=paths, first_kept_step=first_kept_step)
+        layers = branches.layers
+        (self._measure,), self._exit_layers = branches.measures, branches.exit_layers
+        self._decides_by_logits = self._measure.needs.asks_head
         self._paths, self._most_asked = paths, most_asked(len(paths.step))
         # By layer: rows that came to where they might leave, and those of them that did.
         self._came, self._left = [0] * (layers + 1), [0] * (layers + 1)
@@ -94,7 +95,7 @@ class SingleStep(Step):
             first = layers.stop
         if not self._decides_by_logits:
             lanes = np.flatnonzero(self._is_read(new, known_exits))
-            decided = self._project(of_lane.exit_layers[lanes], lanes)
+            (decided,) = self._project(of_lane.exit_layers[lanes], lanes)
             of_lane.tokens[lanes] = decided.tokens
             of_lane.is_finite[lanes] &= decided.is_finite
         return new
@@ -115,8 +116,7 @@ class SingleStep(Step):
         if self._measure.needs is Need.TOKENS:
             # The full model's rows, too: tokens of the layers below are compared.
             asks[:] = True
-            assert self._rule.patience is not None, "the measure has one"
-            earlier = np.full((len(at), self._rule.patience - 1), -1, np.int32)
+            earlier = np.full((len(at), self._branches.most_compared), -1, np.int32)
         if known_exits is not None:
             known = known_exits[rows.lanes, 0]
             asks &= known == 0
@@ -142,7 +142,7 @@ class SingleStep(Step):
     def _run(self, layers: range, undecided: _Undecided, new: StepOutputs) -> _Undecided:
         """Runs layers, writes what is decided there to `new`, by lane, and returns who goes on."""
         rows, count = undecided.rows, len(undecided.asks)
-        measured = self._run_layers(layers, rows, below=rows.lanes)
+        (measured,) = self._run_layers(layers, rows, below=rows.lanes)
         exits = [layer for layer in self._exit_layers if layer in layers]
         asks = self._asks(exits, undecided)
         if self._decides_by_logits:
@@ -204,14 +204,19 @@ class SingleStep(Step):
         if not len(row):
             return Decisions.none(asks.size, confidence=-np.inf)
         thresholds = undecided.thresholds[row]
-        decided = self._project(exits[layer], lanes[row], of_threshold=np.arange(len(row)), thresholds=thresholds)
+        (decided,) = self._project(exits[layer], lanes[row], of_threshold=np.arange(len(row)), thresholds=thresholds)
         return decided.among(layer * len(lanes) + row, asks.size)
 
     def _compare(self, decided: Decisions, asks: np.ndarray, earlier: np.ndarray) -> np.ndarray:
         """Sets the confidences that are made of tokens of asking rows, (layers, rows); returns the newest tokens."""
         for layer, of_rows in enumerate(asks):
             rows, here = np.flatnonzero(of_rows), layer * len(earlier)
-            self._compare_tokens(decided, here + rows, earlier[rows])
+            asking = here + rows
+            tokens, confidences = (
+                decided.tokens[asking],
+                self._measure.confidence(decided.tokens[asking], earlier[rows]),
+            )
+            decided.put(asking, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asking]))
             newest = decided.tokens[here : here + len(earlier)]
             earlier = np.concatenate([newest[:, None], earlier], axis=1)[:, : earlier.shape[1]]
         return earlier

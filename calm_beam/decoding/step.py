@@ -6,8 +6,8 @@ import numpy as np
 
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
-from calm_beam.exits.rule import ExitRule
 
+from .branches import Branches
 from .decisions import Decisions
 from .engine import Engine
 from .outputs import StepOutputs
@@ -18,20 +18,17 @@ from .work import Work
 class Step(abc.ABC):
     """What steps of one lane a prompt and of several have in common."""
 
-    def __init__(self, rule: ExitRule, *, layers: int, engine: Engine, paths: Paths, first_kept_step: int) -> None:
+    def __init__(self, branches: Branches, *, engine: Engine, paths: Paths, first_kept_step: int) -> None:
         """Prepares steps.
 
         Args:
-          rule: How exits are decided.
-          layers: Decoder depth L.
+          branches: How exits of each lane are decided.
           engine: What computes rows.
           paths: Nodes of the lanes.
           first_kept_step: First step that later ones attend to.
         """
-        self._rule, self._engine, self._layers = rule, engine, layers
-        self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
-        self._exit_layers = tuple(rule.exit_layers(layers))
-        self._decides_by_logits = self._measure.needs.asks_head
+        self._branches, self._engine, self._layers = branches, engine, branches.layers
+        self._passed_on = branches.passed_on
         self._step, self._first_kept_step = paths.step, first_kept_step
         self._work = Work()
 
@@ -64,25 +61,19 @@ class Step(abc.ABC):
         return taken
 
     def _run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> np.ndarray:
-        """Runs layers for rows, and returns the confidences, (layers, rows), that need no logits."""
+        """Runs layers for rows, and returns the confidences, (measures, layers, rows), that need no logits."""
         measured, work = self._engine.run_layers(layers, rows, below=below)
         self._work += work
-        if self._measure.needs is Need.LAYER:
-            for of_layer, layer in zip(measured, layers, strict=True):
-                of_layer[:] = self._measure.confidence(layer, self._layers)
+        for index in self._branches.indices(Need.LAYER):
+            for of_layer, layer in zip(measured[index], layers, strict=True):
+                of_layer[:] = self._branches.measures[index].confidence(layer, self._layers)
         return measured
 
-    def _project(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> Decisions:
-        """Returns what the heads decide of states, given by layer and lane; `compared` as in `HeadDecisions.of`."""
+    def _project(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> list[Decisions]:
+        """Returns what the heads decide of states, given by layer and lane, as `Engine.decide` does."""
         decided, work = self._engine.decide(layers, lanes, **compared)
         self._work += work
         return decided
-
-    def _compare_tokens(self, decided: Decisions, rows: np.ndarray, earlier: np.ndarray) -> None:
-        """Sets the confidences that a measure makes of the tokens of rows and of those before, (rows, patience - 1)."""
-        tokens = decided.tokens[rows]
-        confidences = self._measure.confidence(tokens, earlier)
-        decided.put(rows, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[rows]))
 
     def _is_read(self, new: StepOutputs, known_exits: np.ndarray | None) -> np.ndarray:
         """Returns which lanes have left, so that their tokens are to be read where nothing else tells them."""
@@ -94,8 +85,8 @@ class Step(abc.ABC):
         is_kept = (self._step >= self._first_kept_step)[:, None]
         members = np.flatnonzero((exit_layers < self._layers) & goes_on & is_kept)
         exits = exit_layers.flat[members]
-        first = min(self._exit_layers)
-        return members, exits, np.full_like(exits, first) if self._passed_on is PassedOn.FIRST_STATE else exits
+        is_first = self._passed_on is PassedOn.FIRST_STATE
+        return members, exits, np.full_like(exits, self._branches.first_exit) if is_first else exits
 
     def _keep(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, is_skipped: np.ndarray) -> None:
         """Gives nodes of skipped layers, (layers - 1, states), what is passed on of states."""

@@ -42,6 +42,7 @@ class SweepDecoder:
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
+        other_rules: Sequence[ExitRule] = (),
     ) -> None:
         """Prepares a decoder.
 
@@ -63,11 +64,14 @@ class SweepDecoder:
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
           model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
             vocabulary; the number of devices must be a multiple of it.
+          other_rules: More rules, each in as many lanes of its own, which follow those of `rule` in this order
+            (`SweepResult.by_rule` parts them). Whatever rules have in common is computed once.
 
         Raises:
-          ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
-            below 1, the model has too few positions, the budget has no room for one prompt, a device is of another
-            platform, or the devices cannot share the model so.
+          ValueError: If a rule does not fit the model (no exit classifier, `min_exit_layer` too high), rules cannot
+            share a sweep (`Branches.of` says which can), a number is below 1, the model has too few positions, the
+            budget has no room for one prompt, a device is of another platform, or the devices cannot share the model
+            so.
         """
         check_sizes(
             max_decode_length=max_decode_length,
@@ -78,15 +82,19 @@ class SweepDecoder:
         architecture_of(checkpoint.config).check_positions(
             checkpoint.config, source=max_input_length, steps=max_decode_length
         )
-        rule.check_model(checkpoint.config.num_decoder_layers, has_classifier=bool(checkpoint.config.exit_classifier))
-        # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
-        by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
+        rules, config = (rule, *other_rules), checkpoint.config
+        # No confidence reaches the full model's, which is not a threshold of 1: some are 1.
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
-        lanes = np.concatenate([full_model, by_step], axis=1)
+        by_lane = []
+        for each in rules:
+            each.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
+            by_lane += [full_model, scheduled_thresholds(each, tuple(thresholds), max_decode_length=max_decode_length)]
+        # [steps, lanes]
+        lanes = np.concatenate(by_lane, axis=1)
         self._needs_full_model = rule.needs_full_model()
         self._decoder = PackedDecoders(
             checkpoint,
-            rule,
+            rules,
             thresholds=lanes[None],
             max_input_length=max_input_length,
             batch_size=batch_size,

@@ -29,9 +29,9 @@ from .engine import Slots
 _ROWS_AT_A_TIME = 256
 
 
-def decides_natively(measure: Measure) -> bool:
-    """Returns whether native code's exact head says all that a measure needs of logits."""
-    return measure.needs is not Need.LOGITS or measure.of_summary is not None
+def decides_natively(measures: Sequence[Measure]) -> bool:
+    """Returns whether native code's exact head says all that measures need of logits."""
+    return all(measure.needs is not Need.LOGITS or measure.of_summary is not None for measure in measures)
 
 
 class Head(NamedTuple):
@@ -64,7 +64,7 @@ class Weights:
         group: DeviceGroup,
         *,
         steps: int,
-        measure: Measure,
+        measures: Sequence[Measure],
         exit_head: str,
     ) -> None:
         """Takes a model that was placed on a group; to be called while that runs."""
@@ -82,6 +82,11 @@ class Weights:
         self.native: NativeDecoder | None = None
         if native_decoder.is_for(config, arithmetic, devices=group.division.parts):
             self.native = architecture_of(config).native_decoder(config, tree, terms=self._path_terms)
+        by_logits = [measure for measure in measures if measure.needs is Need.LOGITS]
+        if len(by_logits) > 1:
+            # An interval is that of one measure.
+            exit_head = "exact"
+        measure = (by_logits or measures)[0]
         kernels = [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)]
         certified = choose_heads(
             form_on_devices(exit_head, group.division.parts),
@@ -91,7 +96,7 @@ class Weights:
             rows=_ROWS_AT_A_TIME,
             exact_for=(
                 self.native.exact_for
-                if self.native and decides_natively(measure)
+                if self.native and decides_natively(measures)
                 else compiled(decide, measure=measure, arithmetic=arithmetic)
             ),
         )
@@ -100,7 +105,7 @@ class Weights:
         for layer in exit_layers(config):
             applied_as, parameters = head_parameters(tree, config, layer)
             head = Head(applied_as, {"params": parameters}, of_layer(certified, layer))
-            if self.native and not head.certified and decides_natively(measure):
+            if self.native and not head.certified and decides_natively(measures):
                 head = head._replace(native=self.native.head(layer, of_layer(kernels, layer)))
             self._heads.append(head)
 

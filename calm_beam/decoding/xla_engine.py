@@ -1,7 +1,7 @@
 """Rows of a batch, computed by XLA: padded to few sizes, since each is compiled for every step."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,11 +10,11 @@ import numpy as np
 
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
-from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
+from .branches import Branches
 from .decisions import Decisions
 from .engine import RunStep, Slots
 from .head_decisions import HeadDecisions
@@ -34,24 +34,25 @@ class XlaEngine:
 
     whole_step: RunStep | None = None
 
-    def __init__(self, model: EarlyExitModel, rule: ExitRule, *, weights: Weights, slots: Slots) -> None:
+    def __init__(self, model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> None:
         """Makes room.
 
         Args:
           model: The network.
-          rule: How exits are decided.
+          branches: How exits of each lane are decided.
           weights: Of the model.
           slots: Where prompts will stand.
         """
-        self._model, self._rule, self._weights, self._slots = model, rule, weights, slots
-        self._measure = rule.measure()
+        self._model, self._branches, self._weights, self._slots = model, branches, weights, slots
+        of_states = branches.indices(Need.STATES, Need.CLASSIFIER)
+        self._of_states = {index: branches.rules[index].confidence for index in of_states}
         config, dtype = model.config, model.arithmetic.dtype
         self._layers = config.num_decoder_layers
         self._ranks = min(_RANKS, slots.lanes)
         inner = config.num_kv_heads * config.head_dim
         self._free_positions = _CALL_BYTES // (2 * inner * model.arithmetic.number_bytes)
         self._sources = sources_by_width(model, weights, slots)
-        self._heads = HeadDecisions(model, rule.confidence, weights=weights, row_sizes=slots.row_sizes)
+        self._heads = HeadDecisions(model, branches, weights=weights, row_sizes=slots.row_sizes)
         pending = architecture_of(config).pending(config, model.arithmetic)
         *made, self._states = zeros(
             (
@@ -90,8 +91,9 @@ class XlaEngine:
         )
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
-        """Runs layers for rows, and returns their confidences if these are made of states."""
-        measured, work = np.zeros((len(layers), len(rows.lanes)), np.float32), Work()
+        """Runs layers for rows, and returns their confidences by measures that are made of states."""
+        measured = np.zeros((len(self._branches.measures), len(layers), len(rows.lanes)), np.float32)
+        work = Work()
         # All parts are started before the first is waited for.
         parts = [
             (layer, *part)
@@ -100,11 +102,11 @@ class XlaEngine:
         ]
         for layer, chosen, size, confidences in parts:
             work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
-            if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
-                measured[layer - layers.start, chosen] = np.asarray(confidences)[: len(chosen)]
+            for index, made in zip(self._of_states, confidences, strict=True):
+                measured[index, layer - layers.start, chosen] = np.asarray(made)[: len(chosen)]
         return measured, work
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[Decisions, Work]:
+    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
         """Returns what the heads decide of states, and what was asked for it."""
         return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
 
@@ -151,7 +153,7 @@ class XlaEngine:
         skipped = none, none, np.zeros((self._layers - 1, 0), np.int32)
         for size in sizes:
             self._embed_part(none, none, size)
-            if self._rule.propagation().passed_on is PassedOn.KEYS_VALUES:
+            if self._branches.passed_on is PassedOn.KEYS_VALUES:
                 self._copy_part(*skipped, size=size)
             else:
                 self._keep_part(*skipped, size=size)
@@ -164,7 +166,9 @@ class XlaEngine:
                 self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
         jax.block_until_ready(self._states)
 
-    def _run_parts(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
+    def _run_parts(
+        self, layer: int, rows: Rows, below: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, int, Sequence[jax.Array]]]:
         """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences.
 
         Each of its two steps has rows put together as it wants them.
@@ -180,7 +184,7 @@ class XlaEngine:
     def _layer_parameters(self, layer: int) -> dict[str, Any]:
         """Returns what a layer is made of, and what is measured after it."""
         parameters = {"layer": self._weights.layers[layer - 1]}
-        if self._measure.needs is Need.CLASSIFIER:
+        if self._branches.indices(Need.CLASSIFIER):
             parameters["classifier"] = self._weights.classifier
         return parameters
 
@@ -230,8 +234,8 @@ class XlaEngine:
         size: int,
         width: int,
         is_gathered: bool,
-    ) -> jax.Array:
-        """Runs the rest of a layer for the chosen rows, and returns the confidence of each that needs no logits.
+    ) -> Sequence[jax.Array]:
+        """Runs the rest of a layer for the chosen rows, and returns their confidences by each measure made of states.
 
         Args:
           layer: Which.
@@ -243,10 +247,10 @@ class XlaEngine:
           is_gathered: Whether the source of each is gathered.
         """
         sources = self._sources[width]
-        confidences: jax.Array
+        confidences: Sequence[jax.Array]
         self._states, confidences = device_steps.finish_layer(
             self._model,
-            self._rule.confidence,
+            tuple(self._of_states.values()),
             num_ranks=self._ranks,
             is_gathered=is_gathered,
             parameters=self._layer_parameters(layer),

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -66,6 +66,50 @@ def decide(
         of_all = union(Summary(*(values.T for values in summary)))
         summary = settled(Summary(*(values[:, 0] for values in of_all)))
     return _decided(summary, measure, weights.shape[vocab_axis])
+
+
+def decide_by_each(
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measures: Sequence[Measure], arithmetic: Arithmetic
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what `decide` does by several measures, of which one summary of the logits is made.
+
+    Args:
+      states: As of `decide`, like what is not named here.
+      weights: As of `decide`.
+      vocab_axis: As of `decide`.
+      measures: At least one.
+      arithmetic: As of `decide`.
+
+    Returns:
+      Token and finiteness, each of shape (rows,), and between them confidences, (measures, rows).
+    """
+    asked = functools.partial(decide, states, weights, vocab_axis=vocab_axis, arithmetic=arithmetic)
+    by_summary = [measure for measure in measures if measure.of_summary is not None]
+    if len(by_summary) > 1:
+        token, joint, is_finite = asked(measure=_jointly(by_summary))
+    made = {}
+    for measure in measures:
+        if len(by_summary) > 1 and measure.of_summary is not None:
+            made[measure.name] = joint[by_summary.index(measure)]
+        else:
+            token, made[measure.name], is_finite = asked(measure=measure)
+    return token, jnp.stack([made[measure.name] for measure in measures]), is_finite
+
+
+def _jointly(measures: Sequence[Measure]) -> Measure:
+    """Returns a measure whose confidences, (measures, rows), are those of each."""
+
+    def of_summary(summary: Summary, vocab_size: int) -> jax.Array:
+        return jnp.stack([measure.of_summary(summary, vocab_size) for measure in measures if measure.of_summary])
+
+    return Measure(
+        name="+".join(measure.name for measure in measures),
+        meaning="several measures of one row of logits",
+        needs=Need.LOGITS,
+        confidence=lambda logits: jnp.stack([measure.confidence(logits) for measure in measures]),
+        of_summary=of_summary,
+        summary_parts=frozenset[str]().union(*(measure.summary_parts for measure in measures)),
+    )
 
 
 @functools.cache

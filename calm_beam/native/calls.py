@@ -368,6 +368,21 @@ def measure_states(
     return confidences
 
 
+def measure_facts(measure: Measure, facts: np.ndarray) -> np.ndarray:
+    """Returns confidences of rows, float32, shape (rows,), by a measure of logits.
+
+    Args:
+      measure: Which.
+      facts: float32, shape (4 or more, rows), as `summarise` returns them.
+    """
+    facts = np.ascontiguousarray(facts[:4])
+    confidences = np.empty(facts.shape[1], np.float32)
+    loaded().calm_beam_measure_facts(
+        ctypes.byref(measure), _ADDRESS(facts.ctypes.data), _NUMBER(facts.shape[1]), _ADDRESS(confidences.ctypes.data)
+    )
+    return confidences
+
+
 def summarise(
     head: Head, *, states: np.ndarray, entries: np.ndarray, measure: Measure | None = None
 ) -> tuple[np.ndarray, np.ndarray]:

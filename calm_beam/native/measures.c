@@ -13,6 +13,15 @@ float confidence_of_logits(const Measure* measure, const Facts* facts) {
   return confidence < 0 ? 0 : confidence > 1 ? 1 : confidence;
 }
 
+/* Makes the confidences of rows by the facts of their logits, [facts, count], as `calm_beam_summarise` gives them back: a
+   call of Python's. */
+void calm_beam_measure_facts(const Measure* measure, const float* facts, int64_t count, float* confidences) {
+  for (int64_t row = 0; row < count; ++row) {
+    const Facts of_row = {facts[row], facts[count + row], facts[2 * count + row], facts[3 * count + row], 0};
+    confidences[row] = confidence_of_logits(measure, &of_row);
+  }
+}
+
 /* The classifier's probability of "exit": of two scores, the softmax is the logistic function of their difference. */
 static float probability_of_exit(const Measure* measure, const float* state, int64_t width) {
   float score = 0;

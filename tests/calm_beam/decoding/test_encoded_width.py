@@ -39,7 +39,7 @@ def _decoder(
     rule = ExitRule()
     lanes = scheduled_thresholds(rule, (0.93, *thresholds), max_decode_length=STEPS)[None]
     budget = Budget(slots=slots, tokens=tokens)
-    return PackedDecoder(_model(kind), rule, thresholds=lanes, max_input_length=64, budget=budget)
+    return PackedDecoder(_model(kind), (rule,), thresholds=lanes, max_input_length=64, budget=budget)
 
 
 def _decode(kind: str, prompts: Sequence[Sequence[int]] = _PROMPTS, **options: Any) -> list[Any]:

@@ -48,7 +48,7 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
 
 def _sweep(budget: Budget, lanes: np.ndarray | None = None) -> PackedDecoder:
     lanes = _lanes(_STEPS, _THRESHOLDS) if lanes is None else lanes
-    return PackedDecoder(_CHECKPOINT, ExitRule(), thresholds=lanes[None], max_input_length=32, budget=budget)
+    return PackedDecoder(_CHECKPOINT, (ExitRule(),), thresholds=lanes[None], max_input_length=32, budget=budget)
 
 
 def _assert_same(found: dict[int, SweepResult], expected: dict[int, SweepResult]) -> None:
@@ -123,7 +123,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
     budget = Budget(slots=55, tokens=tokens)
-    sweep = PackedDecoder(_CHECKPOINT, ExitRule(), thresholds=lanes[None], max_input_length=256, budget=budget)
+    sweep = PackedDecoder(_CHECKPOINT, (ExitRule(),), thresholds=lanes[None], max_input_length=256, budget=budget)
     assert len(dict(sweep.decode([[7] * length for length in lengths]))) == len(lengths)
     assert sorted(sources) == widths
     assert sum(sources.values()) + max(held) <= tokens
@@ -400,7 +400,7 @@ def test_stores_of_native_code_grow_layer_by_layer() -> None:
     """No more than the keys and values of one layer are held twice."""
     lanes = _lanes(_STEPS, [0.5])[:, 1:]
     budget = Budget(slots=64, tokens=100_000)
-    sweep = PackedDecoder(_CHECKPOINT, ExitRule(), thresholds=lanes[None], max_input_length=32, budget=budget)
+    sweep = PackedDecoder(_CHECKPOINT, (ExitRule(),), thresholds=lanes[None], max_input_length=32, budget=budget)
     engine = sweep.open_batch()._engine
     tracemalloc.start()
     try:

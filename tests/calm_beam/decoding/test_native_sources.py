@@ -29,7 +29,9 @@ _STEPS, _SLOTS = 4, 5
 
 def _made(checkpoint: Checkpoint, prefixes: dict[int, list[int]]) -> tuple[Any, Weights, Slots]:
     model = network_of(checkpoint.config)
-    weights = Weights(checkpoint, model, first_device(), steps=_STEPS, measure=ExitRule().measure(), exit_head="exact")
+    weights = Weights(
+        checkpoint, model, first_device(), steps=_STEPS, measures=[ExitRule().measure()], exit_head="exact"
+    )
     slots = Slots(
         SingleLanes(slots=_SLOTS, steps=_STEPS, capacity=_SLOTS * _STEPS),
         lanes=1,

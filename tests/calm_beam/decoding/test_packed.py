@@ -92,7 +92,7 @@ def _shared(
     grid = _by_step(rule, _grid(seed) if thresholds is None else thresholds)
     sweep = PackedDecoder(
         checkpoint,
-        rule,
+        (rule,),
         thresholds=grid[None],
         max_input_length=64,
         budget=Budget(slots=slots, tokens=tokens),
@@ -215,7 +215,7 @@ def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
     budget = Budget(slots=21, tokens=100_000)
     decoder = PackedDecoder(
         build_checkpoint(_CONFIG),
-        ExitRule(),
+        (ExitRule(),),
         thresholds=thresholds,
         max_input_length=64,
         budget=budget,

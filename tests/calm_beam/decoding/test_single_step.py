@@ -68,7 +68,7 @@ def _decoder(
     by_step = [thresholds_by_step(rule, threshold, max_decode_length=STEPS) for threshold in thresholds]
     return PackedDecoder(
         checkpoint or _model(),
-        rule,
+        (rule,),
         thresholds=np.stack(by_step)[:, :, None],
         max_input_length=32,
         budget=Budget(slots=6, tokens=10_000),

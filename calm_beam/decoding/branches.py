@@ -1,0 +1,123 @@
+"""Branches: by which rules the lanes of a prompt exit.
+
+What a layer makes of a token depends on the tokens so far and on where each has left, not on why. So lanes share their
+work whatever their rules are, as long as skipped layers keep the same of a token that left at a layer.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from calm_beam.exits.measures import Measure, Need
+from calm_beam.exits.propagations import PassedOn
+from calm_beam.exits.rule import ExitRule
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Branches:
+    """The exit rules of the lanes of a prompt.
+
+    Attributes:
+      layers: Decoder depth L.
+      rules: One of those that are there for each distinct measure, with its patience.
+      measures: Their measures, in this order.
+      measure_of: int, shape (lanes,). Index of each lane's measure.
+      may_exit: bool, shape (layers + 1, lanes). Whether each lane may leave at a layer, counted from 1.
+      passed_on: What skipped layers are given.
+      first_exit: First layer that may exit, of the first lane; of all where it matters.
+      decides_after_last_layer: Whether every layer runs for every token, and exits are decided afterwards.
+      takes_last_token: Whether the token is the last layer's prediction, whichever layer is left.
+    """
+
+    layers: int
+    rules: tuple[ExitRule, ...]
+    measures: tuple[Measure, ...]
+    measure_of: np.ndarray
+    may_exit: np.ndarray
+    passed_on: PassedOn
+    first_exit: int
+    decides_after_last_layer: bool
+    takes_last_token: bool
+
+    @classmethod
+    def of(cls, rules: Sequence[ExitRule], *, lanes: int, layers: int) -> Self:
+        """Returns the branches of lanes.
+
+        Args:
+          rules: At least one. Schedules do not matter: thresholds are given by step.
+          lanes: How many there are, as many for each rule, one rule after the other.
+          layers: Decoder depth L.
+
+        Raises:
+          ValueError: If the rules cannot share one sweep: they propagate states differently, propagate those of
+            different first layers, or one of several needs the full model for every token, or all logits of a row.
+        """
+        _check_shared(rules, layers)
+        by_measure = {(rule.confidence, rule.patience): rule for rule in rules}
+        index = {key: place for place, key in enumerate(by_measure)}
+        may_exit = np.zeros((layers + 1, len(rules)), bool)
+        for place, rule in enumerate(rules):
+            may_exit[list(rule.exit_layers(layers)), place] = True
+        each, rest = divmod(lanes, len(rules))
+        assert not rest, "every rule has as many lanes"
+        return cls(
+            layers=layers,
+            rules=tuple(by_measure.values()),
+            measures=tuple(rule.measure() for rule in by_measure.values()),
+            measure_of=np.repeat([index[rule.confidence, rule.patience] for rule in rules], each),
+            may_exit=np.repeat(may_exit, each, axis=1),
+            passed_on=rules[0].propagation().passed_on,
+            first_exit=rules[0].exit_layers(layers)[0],
+            decides_after_last_layer=rules[0].needs_full_model(),
+            takes_last_token=rules[0].token_from == "last_layer",
+        )
+
+    @property
+    def exit_layers(self) -> tuple[int, ...]:
+        """The layers at which some lane may exit, ascending."""
+        return tuple(np.flatnonzero(self.may_exit.any(axis=1)).tolist())
+
+    @property
+    def asks_head(self) -> np.ndarray:
+        """Whether each lane's measure asks the head, bool of shape (lanes,)."""
+        of_measures = np.array([measure.needs.asks_head for measure in self.measures])
+        asks: np.ndarray = of_measures[self.measure_of]
+        return asks
+
+    @property
+    def most_compared(self) -> int:
+        """How many predictions of lower layers a token is compared with at most."""
+        return max((rule.patience or 1) - 1 for rule in self.rules)
+
+    def indices(self, *needs: Need) -> list[int]:
+        """Returns the indices of the measures that need one of these."""
+        return [index for index, measure in enumerate(self.measures) if measure.needs in needs]
+
+
+def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:
+    first = rules[0]
+    distinct = {dataclasses.replace(rule, schedule="constant", tau=None) for rule in rules}
+    propagations = {rule.state_propagation for rule in distinct}
+    if len(propagations) > 1:
+        raise ValueError(
+            f"rules of one sweep must have one state_propagation, got {', '.join(sorted(propagations))}. Sweep them "
+            "one after the other."
+        )
+    firsts = {rule.exit_layers(layers)[0] for rule in distinct}
+    if first.propagation().passed_on is PassedOn.FIRST_STATE and len(firsts) > 1:
+        raise ValueError(
+            f"rules of one sweep with state_propagation {first.state_propagation!r} must have one first exit layer, "
+            f"got {sorted(firsts)}: its states are what skipped layers are given. Sweep them one after the other."
+        )
+    if len(distinct) > 1 and (reason := next(filter(None, (rule.reason_for_full_model() for rule in rules)), None)):
+        raise ValueError(f"a rule with {reason} needs every layer for every token, and must be swept by itself.")
+    for rule in distinct:
+        measure = rule.measure()
+        if len(distinct) > 1 and measure.needs is Need.LOGITS and measure.of_summary is None:
+            # Other code would project for the other rules, too, and round otherwise than in their own sweeps.
+            raise ValueError(
+                f"confidence {rule.confidence!r} takes all logits of a row, and must be swept by itself. A "
+                "calm_beam.exits.measures.Measure with of_summary need not."
+            )

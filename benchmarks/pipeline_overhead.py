@@ -217,7 +217,8 @@ def _decode_bare(
             encode_prompt(example, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate")
             for example in some
         ]
-        return list(generate(decoder, prompts, vocabulary=vocabulary, on_error="fail", duplicates=frozenset()))
+        made = generate(decoder, prompts, vocabulary=vocabulary, on_error="fail", duplicates=frozenset())
+        return [generation for (generation,) in made]
 
     # The longest prompts and the shortest ones have all the widths between them, or nearly.
     by_length = sorted(examples, key=lambda example: len(example.input or example.input_ids or ()))

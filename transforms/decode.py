@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -123,12 +123,63 @@ def _mark_complete(shards: list[StoredShard], count: int, *, assignment: Assignm
     return mark_complete(assignment, shards, examples=count)
 
 
-class DecodeShard(beam.DoFn):
-    """Decodes one shard; threads of a process share its copies of the model."""
+@dataclasses.dataclass
+class DecodeVariants(beam.PTransform):
+    """Decodes shards of examples by several exit rules at once, each into a folder of its own, as `DecodeExamples`.
 
-    def __init__(self, assignment: Assignment, progress: ProgressLog, *, needs_accelerator: bool) -> None:
-        """Keeps what to decode; arguments as in `DecodeExamples`."""
-        self._assignment = assignment
+    Whatever the rules have in common is computed once. Each folder holds what decoding by its rule alone would have
+    left there.
+
+    Attributes:
+      assignments: One for each rule; they differ in that, and in their folders, alone.
+      progress: Where to report.
+      accelerator_hint: As in `DecodeExamples`.
+      needs_accelerator: As in `DecodeExamples`.
+    """
+
+    assignments: Sequence[Assignment]
+    progress: ProgressLog
+    _: dataclasses.KW_ONLY
+    accelerator_hint: str | None = None
+    needs_accelerator: bool = False
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """Returns a PCollection of pairs of an assignment's place and its `FinishedSweep`, given `ExamplesRead`."""
+        read = ExamplesRead(*examples)
+        count = beam.pvalue.AsSingleton(read.count)
+        checked = tuple(
+            read.shards | f"CheckFolders{place}" >> CheckFolders(assignment)
+            for place, assignment in enumerate(self.assignments)
+        )
+        are_checked = checked | "GatherChecks" >> beam.Flatten() | "CheckAll" >> beam.CombineGlobally(all)
+        decode = decoding(
+            _DecodeVariantsOfShard(self.assignments, self.progress, needs_accelerator=self.needs_accelerator),
+            are_checked,
+            count,
+            accelerator_hint=self.accelerator_hint,
+        )
+        return (
+            read.shards
+            | "DecodeShards" >> decode
+            | "GatherVariants" >> beam.GroupByKey()
+            | "MarkComplete" >> beam.Map(_mark_variant_complete, count, assignments=self.assignments)
+        )
+
+
+def _mark_variant_complete(
+    element: tuple[int, Iterable[StoredShard]], count: int, *, assignments: Sequence[Assignment]
+) -> tuple[int, FinishedSweep]:
+    place, shards = element
+    return place, mark_complete(assignments[place], list(shards), examples=count)
+
+
+class _ShardDecoder(beam.DoFn):
+    """What decodes a shard by one rule or several; threads of a process share its copies of the model."""
+
+    def __init__(self, assignments: Sequence[Assignment], progress: ProgressLog, *, needs_accelerator: bool) -> None:
+        self._assignments = tuple(assignments)
         self._progress = progress
         self._needs_accelerator = needs_accelerator
         self._shared = Shared()
@@ -143,56 +194,61 @@ class DecodeShard(beam.DoFn):
         if self._needs_accelerator:
             require_accelerator()
         self._models = self._shared.acquire(
-            lambda: ModelCopies(lambda: worker.load_model(self._assignment), most=self._assignment.model_copies),
-            tag=repr(self._assignment),
+            lambda: ModelCopies(lambda: worker.load_model(*self._assignments), most=self._assignments[0].model_copies),
+            tag=repr(self._assignments),
         )
 
     def teardown(self) -> None:
         """Lets go of the model."""
         self._models = None
 
-    def process(self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int) -> Iterator[StoredShard]:
-        """Yields what is stored of a shard, given its examples, that folders were checked, and the data set's size."""
+    def _stored(self, element: tuple[int, Iterable[Example]], count: int) -> list[StoredShard]:
+        """Returns what is stored of a shard by each rule, given its examples and the data set's size."""
+        shard, unordered = element
+        examples = with_unique_ids(unordered)
+        found = [taken_over(assignment, shard, examples=examples) for assignment in self._assignments]
+        missing = [assignment for assignment, stored in zip(self._assignments, found, strict=True) if stored is None]
+        if not missing:
+            self._metrics.count_taken_over(len(examples))
+            self._progress.report("stored", len(examples))
+        else:
+            self._decode_shard(shard, examples, missing=missing, count=count)
+        # As it was stored, not as it is remembered.
+        return [
+            stored or stored_shard(assignment.stored.shard_path(shard))
+            for assignment, stored in zip(self._assignments, found, strict=True)
+        ]
+
+    def _decode_shard(self, shard: int, examples: list[Example], *, missing: Sequence[Assignment], count: int) -> None:
+        """Decodes a shard by all rules, and stores it where it is missing."""
         from calm_beam.sweeps.stopwatch import ShardStopwatch
 
         assert self._models is not None
-        shard, unordered = element
-        examples = with_unique_ids(unordered)
-        stored = taken_over(self._assignment, shard, examples=examples)
-        if stored is not None:
-            self._metrics.count_taken_over(stored.examples)
-            self._progress.report("stored", stored.examples)
-        else:
-            # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
-            above = generations_above(self._assignment, shard, examples=examples)
-            self._progress.report("loading", 1)
-            with (
-                self._models.borrowed() as loaded,
-                ShardStopwatch(loaded.decoder, lanes=self._assignment.lanes) as watch,
-            ):
-                # Beam counts nothing before the end, and until the first prompt is decoded, XLA compiles.
-                self._progress.report("compiling", 1)
-                generations = self._decode(
-                    loaded,
-                    examples=examples,
-                    above=above,
-                    limit=failure_limit(self._assignment.max_failures, examples=count),
-                    after_each=watch.lap,
-                )
-            path = self._assignment.stored.shard_path(shard)
-            write_generations(
-                path,
-                sorted(generations, key=lambda generation: generation.example.id),
-                shard=shard,
-                digest=shard_digest(self._assignment.job.digest(), shard, examples=examples),
+        # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
+        above = generations_above(self._assignments[0], shard, examples=examples)
+        self._progress.report("loading", 1)
+        lanes = sum(assignment.lanes for assignment in self._assignments)
+        with self._models.borrowed() as loaded, ShardStopwatch(loaded.decoder, lanes=lanes) as watch:
+            # Beam counts nothing before the end, and until the first prompt is decoded, XLA compiles.
+            self._progress.report("compiling", 1)
+            generations = self._decode(
+                loaded,
+                examples=examples,
+                above=above,
+                limit=failure_limit(self._assignments[0].max_failures, examples=count),
+                after_each=watch.lap,
             )
-            # As it was stored, not as it is remembered.
-            stored = stored_shard(path)
-            loads = self._models.take_load_msecs()
-            watch.write_timing(self._assignment.stored, stored, load_seconds=sum(loads) / 1000)
-            # Here, since Beam has nowhere to count in `setup`.
-            self._metrics.count_loads(loads)
-        yield stored
+        generations.sort(key=lambda of_example: of_example[0].example.id)
+        loads = self._models.take_load_msecs()
+        for assignment, of_rule in zip(self._assignments, zip(*generations, strict=True), strict=True):
+            if assignment not in missing:
+                continue
+            path = assignment.stored.shard_path(shard)
+            digest = shard_digest(assignment.job.digest(), shard, examples=examples)
+            write_generations(path, of_rule, shard=shard, digest=digest)
+            watch.write_timing(assignment.stored, stored_shard(path), load_seconds=sum(loads) / 1000)
+        # Here, since Beam has nowhere to count in `setup`.
+        self._metrics.count_loads(loads)
 
     def _decode(
         self,
@@ -202,16 +258,17 @@ class DecodeShard(beam.DoFn):
         above: Mapping[str, Generation] | None,
         limit: int,
         after_each: Callable[[], None],
-    ) -> list[Generation]:
+    ) -> list[tuple[Generation, ...]]:
         from calm_beam.sweeps.worker import decode_shard
 
-        generations: list[Generation] = []
+        generations: list[tuple[Generation, ...]] = []
         failures: list[tuple[str, str]] = []
         start, before = time.perf_counter(), loaded.decoder.work
-        for generation in decode_shard(self._assignment, loaded, examples=examples, above=above):
-            generations.append(generation)
+        for of_example in decode_shard(self._assignments[0], loaded, examples=examples, above=above):
+            generations.append(of_example)
             self._progress.report("decoded", 1)
             after_each()
+            generation = of_example[0]
             if generation.failure is not None:
                 failures.append((generation.example.id, generation.failure))
                 # Now, and not after hours on a device that is broken.
@@ -219,3 +276,24 @@ class DecodeShard(beam.DoFn):
         self._metrics.count_call(loaded.decoder.work - before, seconds=time.perf_counter() - start)
         self._metrics.count_failures(len(failures))
         return generations
+
+
+class DecodeShard(_ShardDecoder):
+    """Decodes one shard by one rule."""
+
+    def __init__(self, assignment: Assignment, progress: ProgressLog, *, needs_accelerator: bool) -> None:
+        """Keeps what to decode; arguments as in `DecodeExamples`."""
+        super().__init__([assignment], progress, needs_accelerator=needs_accelerator)
+
+    def process(self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int) -> Iterator[StoredShard]:
+        """Yields what is stored of a shard, given its examples, that folders were checked, and the data set's size."""
+        yield from self._stored(element, count)
+
+
+class _DecodeVariantsOfShard(_ShardDecoder):
+    """Decodes one shard by several rules; yields what is stored by each, with the place of its assignment."""
+
+    def process(
+        self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int
+    ) -> Iterator[tuple[int, StoredShard]]:
+        yield from enumerate(self._stored(element, count))

@@ -140,7 +140,7 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         arithmetic=task.arithmetic,
     )
     generations = []
-    for generation in generate(
+    for (generation,) in generate(
         decoder, task.prompts, vocabulary=task.vocabulary, on_error="worst_case", duplicates=frozenset()
     ):
         if generation.failure is not None:

@@ -38,6 +38,8 @@ class RiskRow:
       tau: Of several variants, the temperature of this one; None without a decaying schedule, and where there is one
         way of decoding. So are the following.
       min_exit_layer: Its lowest exit layer.
+      confidence: Its confidence measure; None where all variants have one.
+      exit_interval: Its distance between exit layers; None where all variants have one.
       place: Place of variant and threshold on the path that was tested, from 1 on; None off it.
       choosing_p_value: The p-value by which the path was chosen, of units that tested nothing.
       choosing_layers: The layers by which it was chosen, of their tokens.
@@ -65,6 +67,8 @@ class RiskRow:
     group: str | None = None
     tau: float | None = None
     min_exit_layer: int | None = None
+    confidence: str | None = None
+    exit_interval: int | None = None
     place: int | None = None
     choosing_p_value: float | None = None
     choosing_layers: float | None = None
@@ -77,7 +81,14 @@ class RiskRow:
     @property
     def variant(self) -> Variant | None:
         """Which variant it is about; None where there is one way of decoding."""
-        return None if self.min_exit_layer is None else Variant(tau=self.tau, min_exit_layer=self.min_exit_layer)
+        if self.min_exit_layer is None:
+            return None
+        return Variant(
+            tau=self.tau,
+            min_exit_layer=self.min_exit_layer,
+            confidence=self.confidence,
+            exit_interval=self.exit_interval,
+        )
 
     def path_entry(self) -> PathEntry:
         """Returns what a manifest says of the test of this threshold."""

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
-_OF_VARIANTS = ("tau", "min_exit_layer", "place", "choosing_p_value", "choosing_layers")
+_OF_VARIANTS = (
+    "tau",
+    "min_exit_layer",
+    "confidence",
+    "exit_interval",
+    "place",
+    "choosing_p_value",
+    "choosing_layers",
+)
 _OF_CONFIRMED = ("confirming_n", "confirming_loss_sum", "confirming_risk", "confirming_p_value", "confirmed")
 
 
@@ -37,6 +45,9 @@ def risk_table_text(rows: Sequence[Any]) -> str:
         names.remove("group")
     if kind is RiskRow and all(row.variant is None for row in rows):
         names = [name for name in names if name not in _OF_VARIANTS]
+    for name in ("confidence", "exit_interval"):
+        if name in names and all(getattr(row, name) is None for row in rows):
+            names.remove(name)
     if kind is RiskRow and all(row.confirmed is None for row in rows):
         names = [name for name in names if name not in _OF_CONFIRMED]
     writer.writerow(names)

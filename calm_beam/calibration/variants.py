@@ -106,6 +106,8 @@ def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: Spec, num_
             layers=layers[index],
             tau=variant.tau,
             min_exit_layer=variant.min_exit_layer,
+            confidence=variant.confidence,
+            exit_interval=variant.exit_interval,
             place=places.get(index),
             choosing_p_value=float(choosing[index]),
             choosing_layers=choosing_layers[index],

@@ -99,6 +99,8 @@ class Branches:
 def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:
     first = rules[0]
     distinct = {dataclasses.replace(rule, schedule="constant", tau=None) for rule in rules}
+    if len({rule.shares_sweep_by() for rule in distinct}) == 1:
+        return
     propagations = {rule.state_propagation for rule in distinct}
     if len(propagations) > 1:
         raise ValueError(

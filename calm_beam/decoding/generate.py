@@ -32,8 +32,9 @@ def generate(
     duplicates: frozenset[str],
     above: Sequence[Generation] | None = None,
     goes_on: bool = False,
-) -> Iterator[Generation]:
-    """Yields the generation of every prompt, in the order in which they end.
+    rules: int = 1,
+) -> Iterator[tuple[Generation, ...]]:
+    """Yields the generations of every prompt, one for each exit rule, in the order in which prompts end.
 
     A prompt that fails does not take those beside it along: they are decoded without it, and it is tried again alone
     before it counts as failed.
@@ -48,6 +49,7 @@ def generate(
       above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
         those that it has. None if the decoder's lanes are all there is.
       goes_on: Whether another sweep is to go on below the last threshold.
+      rules: How many exit rules the decoder has, with as many lanes each. A prompt that fails by one fails by all.
 
     Raises:
       DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
@@ -61,11 +63,13 @@ def generate(
 
     for index, result in results_or_reasons(decode, range(len(prompts))):
         prompt = prompts[index]
-        outputs: tuple[Output, ...] = ()
+        by_rule: list[SweepResult] | None = None
+        outputs: list[tuple[Output, ...]] = [()] * rules
         failure = result if isinstance(result, str) else None
         if isinstance(result, SweepResult):
+            by_rule = result.by_rule(rules)
             try:
-                outputs = _outputs(result, vocabulary)
+                outputs = [_outputs(each, vocabulary) for each in by_rule]
             except Exception as error:
                 failure = reason_of(error)
         if failure and on_error == "fail":
@@ -73,13 +77,16 @@ def generate(
                 f"{prompt.example.in_words()}: {failure}. Check the checkpoint; --on_error=worst_case counts such "
                 "examples with loss 1 at every threshold."
             )
-        yield Generation(
-            example=prompt.example,
-            truncated=prompt.truncated,
-            duplicate=prompt.example.id in duplicates,
-            failure=failure,
-            outputs=(*above[index].outputs, *outputs) if above is not None and not failure else outputs,
-            runner_ups=_runner_ups(result) if goes_on and isinstance(result, SweepResult) and not failure else None,
+        yield tuple(
+            Generation(
+                example=prompt.example,
+                truncated=prompt.truncated,
+                duplicate=prompt.example.id in duplicates,
+                failure=failure,
+                outputs=(*above[index].outputs, *made) if above is not None and not failure else made,
+                runner_ups=_runner_ups(by_rule[place]) if goes_on and by_rule and not failure else None,
+            )
+            for place, made in enumerate(outputs)
         )
 
 

@@ -52,10 +52,11 @@ def recorded_arithmetic(decode: DecodeRecord) -> Arithmetic:
 
 
 def settings_of_variant(settings: DecodeSettings, variant: Variant) -> DecodeSettings:
-    """Returns settings with the temperature and the lowest exit layer of a variant.
+    """Returns settings with the exit rule of a variant.
 
     Raises:
-      ValueError: If the schedule has no temperature and the variant has one, or conversely.
+      ValueError: If the schedule has no temperature and the variant has one, or conversely; or if the measure takes no
+        schedule.
     """
-    rule = dataclasses.replace(settings.rule, tau=variant.tau, min_exit_layer=variant.min_exit_layer)
+    rule = dataclasses.replace(settings.rule, **variant.fields_of_rule())
     return dataclasses.replace(settings, rule=rule)

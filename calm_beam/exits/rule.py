@@ -4,7 +4,7 @@ import dataclasses
 from typing import Self
 
 from .measures import MEASURES, Measure, MeasureError, Need, is_measure_name, is_own, measure_named, source_digest
-from .propagations import PROPAGATIONS, Propagation
+from .propagations import PROPAGATIONS, PassedOn, Propagation
 from .schedules import SCHEDULES
 
 TOKEN_SOURCES = ("exit_layer", "last_layer")
@@ -118,6 +118,19 @@ class ExitRule:
         if self.propagation().needs_full_model:
             return f"state_propagation {self.state_propagation!r}"
         return f"token_from {self.token_from!r}" if self.token_from != "exit_layer" else None
+
+    def shares_sweep_by(self) -> tuple[object, ...]:
+        """Returns what rules must have in common to share a sweep: what skipped layers keep of a token.
+
+        A rule that needs every layer for every token, or all logits of a row, shares none.
+        """
+        measure = self.measure()
+        takes_all_logits = measure.needs is Need.LOGITS and measure.of_summary is None
+        if self.needs_full_model() or takes_all_logits:
+            return (self,)
+        propagation = self.propagation()
+        first_layer = self.min_exit_layer if propagation.passed_on is PassedOn.FIRST_STATE else None
+        return (propagation.name, self.token_from, first_layer)
 
     def check_served(self) -> None:
         """Checks that something can be skipped by this rule.

@@ -51,6 +51,7 @@ from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PARETO as PARETO
 from .records import PROCEDURES as PROCEDURES
 from .records import SERVED_DECODERS as SERVED_DECODERS
+from .records import VARIANT_MEASURES as VARIANT_MEASURES
 from .records import Calibration as Calibration
 from .records import ChatRecord as ChatRecord
 from .records import ConfirmationRecord as ConfirmationRecord

@@ -320,7 +320,8 @@ class Manifest(Record):
                 raise ManifestError(f"plan.pareto is missing, though there are calibrations by procedure {PARETO}")
         elif self.decode not in (decodes := [_with_variant(self.decode, variant) for variant in pareto.variants]):
             raise ManifestError(
-                "decode.tau and decode.min_exit_layer must be those of one of plan.pareto.variants, got "
+                "decode.tau and decode.min_exit_layer must be those of one of plan.pareto.variants, like "
+                "decode.confidence and decode.exit_interval where these have some, got "
                 f"{shown(self.decode.tau)} and {self.decode.min_exit_layer}"
             )
         elif (highest := max(each.min_exit_layer for each in decodes)) > self.model.layers:
@@ -440,7 +441,7 @@ class Manifest(Record):
 
 
 def _with_variant(decode: DecodeRecord, variant: Variant) -> DecodeRecord:
-    return replace(decode, tau=variant.tau, min_exit_layer=variant.min_exit_layer)
+    return replace(decode, **variant.fields_of_rule())
 
 
 def no_group(name: str, data: DataRecord) -> str:

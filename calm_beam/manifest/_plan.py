@@ -70,6 +70,9 @@ class ParetoPlan(Record):
             )
         if len({variant.tau is None for variant in self.variants}) > 1:
             raise ManifestError("variants must all have a tau, or none of them")
+        for name in ("confidence", "exit_interval"):
+            if len({getattr(variant, name) is None for variant in self.variants}) > 1:
+                raise ManifestError(f"variants must all have a {name}, or none of them")
         check_share("choosing_share", self.choosing_share)
 
 

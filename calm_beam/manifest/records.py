@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from calm_beam.exits.measures import MEASURES, is_own
+from calm_beam.exits.measures import MEASURES, Need, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.tails import split_tail
@@ -35,6 +35,10 @@ MOST_FAILED_IDS = 1000
 ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 SERVED_DECODERS = ("batch",)
+VARIANT_MEASURES = tuple(
+    name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
+)
+"""Measures that variants may differ in: those that can be served, and need nothing but a name."""
 PARETO = "pareto"
 """The procedure where a part of the calibration set has chosen the path, of several variants."""
 
@@ -189,31 +193,52 @@ class DecodeRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(Record):
-    """What tells the ways of decoding apart of a calibration that has several: each was a sweep of its own.
+    """What tells the ways of decoding apart of a calibration that has several.
 
     Attributes:
       tau: As in `DecodeRecord`.
-      min_exit_layer: As there.
+      min_exit_layer: As in `DecodeRecord`.
+      confidence: As in `DecodeRecord`; None where all variants have one measure.
+      exit_interval: As in `DecodeRecord`; None where all variants have one.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("tau",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("tau", "confidence", "exit_interval")
 
     tau: float | None = None
     min_exit_layer: int
+    confidence: str | None = None
+    exit_interval: int | None = None
 
     def __post_init__(self) -> None:
         if self.tau is not None:
             check_number("tau", self.tau, low=0)
         check_count("min_exit_layer", self.min_exit_layer, low=1)
+        if self.confidence is not None:
+            check_choice("confidence", self.confidence, choices=VARIANT_MEASURES)
+        if self.exit_interval is not None:
+            check_count("exit_interval", self.exit_interval, low=1)
+
+    def fields_of_rule(self) -> dict[str, Any]:
+        """Returns what stands in the place of fields of `DecodeRecord` and of an exit rule, by their names."""
+        given = {"confidence": self.confidence, "exit_interval": self.exit_interval}
+        return {
+            "tau": self.tau,
+            "min_exit_layer": self.min_exit_layer,
+            **{name: value for name, value in given.items() if value is not None},
+        }
 
     def in_words(self) -> str:
         """Returns it in a few words.
 
         >>> Variant(tau=4, min_exit_layer=2).in_words(), Variant(min_exit_layer=1).in_words()
         ('tau 4, from layer 2', 'from layer 1')
+        >>> Variant(confidence="state", min_exit_layer=2, exit_interval=3).in_words()
+        'state, from layer 2 in steps of 3'
         """
+        measure = "" if self.confidence is None else f"{self.confidence}, "
         tau = "" if self.tau is None else f"tau {self.tau:g}, "
-        return f"{tau}from layer {self.min_exit_layer}"
+        steps = "" if self.exit_interval in (None, 1) else f" in steps of {self.exit_interval}"
+        return f"{measure}{tau}from layer {self.min_exit_layer}{steps}"
 
 
 def threshold_in_words(threshold: float, variant: Variant | None) -> str:

@@ -73,10 +73,13 @@ def build_variants_page(calibrated: Calibrated) -> str:
 def _names(rows: Sequence[RiskRow]) -> Callable[[RiskRow], str]:
     """Returns what gives a variant and threshold a short name: of a variant, what tells it from others."""
     has_taus, has_layers = len({row.tau for row in rows}) > 1, len({row.min_exit_layer for row in rows}) > 1
+    has_measures, has_steps = len({row.confidence for row in rows}) > 1, len({row.exit_interval for row in rows}) > 1
 
     def name(row: RiskRow) -> str:
+        measure = f" {row.confidence}" if has_measures else ""
         tau = f" τ{row.tau:g}" if has_taus else ""
-        return f"{row.threshold:g}{tau}" + (f" ≥{row.min_exit_layer}" if has_layers else "")
+        first = f" ≥{row.min_exit_layer}" if has_layers else ""
+        return f"{row.threshold:g}{measure}{tau}{first}" + (f" /{row.exit_interval}" if has_steps else "")
 
     return name
 

@@ -111,13 +111,13 @@ class PreparedSweep:
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
     def of_variant(self, variant: Variant) -> Self:
-        """Returns the sweep with the temperature and the lowest exit layer of a variant.
+        """Returns the sweep with the exit rule of a variant.
 
         Raises:
           ValueError: If the schedule or the model does not allow it.
         """
-        settings = settings_of_variant(self.settings, variant)
-        settings.rule.exit_layers(self.checkpoint.config.num_decoder_layers)
+        settings, config = settings_of_variant(self.settings, variant), self.checkpoint.config
+        settings.rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
     def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: SetPart) -> Self:

@@ -14,6 +14,7 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError, Example
+from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
@@ -28,17 +29,19 @@ class LoadedModel:
 
     Attributes:
       decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
+      rules: How many exit rules it has, each with as many lanes.
       vocabulary: None where all prompts are token ids and there is none.
       vocab_size: Number of token ids that the model knows.
     """
 
     decoder: SweepDecoder | ServedLanes
+    rules: int = 1
     vocabulary: Vocabulary | None
     vocab_size: int
 
 
-def load_model(assignment: Assignment) -> LoadedModel:
-    """Returns the model and vocabulary of an assignment.
+def load_model(assignment: Assignment, *others: Assignment) -> LoadedModel:
+    """Returns the model and vocabulary of an assignment, and of others that differ from it in exit rules alone.
 
     Raises:
       CheckpointError: If there is no model, or another than when the run was started.
@@ -55,11 +58,20 @@ def load_model(assignment: Assignment) -> LoadedModel:
             "Do not change a checkpoint while it is calibrated."
         )
     vocabulary = _load_vocabulary(assignment)
-    decoder = _served_lanes(assignment, checkpoint) if job.decoder == BATCH else _sweep(assignment, checkpoint)
-    return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+    if job.decoder == BATCH:
+        assert not others, "what serves has one rule"
+        return LoadedModel(
+            decoder=_served_lanes(assignment, checkpoint),
+            vocabulary=vocabulary,
+            vocab_size=checkpoint.config.vocab_size,
+        )
+    decoder = _sweep(assignment, checkpoint, other_rules=[other.job.settings.rule for other in others])
+    return LoadedModel(
+        rules=1 + len(others), decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size
+    )
 
 
-def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
+def _sweep(assignment: Assignment, checkpoint: Checkpoint, *, other_rules: Sequence[ExitRule]) -> SweepDecoder:
     settings, above = assignment.job.settings, assignment.above
     return SweepDecoder(
         checkpoint,
@@ -73,6 +85,7 @@ def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
         exit_head=assignment.exit_head,
         arithmetic=settings.arithmetic,
         model_parallelism=assignment.model_parallelism,
+        other_rules=other_rules,
     )
 
 
@@ -107,11 +120,11 @@ def decode_shard(
     *,
     examples: Sequence[Example],
     above: Mapping[str, Generation] | None,
-) -> Iterator[Generation]:
-    """Yields the generation of every example, first of those whose prompt is already unfit, or failed above.
+) -> Iterator[tuple[Generation, ...]]:
+    """Yields the generations of every example by each rule, first of those whose prompt is unfit, or failed above.
 
     Args:
-      assignment: How to decode.
+      assignment: How to decode; the first of several that differ in exit rules.
       loaded: From `load_model`.
       examples: Those of a shard, in their order.
       above: Their generations at the upper part of the grid, by id; None if there is no such part.
@@ -124,14 +137,15 @@ def decode_shard(
     prompts: list[Prompt] = []
     for example in examples:
         if above is not None and above[example.id].failure is not None:
-            yield above[example.id]
+            yield (above[example.id],)
             continue
         encoded = _encode(example, assignment, loaded=loaded)
         if isinstance(encoded, Prompt):
             prompts.append(encoded)
         else:
             is_duplicate = example.id in duplicates
-            yield Generation(example=example, truncated=False, duplicate=is_duplicate, failure=encoded, outputs=())
+            unfit = Generation(example=example, truncated=False, duplicate=is_duplicate, failure=encoded, outputs=())
+            yield (unfit,) * loaded.rules
     yield from generate(
         loaded.decoder,
         prompts,
@@ -140,6 +154,7 @@ def decode_shard(
         duplicates=duplicates,
         above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
         goes_on=assignment.goes_on,
+        rules=loaded.rules,
     )
 
 

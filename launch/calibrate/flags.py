@@ -9,6 +9,8 @@ from calm_beam.launch.flags import (
     FlagParser,
     UsageError,
     add_decode_flags,
+    confidences,
+    measures_in_words,
     numbers,
     share,
     texts,
@@ -18,7 +20,7 @@ from calm_beam.launch.flags import (
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import PARETO, ManifestError, Variant
+from calm_beam.manifest import PARETO, VARIANT_MEASURES, ManifestError, Variant
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
@@ -114,9 +116,15 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "variants (lists are comma-separated; every combination is swept, and some of the examples choose what the "
         "others test)"
     )
+    variants.add_argument(
+        "--confidence", type=confidences, default=("softmax",), help=f"confidence measures: {measures_in_words()}"
+    )
     variants.add_argument("--tau", type=numbers, help="temperatures of a decaying schedule")
     variants.add_argument(
         "--min_exit_layer", type=whole_numbers(1), default=(1,), help="lowest layers that may exit; default: 1"
+    )
+    variants.add_argument(
+        "--exit_interval", type=whole_numbers(1), default=(1,), help="distances of layers that may exit; default: 1"
     )
     variants.add_argument(
         "--choosing_share",
@@ -205,21 +213,44 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
 
 def _take_variants(flags: argparse.Namespace) -> None:
     """Sets the variants and what tests them: none where there is one of each; then the flags are the first."""
-    lists = {"tau": flags.tau or (None,), "min_exit_layer": flags.min_exit_layer}
+    lists = {
+        "confidence": flags.confidence,
+        "tau": flags.tau or (None,),
+        "min_exit_layer": flags.min_exit_layer,
+        "exit_interval": flags.exit_interval,
+    }
     for name, values in lists.items():
         if repeated := next((value for value in values if values.count(value) > 1), None):
-            raise UsageError(f"--{name} lists {repeated:g} twice. Give every value once.")
+            shown = repeated if isinstance(repeated, str) else f"{repeated:g}"
+            raise UsageError(f"--{name} lists {shown} twice. Give every value once.")
     combinations = list(itertools.product(*lists.values()))
-    flags.tau, flags.min_exit_layer = combinations[0]
+    flags.confidence, flags.tau, flags.min_exit_layer, flags.exit_interval = combinations[0]
     flags.variants = ()
     if len(combinations) == 1:
         if flags.choosing_share is not None:
-            raise UsageError("--choosing_share belongs to lists of --tau or --min_exit_layer, and there is none.")
+            raise UsageError(
+                f"--choosing_share belongs to lists of {' or '.join(f'--{name}' for name in lists)}, and there is none."
+            )
         flags.procedure = flags.procedure or "fixed_sequence"
         return
     _check_variants(flags, count=len(combinations))
+    # What all variants have in common is not named by each.
+    has_measures, has_intervals = len(lists["confidence"]) > 1, len(lists["exit_interval"]) > 1
+    if has_measures and (other := next((name for name in lists["confidence"] if name not in VARIANT_MEASURES), None)):
+        raise UsageError(
+            f"--confidence lists {other}, which has to be calibrated by itself. Lists take "
+            f"{', '.join(VARIANT_MEASURES)}."
+        )
     try:
-        flags.variants = tuple(Variant(tau=tau, min_exit_layer=layer) for tau, layer in combinations)
+        flags.variants = tuple(
+            Variant(
+                tau=tau,
+                min_exit_layer=layer,
+                confidence=measure if has_measures else None,
+                exit_interval=interval if has_intervals else None,
+            )
+            for measure, tau, layer, interval in combinations
+        )
     except ManifestError as error:
         raise UsageError(f"--{error}.") from error
     flags.procedure = PARETO
@@ -228,7 +259,7 @@ def _take_variants(flags: argparse.Namespace) -> None:
 
 def _check_variants(flags: argparse.Namespace, *, count: int) -> None:
     """Refuses what several variants do not go together with."""
-    lists = f"--tau and --min_exit_layer give {count} variants, "
+    lists = f"--confidence, --tau, --min_exit_layer and --exit_interval give {count} variants, "
     one = "Give one value of each, or leave"
     if flags.sequential:
         raise UsageError(f"{lists}and --sequential goes through one grid in rounds. {one} --sequential out.")

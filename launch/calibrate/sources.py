@@ -12,6 +12,8 @@ from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.plan import Plan, block_ends
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.rounds import has_rounds
+from calm_beam.decoding.memory import checked_least_tokens
+from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
@@ -19,7 +21,7 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import GroupRecord
+from calm_beam.manifest import GroupRecord, Variant
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.storage import absolute
 from calm_beam.sweeps import Assignment
@@ -31,7 +33,7 @@ from calm_beam.sweeps.folders import (
     keep_last_generations,
     next_generations,
 )
-from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
+from calm_beam.transforms import CountRounds, DecodeExamples, DecodeVariants, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -212,11 +214,36 @@ class VariantsSource(DecodedSource):
     """Generations of several variants: every block is the whole grid of one."""
 
     def _assignment(self, index: int, folder: str) -> Assignment:
-        """Returns what workers are told of a variant, which shares nothing with the others."""
+        """Returns what workers are told of a variant, whose generations go on from no other's."""
         return self._sweeps[index].assignment(folder)
+
+    def decode_together(
+        self, blocks: Sequence[Block], pipeline: beam.Pipeline, progress: ProgressLog
+    ) -> beam.PCollection:
+        """Adds to a pipeline what decodes several variants in one sweep, as `DecodeVariants` does."""
+        assignments = [block.assignment for block in blocks if block.assignment is not None]
+        return (
+            pipeline
+            | "ReadExamples" >> self._read(progress)
+            | "DecodeVariants"
+            >> DecodeVariants(
+                assignments,
+                progress,
+                accelerator_hint=self._workers.accelerator_hint,
+                needs_accelerator=self._workers.needs_accelerator,
+            )
+        )
 
     def finish(self) -> None:
         """Does nothing: the generations of all variants stay."""
+
+
+def variants_together(variants: Sequence[Variant], settings: DecodeSettings) -> list[list[int]]:
+    """Returns the places of variants that are swept together: all, but for those that can share no sweep."""
+    by_share: dict[object, list[int]] = {}
+    for place, variant in enumerate(variants):
+        by_share.setdefault(settings_of_variant(settings, variant).rule.shares_sweep_by(), []).append(place)
+    return list(by_share.values())
 
 
 class StoredSource:
@@ -264,6 +291,14 @@ def decoded_source(
     if flags.variants:
         # The first is what the flags say.
         variants = [sweep.of_variant(variant) for variant in flags.variants]
+        for together in variants_together(flags.variants, sweep.settings):
+            settings = sweep.settings
+            checked_least_tokens(
+                flags.token_budget,
+                lanes=len(together) * (1 + len(settings.thresholds)),
+                steps=settings.max_decode_length,
+                source=settings.max_input_length,
+            )
         return VariantsSource(sweep, variants, flags, output=output, earlier=earlier, workers=workers)
     whole = len(sweep.settings.thresholds)
     ends = block_ends(whole) if flags.sweep == "lazy" else (whole,)

@@ -1,7 +1,4 @@
-"""A calibration of several variants: a sweep of each, and then one test of a path through all of them.
-
-Every sweep is a pipeline of its own, so that workers hold one model and compile for one variant at a time.
-"""
+"""A calibration of several variants: one sweep of all that can share it, and one test of a path through all of them."""
 
 import dataclasses
 import time
@@ -18,7 +15,7 @@ from calm_beam.storage import make_folder
 from calm_beam.transforms import CalibrateVariants, WriteManifest
 
 from .run import CalibrationRun
-from .sources import Block
+from .sources import Block, VariantsSource, variants_together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +43,21 @@ class VariantsRun:
         assert pareto is not None
         with run.what_is_left_told(lambda: _last_with_shards(blocks)):
             make_folder(run.result)
-            for number, variant in enumerate(pareto.variants, start=1):
-                if number > 1:
-                    blocks.append(run.source.next_block())
-                say(f"variant {number} of {len(pareto.variants)}: {variant.in_words()}")
-                self._decode(blocks[-1])
+            blocks += [run.source.next_block() for _ in pareto.variants[1:]]
+            for together in variants_together(pareto.variants, run.source.settings):
+                say(f"one sweep of {'; '.join(pareto.variants[place].in_words() for place in together)}")
+                self._decode([blocks[place] for place in together])
             self._calibrate(blocks)
             manifest = run.published()
         chosen = manifest.calibrations[0].variant or pareto.variants[0]
         return manifest, blocks[pareto.variants.index(chosen)].stored.directory
 
-    def _decode(self, block: Block) -> None:
+    def _decode(self, blocks: Sequence[Block]) -> None:
         run, start = self.run, time.monotonic()
         pipeline = run.workers.new_pipeline()
+        assert isinstance(run.source, VariantsSource)
         with run.workers.shown_progress() as progress:
-            _ = block.make(pipeline, progress)
+            _ = run.source.decode_together(blocks, pipeline, progress)
             metrics = run_pipeline(pipeline)
         run.tell(metrics, seconds=time.monotonic() - start)
 

@@ -15,6 +15,8 @@ from .parser import add_worker_flags as add_worker_flags
 from .parser import arithmetic_of as arithmetic_of
 from .parser import as_usage as as_usage
 from .parser import confidence as confidence
+from .parser import confidences as confidences
+from .parser import measures_in_words as measures_in_words
 from .parser import naming as naming
 from .parser import numbers as numbers
 from .parser import parse_flags as parse_flags

@@ -449,7 +449,12 @@ def confidence(text: str) -> str:
     return text
 
 
-def _measures_in_words() -> str:
+def confidences(text: str) -> tuple[str, ...]:
+    """Returns the names of the confidence measures of a comma-separated list; a type of flags."""
+    return tuple(map(confidence, texts(text)))
+
+
+def measures_in_words() -> str:
     """Returns what the help says of every measure."""
     ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
     return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
@@ -504,7 +509,7 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     """Adds the flags that say how tokens exit; `default_grid_step` is that of `add_decode_flags`."""
     exits = parser.add_argument_group("exits")
     exits.add_argument(
-        "--confidence", type=confidence, default="softmax", help=f"confidence measure: {_measures_in_words()}"
+        "--confidence", type=confidence, default="softmax", help=f"confidence measure: {measures_in_words()}"
     )
     exits.add_argument(
         "--patience",

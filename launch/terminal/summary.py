@@ -78,8 +78,13 @@ def _of_part(row: dict[str, str]) -> str:
     """Returns the words for the group or the variant that a row is about; nothing where there is one of both."""
     # Columns that say nothing are not there.
     if row.get("min_exit_layer"):
-        tau = float(row["tau"]) if row["tau"] else None
-        return f", {Variant(tau=tau, min_exit_layer=int(row['min_exit_layer'])).in_words()}"
+        variant = Variant(
+            tau=float(row["tau"]) if row["tau"] else None,
+            min_exit_layer=int(row["min_exit_layer"]),
+            confidence=row.get("confidence") or None,
+            exit_interval=int(row["exit_interval"]) if row.get("exit_interval") else None,
+        )
+        return f", {variant.in_words()}"
     group = row.get("group")
     return f", group {printable_line(group)}" if group else ""
 

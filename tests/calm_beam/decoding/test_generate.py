@@ -71,7 +71,8 @@ def _generate(
     duplicates: frozenset[str] = frozenset(),
 ) -> list[Generation]:
     decoder = cast(SweepDecoder, _Echo())
-    return list(generate(decoder, prompts, vocabulary=vocabulary, on_error=on_error, duplicates=duplicates))
+    made = generate(decoder, prompts, vocabulary=vocabulary, on_error=on_error, duplicates=duplicates)
+    return [generation for (generation,) in made]
 
 
 def test_outputs_are_cut_to_their_length() -> None:
@@ -159,9 +160,8 @@ def _fragile(
     """Returns what becomes of prompts that begin with these tokens, and which were decoded together."""
     decoder = _Fragile(crashes)
     prompts = [_prompt(f"p{first}", (first, 5, 1)) for first in firsts]
-    found = list(
-        generate(cast(SweepDecoder, decoder), prompts, vocabulary=None, on_error=on_error, duplicates=frozenset())
-    )
+    made = generate(cast(SweepDecoder, decoder), prompts, vocabulary=None, on_error=on_error, duplicates=frozenset())
+    found = [generation for (generation,) in made]
     assert len({each.example.id for each in found}) == len(found)
     return {each.example.id: each for each in found}, vars(decoder)["calls"]
 

@@ -42,7 +42,7 @@ _FIT, _UNFIT = (
 def _decoded(**options: Any) -> dict[str, Generation]:
     assignment = dataclasses.replace(build_assignment("/nowhere", model="model"), on_error=options.pop("on_error"))
     generations = decode_shard(assignment, _LOADED, **{"examples": [_FIT, _UNFIT], "above": None, **options})
-    return {generation.example.id: generation for generation in generations}
+    return {generation.example.id: generation for (generation,) in generations}
 
 
 def test_a_prompt_that_is_unfit_fails_the_run_or_counts_as_failed() -> None:

@@ -1,4 +1,4 @@
-"""Lists of `--tau` and `--min_exit_layer`, from flags to files, and what is made of a manifest of variants."""
+"""Lists of what tells variants apart, from flags to files, and what is made of a manifest of variants."""
 
 import csv
 import json
@@ -125,7 +125,10 @@ def test_what_is_told(
     assert (manifest.plan.pareto.variants, manifest.plan.pareto.choosing_share) == (_VARIANTS, 0.4)
     assert [entry.epsilon for entry in manifest.calibrations] == [0.1, 0.1]
     told = printed.err[printed.err.index("plan ") :].splitlines()
-    assert told[:2] == [f"plan {manifest.plan.digest}", "variant 1 of 4: tau 0, from layer 1"]
+    assert told[:2] == [
+        f"plan {manifest.plan.digest}",
+        "one sweep of tau 0, from layer 1; tau 0, from layer 2; tau 6, from layer 1; tau 6, from layer 2",
+    ]
     assert "Mean loss at every threshold, tau 6, from layer 2" in " ".join(printed.out.split())
     assert "Cheapest variant and threshold with expected loss at most delta" in printed.out
     assert "chosen by a part of the calibration set that a hash had drawn beforehand" in " ".join(printed.out.split())
@@ -188,14 +191,14 @@ def test_a_killed_run_goes_on(
     assert "is finished, and was asked for something else" in capsys.readouterr().err
 
 
-def test_a_failed_variant_leaves_the_others(
+def test_a_failed_sweep_is_gone_on_with(
     model: pathlib.Path,
     data: pathlib.Path,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that fails in its second variant says how to go on, and shows no result."""
+    """A run that fails once its variants are decoded says how to go on, and shows no result."""
     done: list[beam.Pipeline] = []
 
     def failing(pipeline: beam.Pipeline) -> object:
@@ -312,7 +315,24 @@ def test_verify_decodes_each_entry_by_its_variant(
         (("--tau=1", "--min_exit_layer=1,5"), "min_exit_layer must be at most 4, the decoder's depth; got 5"),
         (("--tau=1,4", "--schedule=constant"), "tau must not be given with schedule 'constant', got 1.0"),
         (("--min_exit_layer=1,2",), "schedule 'decay' needs a finite tau of at least 0, got None"),
-        (("--tau=1", "--choosing_share=0.5"), "--choosing_share belongs to lists of --tau or --min_exit_layer"),
+        (
+            ("--tau=1", "--choosing_share=0.5"),
+            "--choosing_share belongs to lists of --confidence or --tau or --min_exit",
+        ),
+        (("--tau=1", "--confidence=softmax,softmax"), "--confidence lists softmax twice. Give every value once."),
+        (("--tau=1", "--confidence=softmax,none"), "invalid choice: 'none' (choose from 'softmax', 'softmax_max',"),
+        (("--tau=1", "--confidence=softmax,oracle"), "--confidence lists oracle, which has to be calibrated by itself"),
+        (
+            ("--tau=1", "--confidence=patience,state"),
+            "--confidence lists patience, which has to be calibrated by itself",
+        ),
+        (("--tau=1", "--confidence=softmax,static"), "schedule must be constant with confidence 'static'"),
+        (
+            ("--tau=1", "--confidence=softmax,classifier"),
+            "confidence 'classifier' needs decoder/meta_cls in the checkpoint",
+        ),
+        (("--tau=1", "--exit_interval=2,0"), "expected a whole number of at least 1, got '0'"),
+        (("--tau=1,4", "--token_budget=60"), "token_budget must be at least"),
         (("--tau=1,4", "--sequential"), "and --sequential goes through one grid in rounds. Give one value of each"),
         (("--tau=1,4", "--sweep=lazy"), "and --sweep=lazy goes down one grid"),
         (("--tau=1,4", "--group_key=page"), "with --group_key every group would need a part of its own"),

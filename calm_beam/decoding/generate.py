@@ -115,6 +115,7 @@ def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),
+                near_tie=None if result.near_ties is None else bool(result.near_ties[lane]),
             )
         )
     return tuple(outputs)

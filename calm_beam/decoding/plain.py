@@ -27,6 +27,7 @@ from calm_beam.model.numerics import widened
 
 from .device_groups import DeviceGroup, first_device, placed
 from .ends import is_end
+from .engine_choice import Machine, chosen_engine
 from .padding import members_by_width
 from .result import SweepResult
 from .work import Work
@@ -41,6 +42,10 @@ class PlainSweep:
     """Decodes prompts at all thresholds of a grid, every lane by itself through every layer.
 
     Compiles once for every width that prompts are padded to.
+
+    Attributes:
+      engine: What computes: XLA.
+      work: What has been decoded so far, counted.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class PlainSweep:
         max_input_length: int,
         slots: int,
         arithmetic: Arithmetic = FLOAT32,
+        engine: str = "auto",
         group: DeviceGroup | None = None,
     ) -> None:
         """Prepares a decoder.
@@ -63,6 +69,7 @@ class PlainSweep:
           max_input_length: Most tokens of a prompt.
           slots: Prompts decoded at the same time.
           arithmetic: In which numbers the model computes.
+          engine: `auto` or `xla`, which are one here.
           group: The devices that decode; None for the first.
         """
         self._thresholds = thresholds
@@ -78,6 +85,16 @@ class PlainSweep:
         asked = each if rule.measure().needs.asks_head else 0
         self._projections = asked + (each if _token_has_several_heads(rule, checkpoint.config) else 1)
         self.work = Work()
+        self.engine = chosen_engine(
+            engine,
+            "exact",
+            config=checkpoint.config,
+            rule=rule,
+            arithmetic=arithmetic,
+            machine=Machine.here(self._group.devices[0].platform),
+            model_parallelism=self._group.division.parts,
+            layers_by_xla=True,
+        )
 
     @property
     def slots(self) -> int:
@@ -117,7 +134,7 @@ class PlainSweep:
                 with self._group.running():
                     state = _admit(self._model, self._parameters, state, slots, source_tokens, lengths, first)
             enough_busy = self._slots - chunk if waiting else 0
-            fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite")
+            fields = ("finished", "tokens", "exit_layers", "confidences", "runner_ups", "is_finite")
             with self._group.running():
                 state = _advance(
                     self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy)
@@ -144,6 +161,7 @@ def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:
         confidences=host["confidences"][slot].copy(),
         lengths=(exit_layers > 0).sum(axis=1, dtype=np.int32),
         is_finite=bool(host["is_finite"][slot]),
+        runner_ups=host["runner_ups"][slot].copy(),
     )
 
 
@@ -171,6 +189,7 @@ def _empty_state(model: EarlyExitModel, slots: int, shape: tuple[int, ...], widt
         "tokens": jnp.zeros((slots, lanes, steps), jnp.int32),
         "exit_layers": jnp.zeros((slots, lanes, steps), jnp.int32),
         "confidences": jnp.zeros((slots, lanes, steps)),
+        "runner_ups": jnp.full((slots, lanes, steps), -jnp.inf),
         "is_finite": jnp.ones((slots,), bool),
     }
 
@@ -217,6 +236,7 @@ def _admit(
         "tokens": put(state["tokens"], 0),
         "exit_layers": put(state["exit_layers"], 0),
         "confidences": put(state["confidences"], np.float32(0)),
+        "runner_ups": put(state["runner_ups"], -np.float32(np.inf)),
         "is_finite": put(state["is_finite"], new=True),
     }
 
@@ -247,7 +267,7 @@ def _advance(
         step, finished = state["step"], state["finished"]
         # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
         self_biases = [jnp.swapaxes(bias[:, step], 0, 1)[:, None, :, None] for bias in position_biases]
-        token, exit_layer, confidence, is_finite, cache = _one_token(
+        token, exit_layer, confidence, runner_up, is_finite, cache = _one_token(
             rule, model.config, apply, state, thresholds[step], self_biases
         )
 
@@ -265,6 +285,7 @@ def _advance(
             "tokens": written(state["tokens"], token),
             "exit_layers": written(state["exit_layers"], exit_layer),
             "confidences": written(state["confidences"], confidence),
+            "runner_ups": written(state["runner_ups"], runner_up),
             "is_finite": state["is_finite"] & jnp.all(is_finite | finished, axis=1),
         }
 
@@ -278,8 +299,12 @@ def _one_token(
     state: State,
     thresholds: jax.Array,
     self_biases: Sequence[jax.Array],
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
-    """Returns token, exit layer, confidence and finiteness of every lane, each (slots, lanes), and the new caches."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
+    """Returns what becomes of every lane, each (slots, lanes), and the new caches.
+
+    That is token, exit layer, confidence there, the largest confidence at the layers below that may exit, and
+    finiteness.
+    """
     num_layers = config.num_decoder_layers
     exit_layers = rule.exit_layers(num_layers)
     previous, step = state["previous"], state["step"]
@@ -310,9 +335,11 @@ def _one_token(
     inputs = [embedded, *states[:-1]]
     measured = _confidences(rule, exit_layers, apply, inputs, states)
     exit_layer, confidence = jnp.full(previous.shape, num_layers, jnp.int32), measured[-1]
+    runner_up = jnp.full(previous.shape, -jnp.inf)
     for layer, value in reversed(list(zip(exit_layers[:-1], measured[:-1], strict=True))):
         leaves = value >= thresholds
         exit_layer, confidence = jnp.where(leaves, layer, exit_layer), jnp.where(leaves, value, confidence)
+        runner_up = jnp.where(leaves, -jnp.inf, jnp.fmax(runner_up, value))
     kept = propagated_keys_values(
         rule.propagation().passed_on,
         states,
@@ -330,7 +357,7 @@ def _one_token(
             logits = jnp.where((exit_layer == layer)[..., None], of_layer_below, logits)
     # The maximum may pass over a NaN: on CPU, XLA's does.
     is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(confidence)
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, cache
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, runner_up, is_finite, cache
 
 
 def _token_has_several_heads(rule: ExitRule, config: ModelConfig) -> bool:

@@ -20,6 +20,7 @@ class SweepResult:
       runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
         below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
         none or, in the full model's lane, nobody asked. None from a sweep that does not tell.
+      near_ties: bool, shape (lanes,). Which outputs hung on a near tie, as in `near_ties`; None where not known.
     """
 
     tokens: np.ndarray
@@ -28,6 +29,7 @@ class SweepResult:
     lengths: np.ndarray
     is_finite: bool
     runner_ups: np.ndarray | None = None
+    near_ties: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class EarlyExitResult:
         it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
       length: Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
+      runner_ups: float32, shape of `tokens`, as in `SweepResult`; None from a decoder that does not tell.
     """
 
     tokens: np.ndarray
@@ -48,6 +51,7 @@ class EarlyExitResult:
     confidences: np.ndarray
     length: int
     is_finite: bool
+    runner_ups: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidences out.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -12,10 +13,12 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.manifest import EngineRecord
 from calm_beam.model import architecture_of
 
 from .device_groups import device_groups
 from .devices import PackedDecoders
+from .near_ties import near_ties_of
 from .plain import PlainSweep
 from .result import KnownOutput
 from .result import SweepResult as SweepResult
@@ -44,6 +47,7 @@ class SweepDecoder:
         token_budget: int | None = None,
         with_full_model: bool = True,
         exit_head: str = "exact",
+        engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
@@ -63,6 +67,7 @@ class SweepDecoder:
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties. A rule that needs the full model at every token ignores it.
+          engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
           arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
             its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
@@ -88,6 +93,7 @@ class SweepDecoder:
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
         lanes = np.concatenate([full_model, by_step], axis=1)
+        self._rule, self._lanes, self._num_layers = rule, lanes, checkpoint.config.num_decoder_layers
         self._decoder: PlainSweep | PackedDecoders
         if rule.needs_full_model():
             group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices)
@@ -98,6 +104,7 @@ class SweepDecoder:
                 thresholds=lanes,
                 max_input_length=max_input_length,
                 slots=batch_size or _PLAIN_SLOTS,
+                engine=engine,
                 arithmetic=arithmetic,
             )
         else:
@@ -109,6 +116,7 @@ class SweepDecoder:
                 batch_size=batch_size,
                 token_budget=token_budget,
                 exit_head=exit_head,
+                engine=engine,
                 arithmetic=arithmetic,
                 devices=devices,
                 model_parallelism=model_parallelism,
@@ -118,6 +126,11 @@ class SweepDecoder:
     def work(self) -> Work:
         """What has been decoded so far, counted."""
         return self._decoder.work
+
+    @property
+    def engine(self) -> EngineRecord:
+        """What decodes."""
+        return self._decoder.engine
 
     @property
     def slots(self) -> int:
@@ -138,6 +151,9 @@ class SweepDecoder:
           ValueError: If a prompt is empty or too long.
         """
         if isinstance(self._decoder, PlainSweep):
-            yield from self._decoder.decode(prompts)
+            results = self._decoder.decode(prompts)
         else:
-            yield from self._decoder.decode(prompts, known)
+            results = self._decoder.decode(prompts, known)
+        for index, result in results:
+            near = near_ties_of(result, self._rule, thresholds=self._lanes, num_layers=self._num_layers)
+            yield index, dataclasses.replace(result, near_ties=near)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.engine_choice import check_assigned
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError, reason_of
 from calm_beam.decoding.memory import keep_freed_memory
@@ -43,6 +44,7 @@ def load_model(assignment: Assignment) -> LoadedModel:
     Raises:
       CheckpointError: If there is no model, or another than when the run was started.
       VocabularyError: The same for the vocabulary.
+      UsageError: If this worker decodes by another engine than the run was started for.
     """
     keep_freed_memory()
     use_compilation_cache()
@@ -56,6 +58,7 @@ def load_model(assignment: Assignment) -> LoadedModel:
         )
     vocabulary = _load_vocabulary(assignment)
     decoder = _served_lanes(assignment, checkpoint) if job.decoder == BATCH else _sweep(assignment, checkpoint)
+    check_assigned(decoder.engine, job.settings.engine)
     return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
 
 
@@ -71,6 +74,7 @@ def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        engine=assignment.engine,
         arithmetic=settings.arithmetic,
         model_parallelism=assignment.model_parallelism,
     )
@@ -83,6 +87,7 @@ def _served_lanes(assignment: Assignment, checkpoint: Checkpoint) -> ServedLanes
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        engine=assignment.engine,
         model_parallelism=assignment.model_parallelism,
     )
 

@@ -26,11 +26,11 @@ from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.certified_head import Certificate, candidates_of, certify
 from calm_beam.exits.decision import decide
-from calm_beam.exits.head_choice import held_as
 from calm_beam.exits.measures import measure_named
 from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
+from calm_beam.native import library
 
 from .machine import describe_machine
 from .prompts import read_prompts
@@ -59,7 +59,10 @@ def main() -> None:
         print(describe_machine())
     heads = _trained(flags) if flags.checkpoint else _made(flags)
     for name, states, weights in heads:
-        forms = {form: quantised_head(jnp.asarray(weights), held_as(form)) for form in ("int8", "bfloat16")}
+        forms = {
+            form: quantised_head(jnp.asarray(weights), "uint8" if form == "int8" and library.is_available() else form)
+            for form in ("int8", "bfloat16")
+        }
         if forms["int8"].is_packed:
             forms["int8, XLA"] = quantised_head(jnp.asarray(weights), "int8")
         for rows in flags.rows:

@@ -16,7 +16,9 @@ from calm_beam.manifest import (
     ExternalManifest,
     Manifest,
     confirming_in_words,
+    engine_in_words,
     external_rounds_in_words,
+    near_ties_in_words,
     read_any_manifest,
     rounds_in_words,
 )
@@ -92,14 +94,29 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
             raise UsageError("--vocabulary belongs to --checkpoint, which is missing.")
         return None
     # Here, since it needs JAX, which a manifest alone does not.
+    from calm_beam.decoding.engine_choice import Machine
     from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
+    from calm_beam.serving.engine import other_engine_in_words, served_engine
 
     checkpoint = _load(flags, flags.checkpoint)
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=flags.vocabulary)
+    others: dict[str, None] = {}
     for entry in manifest.calibrations:
-        agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=flags.confidence)
+        settings = agreed_settings(
+            manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=flags.confidence
+        )
+        served = served_engine(
+            manifest,
+            settings,
+            config=checkpoint.config,
+            engine="auto",
+            exit_head="auto",
+            machine=Machine.here(),
+        )
+        others[other_engine_in_words(manifest, entry, served=served.batch)] = None
     with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"
-    return f"It belongs to the model in {flags.checkpoint}{with_vocabulary}."
+    found = f"It belongs to the model in {flags.checkpoint}{with_vocabulary}."
+    return " ".join([found, *(f"Here, {sentence}" for sentence in others if sentence)])
 
 
 def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
@@ -115,6 +132,9 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
         f"from {first} on{steps}; {printable_line(decode.arithmetic_in_words())}."
     )
+    console.print(printable_line(engine_in_words(manifest)))
+    if near_ties := near_ties_in_words(manifest):
+        console.print(near_ties)
     if pareto is not None:
         console.print(f"Variants: {'; '.join(variant.in_words() for variant in pareto.variants)}.")
         console.print(f"{data.choosing:,} of {data.units:,} {data.unit} chose what the others tested, drawn by a hash.")

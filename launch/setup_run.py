@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 
+from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
@@ -52,6 +53,10 @@ def prepare_run(
     for sentence in prepared.checkpoint.assumed:
         say(f"note: {sentence}")
     say(prepared.memory)
+    assert prepared.settings.engine is not None, "a prepared sweep has one"
+    say(f"engine: {prepared.settings.engine.in_words()}")
+    if runs_here and (caution := slow_arithmetic(prepared.settings.arithmetic, Machine.here())):
+        say(caution)
     return prepared
 
 

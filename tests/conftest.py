@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.instruction_sets import instruction_set as instruction_set
+
 if TYPE_CHECKING:
     from tests.cloud.service import CloudService
 

@@ -12,6 +12,7 @@ from calm_beam.calibration.outcome import CalibrationOutcome
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows
+from calm_beam.calibration.specs import COUNT_NEAR_TIES
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError
@@ -44,6 +45,8 @@ class Calibrate(beam.PTransform):
       seed: Of the order in which `wsr` bets on examples.
       max_failures: Most examples that may fail; None for few.
       metric_settings: What metrics need.
+      near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
+        otherwise: `count`, or `worst_case` for loss 1.
       created: When the manifest says that the run began, ISO 8601 in UTC; None for now.
     """
 
@@ -54,6 +57,7 @@ class Calibrate(beam.PTransform):
     seed: int = 0
     max_failures: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
+    near_ties: str = COUNT_NEAR_TIES
     created: str | None = None
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
@@ -73,6 +77,7 @@ class Calibrate(beam.PTransform):
             joint_epsilon=guarantees[0].epsilon if self.joint else None,
             seed=self.seed,
             on_error=swept.on_error,
+            near_ties=self.near_ties,
         )
         self.plan = plan
         return sweeps | CalibrateGenerations(

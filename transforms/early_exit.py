@@ -67,6 +67,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "auto",
+        engine: str = "auto",
+        exact_engine: bool = False,
         confidence: str | None = None,
         probe_share: float | None = None,
         probe_salt: str | None = None,
@@ -82,7 +84,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         Args:
           manifest: File of the manifest, where the launcher and workers can read it.
           model: Folder of the model that was calibrated, where workers can read it.
-          declared: As in `Generator.from_manifest`, like the next eleven.
+          declared: As in `Generator.from_manifest`, like the next thirteen.
           vocabulary: As there.
           consistency: As there.
           metric: As there.
@@ -93,6 +95,9 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           batch_size: As there.
           token_budget: As there.
           exit_head: As there.
+          engine: As there. Workers whose machines differ serve by different engines where this is `auto`; with
+            `exact_engine`, they refuse.
+          exact_engine: As there.
           confidence: As there.
           probe_share: Share of the prompts, in (0, 1], that the full model answers as well, to measure what the answers
             lose; `SampledLosses` takes these losses out. None for none. Prompts need ids then.
@@ -146,6 +151,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            engine=engine,
+            exact_engine=exact_engine,
             model_parallelism=model_parallelism,
         )
         batches = {
@@ -167,6 +174,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
 
     def _check(self, manifest: Manifest) -> None:
         """Refuses what can be refused here."""
+        from calm_beam.decoding.engine_choice import ENGINE_CHOICES
         from calm_beam.exits.head_forms import EXIT_HEADS
         from calm_beam.hosting.host import check_sampled
         from calm_beam.serving.agreement import servable_settings
@@ -178,6 +186,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if self._model.exit_head not in EXIT_HEADS:
             raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {self._model.exit_head!r}.")
+        if self._model.engine not in ENGINE_CHOICES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {self._model.engine!r}.")
         choice = self._choice
         entry = manifest.calibration(
             consistency=choice.consistency,

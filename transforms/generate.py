@@ -64,7 +64,10 @@ class Generate(beam.PTransform):
       metric_settings: What the metric of losses needs.
       batch_size: Most prompts decoded together; None goes by the memory that is free.
       token_budget: Most positions held at a time; None likewise.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no answer, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves answers at near ties alone.
+      engine: As in `Generator.from_manifest`; where other machines decode, `auto` takes no native code unless that was
+        calibrated.
+      exact_engine: As there.
       model_copies: Most copies of the model in one process.
       model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       resume: Whether to go on with what an unfinished run has left there.
@@ -94,6 +97,8 @@ class Generate(beam.PTransform):
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
+    engine: str = "auto"
+    exact_engine: bool = False
     model_copies: int = 1
     model_parallelism: int = 1
     resume: bool = False

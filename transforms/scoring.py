@@ -123,4 +123,5 @@ class ShardScorer:
             metrics=self._metrics,
             num_thresholds=layout.thresholds,
             on_error=self.plan.on_error,
+            near_ties=self.plan.near_ties,
         )

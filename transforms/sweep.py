@@ -72,7 +72,9 @@ class Sweep(beam.PTransform):
       batch_size: Most prompts decoded together; None goes by the memory that is free.
       token_budget: Most positions held at a time; None likewise.
       model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
+      engine: What decodes: `native`, `xla`, or `auto` for native code where this machine has it and decodes, else XLA.
+        It is recorded, and outputs of two are never mixed.
       resume: Whether to go on with what an unfinished run has left there.
       overwrite: Whether to take away what is there.
       runs_here: Whether this machine decodes, so that its memory has to do.
@@ -100,6 +102,7 @@ class Sweep(beam.PTransform):
     token_budget: int | None = None
     model_parallelism: int = 1
     exit_head: str = "auto"
+    engine: str = "auto"
     resume: bool = False
     overwrite: bool = False
     runs_here: bool = True
@@ -157,6 +160,7 @@ class Sweep(beam.PTransform):
             token_budget=self.token_budget,
             model_parallelism=self.model_parallelism,
             exit_head=self.exit_head,
+            engine=self.engine,
             num_shards=num_shards,
             part=part,
         )

@@ -137,6 +137,7 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         token_budget=task.token_budget,
         model_parallelism=task.model_parallelism,
         exit_head=task.exit_head,
+        engine=task.engine,
         arithmetic=task.arithmetic,
     )
     generations = []

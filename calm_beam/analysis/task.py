@@ -26,7 +26,8 @@ class Task:
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
       model_parallelism: Devices that share one model.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
+      engine: What decodes, one of `engine_choice.ENGINE_CHOICES`.
       arithmetic: In which numbers the model computes.
     """
 
@@ -40,6 +41,7 @@ class Task:
     token_budget: int | None = None
     model_parallelism: int = 1
     exit_head: str = "auto"
+    engine: str = "auto"
     arithmetic: Arithmetic = FLOAT32
     metric_settings: MetricSettings = NO_SETTINGS
 

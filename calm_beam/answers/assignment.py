@@ -31,7 +31,8 @@ class AnswerAssignment:
       metric_settings: What the metric needs.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no answer, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves answers at near ties alone.
+      engine: As in `Generator.from_manifest`.
       on_error: `fail` or `list`, for prompts that have no answer.
       max_failures: Most prompts that may fail; None as in `failure_limit`.
       model_copies: Most copies of the model in one process; threads beyond them wait.
@@ -50,6 +51,7 @@ class AnswerAssignment:
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
+    engine: str = "auto"
     on_error: str = "fail"
     max_failures: int | None = None
     model_copies: int = 1

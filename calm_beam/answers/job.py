@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from calm_beam.manifest import ModelRecord, VocabularyRecord, content_digest
+from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, content_digest, engine_difference
 from calm_beam.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.storage import joined
 
@@ -15,6 +15,7 @@ FORMATS = {"parquet": "parquet", "jsonl": "jsonl.gz"}
 """Forms of the files of answers, and the suffix of each."""
 
 _SCHEMA = "calm-beam/answers/v1"
+_ENGINE_FIELDS = tuple(f"engine.{field.name}" for field in dataclasses.fields(EngineRecord))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class AnswerJob:
       num_shards: Number of shards, those without prompts included.
       probe: Which prompts are decoded by the full model as well; None for none.
       software: Versions of what decodes, by name.
+      engine: What decodes; None in jobs of earlier versions, which do not say.
     """
 
     manifest: str
@@ -67,6 +69,7 @@ class AnswerJob:
     num_shards: int
     probe: Probe | None
     software: Mapping[str, str] = dataclasses.field(hash=False)
+    engine: EngineRecord | None = None
 
     def __post_init__(self) -> None:
         if self.output_format not in FORMATS:
@@ -78,7 +81,8 @@ class AnswerJob:
 
     def differences(self, other: Self) -> tuple[str, ...]:
         """Returns in words where another job differs, each as `NAME is THEIRS there, OURS here`."""
-        return differences(self._content(), other._content())
+        found = differences(self._content(), other._content(), but=_ENGINE_FIELDS)
+        return (*engine_difference(self.engine, other.engine), *found)
 
     def write(self, folder: str) -> None:
         """Writes `generate.json` where there is none.
@@ -111,6 +115,7 @@ class AnswerJob:
                 num_shards=content["num_shards"],
                 probe=Probe(**content["probe"]) if content["probe"] else None,
                 software=content["software"],
+                engine=EngineRecord.from_dict(content["engine"]) if "engine" in content else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AnswersError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
@@ -131,4 +136,5 @@ class AnswerJob:
             "num_shards": self.num_shards,
             "probe": dataclasses.asdict(self.probe) if self.probe else None,
             "software": dict(self.software),
+            **({"engine": self.engine.to_dict()} if self.engine is not None else {}),
         }

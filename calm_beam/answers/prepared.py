@@ -2,21 +2,23 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
+from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import check_memory, memory_in_words
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
-from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, EngineRecord, Manifest
 from calm_beam.metrics.registry import check_may_run, check_source, get_metric, metric_source_digest
 from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
+from calm_beam.serving.engine import check_exact, other_engine_in_words, served_engine
 from calm_beam.serving.loss_meter import check_exits, check_watchable
 from calm_beam.storage import absolute
 from calm_beam.sweeps.shard_count import prompt_shards
 from calm_beam.versions import decoding_versions
-from calm_beam.vocabulary import Vocabulary
 
 from .assignment import AnswerAssignment
 from .job import AnswerJob, Probe
@@ -40,6 +42,7 @@ class PreparedAnswers:
       assumed: Sentences about what was assumed of the model.
       num_layers: Of the model's decoder.
       memory: A sentence on what the model takes, and the room that it leaves.
+      other_engine: What is left of the promise where another engine serves than was calibrated; else nothing.
     """
 
     request: AnswerRequest
@@ -51,6 +54,7 @@ class PreparedAnswers:
     assumed: tuple[str, ...]
     num_layers: int
     memory: str
+    other_engine: str
 
     def assignment(self, directory: str) -> AnswerAssignment:
         """Returns what workers are told to answer into a folder."""
@@ -68,6 +72,7 @@ class PreparedAnswers:
             batch_size=request.batch_size,
             token_budget=request.token_budget,
             exit_head=request.exit_head,
+            engine=request.engine,
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
@@ -107,7 +112,11 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
         declared=Declared(activation=request.activation, relative_max_distance=request.relative_max_distance),
     )
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=request.vocabulary)
-    memory = _check_served(request, entry, checkpoint, vocabulary, runs_here=runs_here)
+    settings = agreed_settings(
+        manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
+    )
+    request, engine = _with_engine(request, settings, checkpoint, runs_here=runs_here)
+    memory = _check_fits(request, settings, checkpoint, engine, runs_here=runs_here)
     config = checkpoint.config
     return PreparedAnswers(
         request=request,
@@ -126,12 +135,14 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
             num_shards=prompt_shards(data) if request.num_shards is None else request.num_shards,
             probe=probe,
             software=decoding_versions(),
+            engine=engine,
         ),
         declared=stored_architecture(config).declared(config),
         vocabulary_path=absolute(request.vocabulary) if request.vocabulary else None,
         assumed=tuple(checkpoint.assumed),
         num_layers=config.num_decoder_layers,
         memory=memory,
+        other_engine=other_engine_in_words(manifest, entry, served=engine),
     )
 
 
@@ -168,27 +179,39 @@ def _check_prompts(data: DataFiles, manifest: Manifest) -> None:
             raise DataError(f"{place}: is text, but the manifest is about prompts of token ids.")
 
 
-def _check_served(
-    request: AnswerRequest,
-    entry: Calibration,
-    checkpoint: Checkpoint,
-    vocabulary: Vocabulary | None,
-    *,
-    runs_here: bool,
-) -> str:
-    """Refuses what no worker could serve, and returns in words what memory it takes."""
-    settings = agreed_settings(
-        request.manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
+def _with_engine(
+    request: AnswerRequest, settings: DecodeSettings, checkpoint: Checkpoint, *, runs_here: bool
+) -> tuple[AnswerRequest, EngineRecord]:
+    """Returns a request that asks workers for one engine, and that engine."""
+    served = served_engine(
+        request.manifest,
+        settings,
+        config=checkpoint.config,
+        engine=request.engine,
+        exit_head=request.exit_head,
+        machine=Machine.here() if runs_here else None,
+        model_parallelism=request.model_parallelism,
     )
-    sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
-    exit_head = form_on_devices(request.exit_head, request.model_parallelism)
+    if request.exact_engine:
+        check_exact(served.batch, served.calibrated)
+    # Workers elsewhere may have another machine, and all have to do the same.
+    asked = served.asked if runs_here else {**served.asked, "engine": served.batch.name}
+    return dataclasses.replace(request, **asked), served.batch
+
+
+def _check_fits(
+    request: AnswerRequest, settings: DecodeSettings, checkpoint: Checkpoint, engine: EngineRecord, *, runs_here: bool
+) -> str:
+    """Refuses what does not fit into the memory here, and returns in words what memory it takes."""
+    sizes: dict[str, Any] = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
+    decides: dict[str, Any] = {"exit_head": engine.head, "engine": engine.name}
     if runs_here:
         check_memory(
             checkpoint.config,
             **sizes,
             token_budget=request.token_budget,
             copies=request.model_copies,
-            exit_head=exit_head,
+            **decides,
             arithmetic=settings.arithmetic,
         )
     return memory_in_words(
@@ -197,6 +220,6 @@ def _check_served(
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
-        exit_head=exit_head,
+        **decides,
         arithmetic=settings.arithmetic,
     )

@@ -33,7 +33,9 @@ class AnswerRequest:
       metric_settings: What the metric of losses needs.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no answer, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves answers at near ties alone.
+      engine: As in `Generator.from_manifest`.
+      exact_engine: As there.
       num_shards: Shards that prompts are divided into; None goes by the size of the data.
       model_copies: Most copies of the model in one process.
       model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
@@ -60,6 +62,8 @@ class AnswerRequest:
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
+    engine: str = "auto"
+    exact_engine: bool = False
     num_shards: int | None = None
     model_copies: int = 1
     model_parallelism: int = 1

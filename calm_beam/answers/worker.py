@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.engine_choice import check_assigned
 from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.result import EarlyExitResult
@@ -56,6 +57,7 @@ def load_generator(assignment: AnswerAssignment) -> LoadedGenerator:
       ManifestError: If model or vocabulary are not those of the manifest.
       CheckpointError: If there is no model.
       VocabularyError: If there is no vocabulary.
+      UsageError: If this worker decodes by another engine than the run was started for.
     """
     keep_freed_memory()
     use_compilation_cache()
@@ -74,9 +76,11 @@ def load_generator(assignment: AnswerAssignment) -> LoadedGenerator:
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        engine=assignment.engine,
         model_parallelism=assignment.model_parallelism,
         confidence=assignment.confidence,
     )
+    check_assigned(generator.engine.batch, assignment.job.engine)
     meter = None
     if probe is not None:
         meter = LossMeter(

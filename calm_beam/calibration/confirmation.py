@@ -163,6 +163,8 @@ def confirmed_outcome(
             decoder=decoder,
             exit_head=exit_head,
             dtype=manifest.decode.dtype,
+            # A part of the settings, which both parts are decoded by.
+            engine=manifest.decode.engine,
             data=data_record(whole, plan.that_confirms(()), patterns=manifest.data.patterns),
         )
     return CalibrationOutcome(
@@ -193,6 +195,7 @@ def _tested(
         rejected=p_value <= spec.epsilon,
         layers=totals.mean_layers(num_layers, group=spec.group)[1 + place],
         variant=chosen.variant,
+        near_ties=totals.of_group(spec.group).near_ties(place),
     )
 
 

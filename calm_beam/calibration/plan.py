@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
+from calm_beam.decoding.near_ties import tells_near_ties
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
@@ -15,7 +16,7 @@ from calm_beam.set_parts import SetPart, salt_of
 
 from .layout import Layout
 from .pareto import PARTS, part_of
-from .specs import Spec
+from .specs import COUNT_NEAR_TIES, NEAR_TIES, WORST_NEAR_TIES, Spec
 
 _BLOCKS = 5
 
@@ -40,6 +41,7 @@ class Plan:
       pareto: How a part of the set chooses what the other part tests, of several variants; None of one.
       confirm_share: Chance of a unit to choose nothing, and to confirm what the others have chosen; None where nothing
         is confirmed.
+      near_ties: What becomes of outputs that hung on a decision within rounding: `count`, or `worst_case` for loss 1.
     """
 
     specs: tuple[Spec, ...]
@@ -55,10 +57,13 @@ class Plan:
     group_key: str | None = None
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
+    near_ties: str = COUNT_NEAR_TIES
 
     def __post_init__(self) -> None:
         if self.confirm_share is not None and not 0 < self.confirm_share < 1:
             raise ValueError(f"confirm_share must be in (0, 1), got {self.confirm_share}. For 30 % pass 0.3.")
+        if self.near_ties not in NEAR_TIES:
+            raise ValueError(f"near_ties must be one of {', '.join(NEAR_TIES)}, got {self.near_ties!r:.40}.")
         self._check_groups()
         self._check_pareto()
         if self.sequential is not None:
@@ -81,6 +86,7 @@ class Plan:
         group_key: str | None = None,
         pareto: ParetoPlan | None = None,
         confirm_share: float | None = None,
+        near_ties: str = COUNT_NEAR_TIES,
     ) -> Self:
         """Returns the plan of a run.
 
@@ -98,11 +104,18 @@ class Plan:
           group_key: As above.
           pareto: As above.
           confirm_share: As above.
+          near_ties: As above.
 
         Raises:
-          ValueError: If tails of clusters are to be tested by the binomial test, a p-value is to be watched that may
-            not be, or groups or parts are to be told apart among clusters or by a p-value that needs single losses.
+          ValueError: If near ties count as the worst and are not seen by the measure, tails of clusters are to be tested
+            by the binomial test, a p-value is to be watched that may not be, or groups or parts are to be told apart
+            among clusters or by a p-value that needs single losses.
         """
+        if near_ties == WORST_NEAR_TIES and not tells_near_ties(settings.rule):
+            raise ValueError(
+                f"near_ties is {near_ties}, but near ties of confidence {settings.rule.confidence} are not seen: it is "
+                "made of tokens, or of none. Take near_ties=count, or another measure."
+            )
         if cluster_key is not None and any(
             spec.objective.tail is not None and not P_VALUES[spec.p_value].takes_fractions for spec in specs
         ):
@@ -126,6 +139,7 @@ class Plan:
             group_key=group_key,
             pareto=pareto,
             confirm_share=confirm_share,
+            near_ties=near_ties,
         )
 
     @classmethod
@@ -141,6 +155,7 @@ class Plan:
         sequential: SequentialPlan | None = None,
         pareto: ParetoPlan | None = None,
         confirm_share: float | None = None,
+        near_ties: str = COUNT_NEAR_TIES,
     ) -> Self:
         """Returns the plan of calibrating generations.
 
@@ -154,6 +169,7 @@ class Plan:
           sequential: As above.
           pareto: As above.
           confirm_share: As above.
+          near_ties: As above.
         """
         return cls.of(
             specs,
@@ -168,6 +184,7 @@ class Plan:
             sequential=sequential,
             pareto=pareto,
             confirm_share=confirm_share,
+            near_ties=near_ties,
             # Generations may have groups that nothing is asked of.
             group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         )
@@ -259,6 +276,7 @@ class Plan:
             sequential=self.sequential,
             pareto=self.pareto,
             confirm_share=self.confirm_share,
+            near_ties=None if self.near_ties == COUNT_NEAR_TIES else self.near_ties,
         )
 
     def tests_digest(self) -> str:

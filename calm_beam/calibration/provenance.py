@@ -177,4 +177,5 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
         matmul_precision=settings.arithmetic.recorded_precision(),
         patience=rule.patience,
         confidence_source=rule.confidence_source,
+        engine=settings.engine,
     )

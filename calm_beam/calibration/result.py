@@ -49,6 +49,8 @@ class RiskRow:
       confirming_risk: Their mean loss.
       confirming_p_value: Of "the risk exceeds delta", by them.
       confirmed: Whether it was found safe.
+      near_ties: Examples whose output at this threshold, or the full model's, hung on a near tie; None where that is
+        not known.
     """
 
     consistency: str
@@ -77,6 +79,7 @@ class RiskRow:
     confirming_risk: float | None = None
     confirming_p_value: float | None = None
     confirmed: bool | None = None
+    near_ties: int | None = None
 
     @property
     def variant(self) -> Variant | None:
@@ -100,6 +103,7 @@ class RiskRow:
             rejected=self.rejected,
             layers=self.layers,
             variant=self.variant,
+            near_ties=self.near_ties,
         )
 
 
@@ -138,7 +142,8 @@ def tested_rows(
     rows: list[RiskRow] = []
     for spec, of_spec in zip(plan.specs, p_values, strict=True):
         layers = totals.mean_layers(num_layers, group=spec.group)[1:]
-        found = totals.of_group(spec.group).risk
+        of_group = totals.of_group(spec.group)
+        found = of_group.risk
         sums = totals.layout.sums_of(spec.objective, found.sums)[Loss()]
         risks = loss_sum_upper(sums) / max(1, found.n)
         test = PROCEDURES[spec.procedure](of_spec, epsilon=spec.epsilon)
@@ -158,6 +163,7 @@ def tested_rows(
                 rejected=bool(test.rejected[index]),
                 layers=layers[index],
                 group=spec.group,
+                near_ties=of_group.near_ties(index),
             )
             for index, threshold in enumerate(plan.thresholds)
         )

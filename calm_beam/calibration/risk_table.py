@@ -50,6 +50,8 @@ def risk_table_text(rows: Sequence[Any]) -> str:
             names.remove(name)
     if kind is RiskRow and all(row.confirmed is None for row in rows):
         names = [name for name in names if name not in _OF_CONFIRMED]
+    if kind is RiskRow and all(row.near_ties is None for row in rows):
+        names.remove("near_ties")
     writer.writerow(names)
     for row in rows:
         writer.writerow([_cell(getattr(row, name)) for name in names])

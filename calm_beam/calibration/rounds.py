@@ -174,6 +174,8 @@ def _sums_to_json(totals: CalibrationTotals | GroupTotals) -> dict[str, Any]:
         "sums": totals.risk.sums.tolist(),
         "layer_sums": list(totals.layer_sums),
         "token_counts": list(totals.token_counts),
+        # Rounds of earlier versions know nothing of them.
+        **({"tie_counts": list(totals.tie_counts)} if totals.tie_counts else {}),
     }
 
 
@@ -181,7 +183,12 @@ def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> GroupTotals:
     risk = RiskTotals(n=content["n"], sums=np.array(content["sums"], np.int64))
     if risk.sums.shape != (len(layout.rows), layout.thresholds):
         raise ValueError(f"sums have shape {risk.sums.shape}")
-    return GroupTotals(risk=risk, layer_sums=tuple(content["layer_sums"]), token_counts=tuple(content["token_counts"]))
+    return GroupTotals(
+        risk=risk,
+        layer_sums=tuple(content["layer_sums"]),
+        token_counts=tuple(content["token_counts"]),
+        tie_counts=tuple(content.get("tie_counts", (risk.n, *(0,) * layout.thresholds) if risk.n else ())),
+    )
 
 
 def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> CalibrationTotals:
@@ -191,6 +198,7 @@ def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> Calibration
         risk=whole.risk,
         layer_sums=whole.layer_sums,
         token_counts=whole.token_counts,
+        tie_counts=whole.tie_counts,
         groups=tuple(
             (name, _sums_from_json(group, layout)) for name, group in sorted(content.get("groups", {}).items())
         ),

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calm_beam.examples import DataError, Example
-from calm_beam.generations import Generation
+from calm_beam.generations import Generation, GenerationsError
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import losses_of_scores
 
 from .contrast import Contrast
-from .specs import Objective
+from .specs import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ def score_by_policy(
     metrics: Mapping[str, Metric],
     num_thresholds: int,
     on_error: str,
+    near_ties: str = COUNT_NEAR_TIES,
 ) -> ScoredGeneration:
     """Returns an example with its losses; one that cannot be scored comes back as failed, with the losses of that.
 
@@ -70,18 +71,36 @@ def score_by_policy(
       metrics: As there.
       num_thresholds: As there.
       on_error: `fail` or `worst_case`, for examples that cannot be scored.
+      near_ties: `count`, or `worst_case`, by which outputs that hung on a near tie, or were compared with one of the
+        full model that did, have the worst loss: another engine may give any other output.
 
     Raises:
       DataError: As there.
       MetricError: As there, if `on_error` is `fail`.
+      GenerationsError: If near ties count as the worst, and the generation does not say which outputs hung on some.
     """
     try:
-        return _scored(generation, objectives, metrics=metrics, num_thresholds=num_thresholds)
+        scored = _scored(generation, objectives, metrics=metrics, num_thresholds=num_thresholds)
+        return _with_worst(scored) if near_ties == WORST_NEAR_TIES else scored
     except MetricError as error:
         if on_error == "fail":
             raise
         failed = dataclasses.replace(generation, failure=str(error))
         return _scored(failed, objectives, metrics=metrics, num_thresholds=num_thresholds)
+
+
+def _with_worst(scored: ScoredGeneration) -> ScoredGeneration:
+    """Returns an example with the worst loss at thresholds where a near tie decided."""
+    generation = scored.generation
+    if generation.failure is not None:
+        return scored
+    if any(output.near_tie is None for output in generation.outputs):
+        raise GenerationsError(
+            f"{generation.example.in_words()}: its outputs do not say whether they hung on near ties, which are to "
+            "count with loss 1. Decode anew, by a measure whose near ties are seen, or take --near_ties=count."
+        )
+    losses = np.where(np.array(generation.near_ties()), to_signed_fixed_point(np.ones(())), scored.losses)
+    return dataclasses.replace(scored, losses=losses)
 
 
 def _scored(

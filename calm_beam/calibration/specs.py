@@ -11,6 +11,7 @@ from calm_beam.tails import split_tail
 # The losses that each kind of consistency can be measured by, the default first.
 LOSSES = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
 CONSISTENCIES = tuple(LOSSES)
+NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
 _DEFAULT_P_VALUES = {"dissimilarity": "hoeffding_bentkus", "signed": "signed_mixture", "relu": "hoeffding_bentkus"}
 
 

@@ -28,11 +28,13 @@ class GroupTotals:
       risk: Number of examples and sums over their losses, as in `CalibrationTotals`.
       layer_sums: As there.
       token_counts: As there.
+      tie_counts: As there.
     """
 
     risk: RiskTotals
     layer_sums: tuple[int, ...]
     token_counts: tuple[int, ...]
+    tie_counts: tuple[int, ...] = ()
 
     @classmethod
     def zero(cls, layout: Layout) -> Self:
@@ -47,7 +49,12 @@ class GroupTotals:
             risk=self.risk.merge(other.risk),
             layer_sums=_sum(self.layer_sums, other.layer_sums),
             token_counts=_sum(self.token_counts, other.token_counts),
+            tie_counts=_added_ties(self.tie_counts, other.tie_counts),
         )
+
+    def near_ties(self, place: int) -> int | None:
+        """Returns how many examples hung on a near tie at a threshold, given by its place; None if some do not say."""
+        return _near_ties(self.tie_counts, place)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,8 @@ class CalibrationTotals:
       scored: Number of examples whose losses are in these sums, by themselves or within their cluster.
       layer_sums: For the full model and each threshold, decoder layers used by all tokens; length 1 + thresholds.
       token_counts: For the full model and each threshold, tokens generated; same length.
+      tie_counts: Examples that do not say whether their outputs hung on near ties; then, for each threshold, those of
+        whose outputs, or of the full model's, one did. Empty for no examples.
       groups: For every group of the layout that has examples here, ascending, its name and its part of these sums.
       by_shard: For every shard, ascending, how many of its examples are counted.
       failures: Id and reason of every example that counts with loss 1, sorted.
@@ -76,6 +85,7 @@ class CalibrationTotals:
     scored: int = 0
     layer_sums: tuple[int, ...]
     token_counts: tuple[int, ...]
+    tie_counts: tuple[int, ...] = ()
     groups: tuple[tuple[str, GroupTotals], ...] = ()
     by_shard: tuple[tuple[int, int], ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
@@ -127,10 +137,12 @@ class CalibrationTotals:
         nothing = (0,) * (layout.thresholds + 1)
         layers = [tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations]
         tokens = [tuple(len(output.tokens) for output in item.outputs) or nothing for item in generations]
+        ties = [_ties_of(item, layout) for item in generations]
         return dataclasses.replace(
             cls.zero(layout),
             layer_sums=_sum(nothing, *layers),
             token_counts=_sum(nothing, *tokens),
+            tie_counts=_sum(*ties) if ties else (),
             groups=tuple(
                 (
                     group,
@@ -138,6 +150,7 @@ class CalibrationTotals:
                         GroupTotals.zero(layout),
                         layer_sums=_sum(nothing, *(layers[place] for place in places)),
                         token_counts=_sum(nothing, *(tokens[place] for place in places)),
+                        tie_counts=_sum(*(ties[place] for place in places)),
                     ),
                 )
                 for group, places in _places(groups, layout)
@@ -202,6 +215,7 @@ class CalibrationTotals:
             scored=self.scored + other.scored,
             layer_sums=_sum(self.layer_sums, other.layer_sums),
             token_counts=_sum(self.token_counts, other.token_counts),
+            tie_counts=_added_ties(self.tie_counts, other.tie_counts),
             groups=_merged_groups(self.groups, other.groups),
             by_shard=_added(self.by_shard, other.by_shard),
             failures=tuple(sorted((*self.failures, *other.failures))),
@@ -260,6 +274,10 @@ class CalibrationTotals:
             table=self.table.in_order()[:, tabled.index(objective)] if group is None and objective in tabled else None,
         )
 
+    def near_ties(self, place: int) -> int | None:
+        """Returns how many examples hung on a near tie at a threshold, given by its place; None if some do not say."""
+        return _near_ties(self.tie_counts, place)
+
     def mean_layers(self, num_layers: int, *, group: str | None = None) -> tuple[float, ...]:
         """Returns decoder layers per generated token, for the full model and then each threshold.
 
@@ -274,6 +292,23 @@ class CalibrationTotals:
     def data_fingerprint(self) -> str:
         """Returns `sha256-sum:` and 64 digits: equal for the same examples in any order and sharding."""
         return fingerprint_text(self.content_sum)
+
+
+def _ties_of(generation: Generation, layout: Layout) -> tuple[int, ...]:
+    """Returns what one example adds to `tie_counts`; a failed one has loss 1 whatever it hung on."""
+    if generation.failure is not None:
+        return (0,) * (layout.thresholds + 1)
+    if any(output.near_tie is None for output in generation.outputs):
+        return (1, *(0,) * layout.thresholds)
+    return (0, *map(int, generation.near_ties()))
+
+
+def _added_ties(counts: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    return _sum(counts, others) if counts and others else counts or others
+
+
+def _near_ties(counts: tuple[int, ...], place: int) -> int | None:
+    return None if not counts or counts[0] else counts[1 + place]
 
 
 def _added(counts: tuple[tuple[int, int], ...], others: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

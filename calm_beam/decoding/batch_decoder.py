@@ -12,6 +12,7 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
 from calm_beam.model import architecture_of
 
 from .batch import Batch
@@ -38,6 +39,7 @@ class BatchDecoder:
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "exact",
+        engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
@@ -55,6 +57,7 @@ class BatchDecoder:
             a share of the device's memory.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
+          engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
           arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
             its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process.
@@ -85,6 +88,7 @@ class BatchDecoder:
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            engine=engine,
             arithmetic=arithmetic,
             devices=devices,
             model_parallelism=model_parallelism,
@@ -94,6 +98,11 @@ class BatchDecoder:
     def work(self) -> Work:
         """What has been decoded so far, counted."""
         return self._decoders.work
+
+    @property
+    def engine(self) -> EngineRecord:
+        """What decodes."""
+        return self._decoders.engine
 
     @property
     def slots(self) -> int:
@@ -133,4 +142,5 @@ def result_of_lane(result: SweepResult) -> EarlyExitResult:
         confidences=result.confidences[0],
         length=int(result.lengths[0]),
         is_finite=result.is_finite,
+        runner_ups=None if result.runner_ups is None else result.runner_ups[0],
     )

@@ -10,6 +10,7 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
 
 from .batch import Batch
 from .device_groups import device_groups, placed
@@ -34,6 +35,7 @@ class PackedDecoders:
         batch_size: int | None,
         token_budget: int | None,
         exit_head: str,
+        engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
@@ -48,6 +50,7 @@ class PackedDecoders:
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
           token_budget: Most positions held at a time; None for a share of the device's memory.
           exit_head: One of `EXIT_HEADS`.
+          engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
           arithmetic: In which numbers the model computes.
           devices: Of JAX's default platform; None for all of this process.
           model_parallelism: Devices that share one model.
@@ -80,6 +83,7 @@ class PackedDecoders:
                 max_input_length=max_input_length,
                 budget=budget,
                 exit_head=exit_head,
+                engine=engine,
                 arithmetic=arithmetic,
             )
             self._decoders.append(decoder)
@@ -88,6 +92,11 @@ class PackedDecoders:
     def work(self) -> Work:
         """What has been decoded so far, counted."""
         return sum((decoder.work for decoder in self._decoders), Work())
+
+    @property
+    def engine(self) -> EngineRecord:
+        """What computes rows, on each group alike."""
+        return self._decoders[0].engine
 
     @property
     def slots(self) -> int:

@@ -19,8 +19,7 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import certify
 from calm_beam.exits.decision import decide_by_logits
-from calm_beam.exits.head_choice import choose_heads, compiled
-from calm_beam.exits.head_forms import form_on_devices
+from calm_beam.exits.head_choice import heads_of_form
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.quantised_head import CertifiedHead
@@ -33,6 +32,7 @@ from calm_beam.model.partitioning import divided
 
 from .device_groups import device_groups, placed
 from .ends import is_end
+from .engine_choice import Machine, chosen_engine
 from .padding import members_by_width
 from .result import EarlyExitResult
 from .settings import check_sizes
@@ -44,6 +44,9 @@ class EarlyExitDecoder:
 
     Compiles once for every width that prompts are padded to; decoders of the same model and rule share that, whatever
     their thresholds. Nothing is changed after construction, so threads may share a decoder.
+
+    Attributes:
+      engine: What computes: XLA, and native code the head where it may.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class EarlyExitDecoder:
         batch_size: int = 1,
         threshold_by_position: Sequence[float] | None = None,
         exit_head: str = "exact",
+        engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
         model_parallelism: int = 1,
     ) -> None:
@@ -74,6 +78,7 @@ class EarlyExitDecoder:
             threshold alone.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
+          engine: One of `engine_choice.ENGINE_CHOICES`. XLA runs the layers, and decides by the head with `xla`.
           arithmetic: In which numbers the model computes.
           model_parallelism: Devices that share the model, the first of this process.
 
@@ -94,22 +99,28 @@ class EarlyExitDecoder:
         )
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
         self._group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
+        self.engine = chosen_engine(
+            engine,
+            exit_head,
+            config=checkpoint.config,
+            rule=rule,
+            arithmetic=arithmetic,
+            machine=Machine.here(self._group.devices[0].platform),
+            model_parallelism=self._group.division.parts,
+            layers_by_xla=True,
+        )
         self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
         self._rows = batch_size
         with self._group.running():
-            self._heads = choose_heads(
-                form_on_devices(exit_head, self._group.division.parts),
+            self._heads = heads_of_form(
+                self.engine.head,
                 [
                     self._model.apply(self._parameters, layer, method="head_weights")
                     for layer in kernel_layers(checkpoint.config)
                 ],
-                measure=rule.measure(),
-                arithmetic=arithmetic,
-                rows=batch_size,
-                exact_for=compiled(decide_by_logits, measure=rule.measure(), arithmetic=arithmetic),
             )
 
     def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:

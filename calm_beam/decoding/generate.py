@@ -1,14 +1,17 @@
 """From prompts to generations: the sweep, as values that can be stored."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output
 from calm_beam.vocabulary import Vocabulary, output_text
 
 from .isolation import DecodeError, reason_of, results_or_reasons
+from .near_ties import tells_near_ties
 from .prompts import Prompt
 from .result import KnownOutput, SweepResult
 
@@ -32,7 +35,7 @@ def generate(
     duplicates: frozenset[str],
     above: Sequence[Generation] | None = None,
     goes_on: bool = False,
-    rules: int = 1,
+    rules: Sequence[ExitRule] = (),
 ) -> Iterator[tuple[Generation, ...]]:
     """Yields the generations of every prompt, one for each exit rule, in the order in which prompts end.
 
@@ -49,7 +52,8 @@ def generate(
       above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
         those that it has. None if the decoder's lanes are all there is.
       goes_on: Whether another sweep is to go on below the last threshold.
-      rules: How many exit rules the decoder has, with as many lanes each. A prompt that fails by one fails by all.
+      rules: Exit rules of the decoder, with as many lanes each; none if there is one. A prompt that fails by one fails
+        by all.
 
     Raises:
       DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
@@ -64,10 +68,13 @@ def generate(
     for index, result in results_or_reasons(decode, range(len(prompts))):
         prompt = prompts[index]
         by_rule: list[SweepResult] | None = None
-        outputs: list[tuple[Output, ...]] = [()] * rules
+        outputs: list[tuple[Output, ...]] = [()] * max(1, len(rules))
         failure = result if isinstance(result, str) else None
         if isinstance(result, SweepResult):
-            by_rule = result.by_rule(rules)
+            by_rule = result.by_rule(len(outputs))
+            for place, rule in enumerate(rules):
+                if not tells_near_ties(rule):
+                    by_rule[place] = dataclasses.replace(by_rule[place], near_ties=None)
             try:
                 outputs = [_outputs(each, vocabulary) for each in by_rule]
             except Exception as error:
@@ -122,6 +129,7 @@ def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),
+                near_tie=None if result.near_ties is None else bool(result.near_ties[lane]),
             )
         )
     return tuple(outputs)

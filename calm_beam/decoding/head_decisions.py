@@ -14,6 +14,7 @@ from calm_beam.model.interface import EarlyExitModel
 from . import device_steps
 from .branches import Branches
 from .decisions import Decisions
+from .near_ties import NEARNESS
 from .padding import row_parts
 from .weights import Head, Weights
 from .work import Work
@@ -88,7 +89,8 @@ class HeadDecisions:
             is_open = ~decided.is_finite
             if of_threshold is not None:
                 low, high = decided.low[of_threshold], decided.high[of_threshold]
-                is_open[of_threshold[(low < thresholds) & (thresholds <= high)]] = True
+                # What is nearly at a threshold is open too: confidences of near ties are then exact, and counted.
+                is_open[of_threshold[(low - NEARNESS <= thresholds) & (thresholds <= high + NEARNESS)]] = True
             left = np.flatnonzero(is_open)
         if len(left):
             tokens, confidences, is_finite = self._ask(look_up, layers[left], lanes[left], asking=_Asking.EXACT)

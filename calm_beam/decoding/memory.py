@@ -9,6 +9,7 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits.head_forms import certified_bytes
 from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
+from calm_beam.model.native_decoder import packed_bytes
 from calm_beam.model.sharding import Division, values_per_device
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Need:
     Attributes:
       weights: The model, and the array that is being read.
       heads: Certified heads, at most.
+      packed: What native code holds of the weights once more.
       outputs: What the longest output takes in all lanes: keys and values, and biases by position.
       source: What the longest prompt takes on its way through the model, and its keys and values.
     """
@@ -127,11 +129,12 @@ class Need:
     heads: int
     outputs: int
     source: int
+    packed: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.heads + self.outputs + self.source
+        return self.weights + self.heads + self.packed + self.outputs + self.source
 
 
 def least_need(
@@ -142,6 +145,7 @@ def least_need(
     source: int,
     rows: int = 1,
     exit_head: str = "exact",
+    engine: str = "xla",
     arithmetic: Arithmetic = FLOAT32,
 ) -> Need:
     """Returns what decoding takes at the least.
@@ -152,7 +156,8 @@ def least_need(
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
-      exit_head: One of `EXIT_HEADS`.
+      exit_head: One of `EXIT_HEADS`, or the form that decides.
+      engine: Name of the engine that decodes: `native` holds weights once more.
       arithmetic: In whose type weights, states, keys and values are held.
     """
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
@@ -165,6 +170,7 @@ def least_need(
     return Need(
         weights=weights * arithmetic.number_bytes,
         heads=_heads_bytes(config, exit_head, arithmetic),
+        packed=packed_bytes(config, has_exact_heads=exit_head == "exact") if engine == "native" else 0,
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
     )
@@ -180,6 +186,7 @@ def check_memory(
     token_budget: int | None = None,
     copies: int = 1,
     exit_head: str = "exact",
+    engine: str = "xla",
     arithmetic: Arithmetic = FLOAT32,
 ) -> None:
     """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
@@ -195,6 +202,7 @@ def check_memory(
       token_budget: Positions that are to be held at a time, if the user says so.
       copies: Copies of the model that decode side by side.
       exit_head: As in `least_need`.
+      engine: Likewise.
       arithmetic: As there.
 
     Raises:
@@ -203,7 +211,14 @@ def check_memory(
     if has_accelerators():
         return
     need = least_need(
-        config, lanes=lanes, steps=steps, source=source, rows=rows, exit_head=exit_head, arithmetic=arithmetic
+        config,
+        lanes=lanes,
+        steps=steps,
+        source=source,
+        rows=rows,
+        exit_head=exit_head,
+        engine=engine,
+        arithmetic=arithmetic,
     )
     free = available_bytes()
     position = _position_numbers(config) * arithmetic.number_bytes
@@ -221,11 +236,14 @@ def check_memory(
     also = " or the number of thresholds" if lanes > 2 else ""
     if wanted - copies * need.heads <= free:
         advice = "Take --exit_head=exact"
+    elif wanted - copies * need.packed <= free:
+        advice = "Take --engine=xla, which is slower and holds weights once"
     elif rows > 1:
         advice = "Lower --batch_size"
     else:
         advice = f"Lower {largest}{also}" if largest.startswith("--") else f"Take {largest}"
     heads = f"certified heads {_in_words(need.heads)}, " if need.heads else ""
+    heads += f"weights as native code takes them {_in_words(need.packed)}, " if need.packed else ""
     raise ValueError(
         f"decoding needs {_in_words(wanted)} of memory or more (weights {_in_words(need.weights)}, {heads}outputs of "
         f"{steps} tokens {_in_words(need.outputs)}, prompts of {source} tokens {_in_words(need.source)}), and "
@@ -266,6 +284,7 @@ def memory_in_words(
     model_parallelism: int = 1,
     runs_here: bool = True,
     exit_head: str = "exact",
+    engine: str = "xla",
     arithmetic: Arithmetic = FLOAT32,
 ) -> str:
     """Returns what a model takes, and how much room that leaves where it is known.
@@ -279,6 +298,7 @@ def memory_in_words(
       model_parallelism: Devices that share one model.
       runs_here: Whether it is this machine that decodes.
       exit_head: As in `least_need`.
+      engine: Likewise.
       arithmetic: As there.
 
     Raises:
@@ -295,11 +315,14 @@ def memory_in_words(
             weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
     if heads := _heads_bytes(config, exit_head, arithmetic):
         weights += f", and up to {_in_words(heads)} of certified heads"
+    packed = packed_bytes(config, has_exact_heads=exit_head == "exact") if engine == "native" else 0
+    if packed:
+        weights += f", and {_in_words(packed)} of them once more for native code"
     if token_budget is not None:
         return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
     if not runs_here or has_accelerators():
         return f"{weights}; a position takes {_in_words(position)}"
-    free = max(0, available_bytes() - whole - heads)
+    free = max(0, available_bytes() - whole - heads - packed)
     room = max(source + lanes * steps, int(free * _HOST_SHARE / 2 / position))
     return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
 

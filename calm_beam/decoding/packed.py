@@ -16,6 +16,7 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 
@@ -23,6 +24,7 @@ from .admission import Request
 from .batch import Batch
 from .branches import Branches
 from .device_groups import DeviceGroup, first_device, placed
+from .engine_choice import Machine, chosen_engine
 from .memory import Budget, return_freed_memory
 from .padding import common_prefix, joined_widths, members_by_width, widths_up_to
 from .result import KnownOutput, SweepResult
@@ -33,7 +35,12 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class PackedDecoder:
-    """Decodes prompts, each in all lanes of a schedule, sharing the work of lanes that are in the same state."""
+    """Decodes prompts, each in all lanes of a schedule, sharing the work of lanes that are in the same state.
+
+    Attributes:
+      engine: What computes rows.
+      work: What has been decoded so far, counted.
+    """
 
     def __init__(
         self,
@@ -44,6 +51,7 @@ class PackedDecoder:
         max_input_length: int,
         budget: Budget,
         exit_head: str = "exact",
+        engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
         group: DeviceGroup | None = None,
     ) -> None:
@@ -57,6 +65,7 @@ class PackedDecoder:
           max_input_length: Most tokens of a prompt.
           budget: What it may hold at a time. If the device has no room for that, it is halved.
           exit_head: One of `EXIT_HEADS`.
+          engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
           arithmetic: In which numbers the model computes.
           group: The devices that decode; None for the first.
         """
@@ -67,6 +76,17 @@ class PackedDecoder:
         self._max_input_length = max_input_length
         self._budget = budget
         self._group = group = group or first_device()
+        by_logits = self._branches.indices(Need.LOGITS)
+        self.engine = chosen_engine(
+            engine,
+            # A certified head proves intervals of one measure.
+            exit_head if len(by_logits) < 2 else "exact",
+            config=checkpoint.config,
+            rule=self._branches.rules[by_logits[0] if by_logits else 0],
+            arithmetic=arithmetic,
+            machine=Machine.here(group.devices[0].platform),
+            model_parallelism=group.division.parts,
+        )
         on_group = placed(checkpoint, group, arithmetic)
         with group.running():
             self._weights = Weights(
@@ -75,7 +95,7 @@ class PackedDecoder:
                 group,
                 steps=thresholds.shape[1],
                 measures=self._branches.measures,
-                exit_head=exit_head,
+                engine=self.engine,
             )
         self.work = Work()
 

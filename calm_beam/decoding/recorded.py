@@ -36,6 +36,7 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
         arithmetic=recorded_arithmetic(decode),
+        engine=decode.engine,
     )
 
 

@@ -22,6 +22,8 @@ class SweepResult:
       runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
         below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
         none or, in the full model's lane, nobody asked. None from a sweep that does not tell.
+      near_ties: bool, shape (lanes,). Which outputs are known to have hung on a near tie, as in `near_ties`; None where
+        that is not told of any.
     """
 
     tokens: np.ndarray
@@ -30,10 +32,12 @@ class SweepResult:
     lengths: np.ndarray
     is_finite: bool
     runner_ups: np.ndarray | None = None
+    near_ties: np.ndarray | None = None
 
     def by_rule(self, count: int) -> "list[SweepResult]":
         """Returns the outputs by each of so many rules, which have as many lanes each, one rule after the other."""
-        runner_ups = [None] * count if self.runner_ups is None else np.split(self.runner_ups, count)
+        arrays = (self.tokens, self.exit_layers, self.confidences, self.lengths, self.runner_ups, self.near_ties)
+        parts = ([None] * count if values is None else np.split(values, count) for values in arrays)
         return [
             SweepResult(
                 tokens=tokens,
@@ -41,13 +45,10 @@ class SweepResult:
                 confidences=confidences,
                 lengths=lengths,
                 is_finite=self.is_finite,
-                runner_ups=passed,
+                runner_ups=runner_ups,
+                near_ties=near_ties,
             )
-            for tokens, exit_layers, confidences, lengths, passed in zip(
-                *(np.split(each, count) for each in (self.tokens, self.exit_layers, self.confidences, self.lengths)),
-                runner_ups,
-                strict=True,
-            )
+            for tokens, exit_layers, confidences, lengths, runner_ups, near_ties in zip(*parts, strict=True)
         ]
 
 
@@ -62,6 +63,7 @@ class EarlyExitResult:
         it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
       length: Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
+      runner_ups: float32, shape of `tokens`, as in `SweepResult`; None from a decoder that does not tell.
     """
 
     tokens: np.ndarray
@@ -69,6 +71,7 @@ class EarlyExitResult:
     confidences: np.ndarray
     length: int
     is_finite: bool
+    runner_ups: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

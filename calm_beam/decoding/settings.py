@@ -12,6 +12,7 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
 
 # Every threshold is decoded for every prompt.
 _FINEST_STEP = 0.001
@@ -28,6 +29,7 @@ class DecodeSettings:
       max_decode_length: Most tokens of an output, eos included; also N of a decaying schedule.
       task_prefix: Put before every textual prompt.
       arithmetic: In which numbers the model computes: rounding moves exits.
+      engine: What computes them, as `engine_choice` takes it: each rounds otherwise. None where it was not recorded.
     """
 
     rule: ExitRule
@@ -36,6 +38,7 @@ class DecodeSettings:
     max_decode_length: int
     task_prefix: str = ""
     arithmetic: Arithmetic = FLOAT32
+    engine: EngineRecord | None = None
 
     def __post_init__(self) -> None:
         grid = descending_grid(self.thresholds)
@@ -48,7 +51,9 @@ class DecodeSettings:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, without what is as it always was: fingerprints made before stand."""
         content = dataclasses.asdict(self)
-        del content["arithmetic"]
+        del content["arithmetic"], content["engine"]
+        if self.engine is not None:
+            content["engine"] = self.engine.to_dict()
         if self.arithmetic != FLOAT32:
             content["arithmetic"] = dataclasses.asdict(self.arithmetic)
         for name in ("patience", "confidence_source"):

@@ -3,6 +3,7 @@
 The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidences out.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -12,9 +13,11 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.manifest import EngineRecord
 from calm_beam.model import architecture_of
 
 from .devices import PackedDecoders
+from .near_ties import near_ties_of
 from .result import KnownOutput
 from .result import SweepResult as SweepResult
 from .settings import check_sizes
@@ -39,6 +42,7 @@ class SweepDecoder:
         token_budget: int | None = None,
         with_full_model: bool = True,
         exit_head: str = "exact",
+        engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
@@ -58,7 +62,8 @@ class SweepDecoder:
             for a share of the device's memory.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
-            at near ties.
+            at near ties. Where several measures are made of logits, the exact one decides.
+          engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
           arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
             its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
@@ -91,7 +96,7 @@ class SweepDecoder:
             by_lane += [full_model, scheduled_thresholds(each, tuple(thresholds), max_decode_length=max_decode_length)]
         # [steps, lanes]
         lanes = np.concatenate(by_lane, axis=1)
-        self._needs_full_model = rule.needs_full_model()
+        self._rules, self._lanes, self._num_layers = rules, lanes, config.num_decoder_layers
         self._decoder = PackedDecoders(
             checkpoint,
             rules,
@@ -100,6 +105,7 @@ class SweepDecoder:
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            engine=engine,
             arithmetic=arithmetic,
             devices=devices,
             model_parallelism=model_parallelism,
@@ -109,6 +115,11 @@ class SweepDecoder:
     def work(self) -> Work:
         """What has been decoded so far, counted."""
         return self._decoder.work
+
+    @property
+    def engine(self) -> EngineRecord:
+        """What decodes."""
+        return self._decoder.engine
 
     @property
     def slots(self) -> int:
@@ -128,4 +139,17 @@ class SweepDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        yield from self._decoder.decode(prompts, None if self._needs_full_model else known)
+        by_rule = list(zip(self._rules, np.split(self._lanes, len(self._rules), axis=1), strict=True))
+        for index, result in self._decoder.decode(prompts, None if self._rules[0].needs_full_model() else known):
+            near = [
+                near_ties_of(each, rule, thresholds=thresholds, num_layers=self._num_layers)
+                for each, (rule, thresholds) in zip(result.by_rule(len(by_rule)), by_rule, strict=True)
+            ]
+            yield index, dataclasses.replace(result, near_ties=_joined(near, lanes=by_rule[0][1].shape[1]))
+
+
+def _joined(near: Sequence[np.ndarray | None], *, lanes: int) -> np.ndarray | None:
+    """Returns which outputs of all rules are known to have hung on a near tie, given those of each rule."""
+    if all(each is None for each in near):
+        return None
+    return np.concatenate([np.zeros(lanes, bool) if each is None else each for each in near])

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.decision import decide
-from calm_beam.exits.head_choice import choose_heads, compiled
-from calm_beam.exits.head_forms import form_on_devices
+from calm_beam.exits.head_choice import heads_of_form
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.quantised_head import CertifiedHead
-from calm_beam.model import ArrayType, architecture_of, native_decoder
+from calm_beam.manifest import EngineRecord
+from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, KeysValues, of_layer
 from calm_beam.model.native_decoder import NativeDecoder
@@ -24,9 +23,6 @@ from calm_beam.native import calls
 from . import device_steps
 from .device_groups import DeviceGroup
 from .engine import Slots
-
-# What a sweep usually projects at a time.
-_ROWS_AT_A_TIME = 256
 
 
 def decides_natively(measures: Sequence[Measure]) -> bool:
@@ -65,11 +61,10 @@ class Weights:
         *,
         steps: int,
         measures: Sequence[Measure],
-        exit_head: str,
+        engine: EngineRecord,
     ) -> None:
-        """Takes a model that was placed on a group; to be called while that runs."""
-        arithmetic = model.arithmetic
-        tree = checkpoint.parameters(arithmetic)
+        """Takes a model that was placed on a group, for an engine; to be called while that group runs."""
+        tree = checkpoint.parameters(model.arithmetic)
         self.group = group
         decoder = tree["decoder"]
         config = checkpoint.config
@@ -80,26 +75,10 @@ class Weights:
         self._path_terms = _path_terms(model, steps, self.all)
         # What native code is given, where it runs the layers.
         self.native: NativeDecoder | None = None
-        if native_decoder.is_for(config, arithmetic, devices=group.division.parts):
+        if engine.name == "native":
             self.native = architecture_of(config).native_decoder(config, tree, terms=self._path_terms)
-        by_logits = [measure for measure in measures if measure.needs is Need.LOGITS]
-        if len(by_logits) > 1:
-            # An interval is that of one measure.
-            exit_head = "exact"
-        measure = (by_logits or measures)[0]
         kernels = [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)]
-        certified = choose_heads(
-            form_on_devices(exit_head, group.division.parts),
-            kernels,
-            measure=measure,
-            arithmetic=arithmetic,
-            rows=_ROWS_AT_A_TIME,
-            exact_for=(
-                self.native.exact_for
-                if self.native and decides_natively(measures)
-                else compiled(decide, measure=measure, arithmetic=arithmetic)
-            ),
-        )
+        certified = heads_of_form(engine.head, kernels)
         # One for each layer, or one for all.
         self._heads = []
         for layer in exit_layers(config):

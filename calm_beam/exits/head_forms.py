@@ -3,8 +3,10 @@
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 
+from .measures import Measure, Need
+
 EXIT_HEADS = ("auto", "exact", "int8", "bfloat16")
-"""What `--exit_head` takes: a form, or `auto` for the one that is fastest on this machine."""
+"""What `--exit_head` takes: a form, or `auto`, which goes by the head's size and by native code being there."""
 
 # Smaller heads are exact: what is saved is less than what the bounds cost.
 SMALLEST_CERTIFIED = 1 << 22
@@ -26,6 +28,33 @@ def check_head(exit_head: str, arithmetic: Arithmetic) -> None:
             f"exit_head {exit_head!r} needs matmul_precision highest, got {arithmetic.matmul_precision!r}: its bounds "
             "are about exact products. Leave one of them out."
         )
+
+
+def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size: int, has_native: bool) -> str:
+    """Returns the form of the head that decides: `exact`, `int8`, `bfloat16`, or `uint8`, which is int8 by native code.
+
+    Nothing is timed: the same machine, model and request give the same form. `auto` takes native code's form wherever
+    there is such code and the head is not small, which was the fastest at every size measured, and the exact one where
+    XLA would certify, which was not (docs/measurements.md, "The certified exit head").
+
+    Args:
+      exit_head: One of `EXIT_HEADS`.
+      measure: What decides. For one of the user's own, of logits, nothing can be certified.
+      arithmetic: Of the model. Where products are rounded more than float32 does, nothing can be certified: the bounds
+        are about the products of real numbers.
+      size: Weights of a head.
+      has_native: Whether native code may decide.
+
+    Raises:
+      ValueError: If `exit_head` is none of these, or one that certifies what cannot be.
+    """
+    check_head(exit_head, arithmetic)
+    has_no_bounds = measure.needs is Need.LOGITS and measure.bounds is None
+    if has_no_bounds or not may_certify(exit_head, arithmetic, size=size):
+        return "exact"
+    if exit_head in ("auto", "int8") and has_native:
+        return "uint8"
+    return "exact" if exit_head == "auto" else exit_head
 
 
 def may_certify(exit_head: str, arithmetic: Arithmetic, *, size: int) -> bool:
@@ -57,7 +86,7 @@ def certified_bytes(
     """Returns what certified heads take at most, beside the model's own weights.
 
     Args:
-      exit_head: One of `EXIT_HEADS`. What `auto` will take is not known yet: the larger form.
+      exit_head: One of `EXIT_HEADS`, or what `head_form` returned. What `auto` will take is not known: the larger form.
       arithmetic: Of the model.
       vocab_size: Entries of the vocabulary.
       width: Of the model.
@@ -67,5 +96,5 @@ def certified_bytes(
     size = vocab_size * width
     if not may_certify(exit_head, arithmetic, size=size):
         return 0
-    number_bytes = (1 if exit_head == "int8" else 2) + (0 if is_by_entry else arithmetic.number_bytes)
+    number_bytes = (1 if exit_head in ("int8", "uint8") else 2) + (0 if is_by_entry else arithmetic.number_bytes)
     return heads * (number_bytes * size + 4 * _NUMBERS_OF_ENTRY * vocab_size)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from calm_beam.native.library import SCREEN
+from calm_beam.native import library
 
 from .packed_head import BLOCK
 from .quantised_head import CertifiedHead
@@ -36,7 +36,7 @@ def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = Fals
     (rows, width), (vocab_size, _) = states.shape, head.weights.shape
     count = candidates_of(vocab_size, is_thorough=is_thorough)
     screen = jax.ffi.ffi_call(
-        SCREEN,
+        library.screen_target(),
         (
             jax.ShapeDtypeStruct((rows,), jnp.int32),
             jax.ShapeDtypeStruct((rows, _FACTS), jnp.float32),

@@ -27,7 +27,7 @@ from calm_beam.counted import counted
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engine_difference
 from calm_beam.manifest.digest import content_digest
 from calm_beam.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.set_parts import SetPart
@@ -41,6 +41,7 @@ COMPLETE = "complete.json"
 STOPPED = "stopped.json"
 # The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
 _SCHEMA = "calm-beam/generations/v2"
+_ENGINE_FIELDS = tuple(f"settings.engine.{field.name}" for field in dataclasses.fields(EngineRecord))
 _FIELDS = tuple(field.name for field in dataclasses.fields(Example))
 
 
@@ -106,7 +107,8 @@ class DecodeJob:
     def differences(self, other: Self) -> tuple[str, ...]:
         """Returns in words where another job differs, each as `NAME is THEIRS there, OURS here`."""
         # Whatever changes the outputs shows in their fingerprint too, which says nothing in words.
-        return differences(self._content(), other._content(), but=("outputs",))
+        found = differences(self._content(), other._content(), but=("outputs", *_ENGINE_FIELDS))
+        return (*engine_difference(self.settings.engine, other.settings.engine), *found)
 
     def write(self, folder: str) -> None:
         """Writes `decode.json`."""
@@ -132,6 +134,7 @@ class DecodeJob:
                         "rule": ExitRule(**settings["rule"]),
                         "thresholds": tuple(settings["thresholds"]),
                         "arithmetic": Arithmetic(**settings.get("arithmetic", {})),
+                        "engine": EngineRecord.from_dict(settings["engine"]) if "engine" in settings else None,
                     }
                 ),
                 on_long=content["on_long"],

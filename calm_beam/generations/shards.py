@@ -28,12 +28,15 @@ class Output:
       tokens: Generated ids, with the final eos if it was generated.
       exit_layers: Layers used for each token, from 1.
       confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
+      near_tie: Whether a decision on its way was within rounding, as in `calm_beam.decoding.near_ties`; None where that
+        is not known, as in files of earlier versions.
     """
 
     text: str
     tokens: tuple[int, ...]
     exit_layers: tuple[int, ...]
     confidences: tuple[float, ...]
+    near_tie: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,11 @@ class Generation:
     failure: str | None
     outputs: tuple[Output, ...]
     runner_ups: tuple[float, ...] | None = None
+
+    def near_ties(self) -> tuple[bool, ...]:
+        """Returns, for each threshold, whether its output or the full model's is known to have hung on a near tie."""
+        full, *others = self.outputs
+        return tuple(bool(full.near_tie or output.near_tie) for output in others)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,14 +110,15 @@ def write_generations(
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
     has_groups = any(row[_GROUP] is not None for row in rows)
+    has_near_ties = any(output["near_tie"] is not None for row in rows for output in row["outputs"])
     failed = sum(row["failure"] is not None for row in rows)
     about = {"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}
-    write_shard(path, rows, schema=_schema(has_groups=has_groups), about=about)
+    write_shard(path, rows, schema=_schema(has_groups=has_groups, has_near_ties=has_near_ties), about=about)
 
 
 @functools.cache
-def _schema(*, has_groups: bool) -> "pyarrow.Schema":
-    """Returns the schema of a shard; without groups, it is that of earlier versions."""
+def _schema(*, has_groups: bool, has_near_ties: bool) -> "pyarrow.Schema":
+    """Returns the schema of a shard; without groups and near ties, it is that of earlier versions."""
     import pyarrow
 
     output = pyarrow.struct(
@@ -118,6 +127,7 @@ def _schema(*, has_groups: bool) -> "pyarrow.Schema":
             ("tokens", pyarrow.list_(pyarrow.int32())),
             ("exit_layers", pyarrow.list_(pyarrow.int32())),
             ("confidences", pyarrow.list_(pyarrow.float32())),
+            *([("near_tie", pyarrow.bool_())] if has_near_ties else []),
         ]
     )
     return pyarrow.schema(

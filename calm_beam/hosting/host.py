@@ -147,6 +147,8 @@ class ModelHost:
             batch_size=self._model.batch_size,
             token_budget=self._model.token_budget,
             exit_head=self._model.exit_head,
+            engine=self._model.engine,
+            exact_engine=self._model.exact_engine,
             confidence=choice.confidence,
             model_parallelism=self._model.model_parallelism,
         )

@@ -40,9 +40,11 @@ class HostedModel:
       fingerprint: Of the model that is expected there: one that is trained anew is another model.
       declared: What its files do not say.
       vocabulary: SentencePiece model; None for the one in or beside the checkpoint.
-      batch_size: As in `Generator.from_manifest`, like the next three.
+      batch_size: As in `Generator.from_manifest`, like what follows.
       token_budget: As there.
       exit_head: As there.
+      engine: As there.
+      exact_engine: As there.
       model_parallelism: As there.
     """
 
@@ -54,6 +56,8 @@ class HostedModel:
     token_budget: int | None
     exit_head: str
     model_parallelism: int = 1
+    engine: str = "auto"
+    exact_engine: bool = False
 
     def digest(self) -> str:
         """Returns a name that differs for different models or settings."""

@@ -9,6 +9,8 @@ from ._checks import ManifestError as ManifestError
 from ._confirmation import confirmation_in_words as confirmation_in_words
 from ._confirmation import confirming_in_words as confirming_in_words
 from ._confirmation import p_value_beside as p_value_beside
+from ._engine import engine_in_words as engine_in_words
+from ._engine import near_ties_in_words as near_ties_in_words
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
 from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration
@@ -46,6 +48,7 @@ from .reader import read_external_manifest as read_external_manifest
 from .reader import read_manifest as read_manifest
 from .records import CONSISTENCIES as CONSISTENCIES
 from .records import ENDS as ENDS
+from .records import ENGINES as ENGINES
 from .records import LOSSES as LOSSES
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PARETO as PARETO
@@ -58,6 +61,7 @@ from .records import ConfirmationRecord as ConfirmationRecord
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord
 from .records import EarlierEnd as EarlierEnd
+from .records import EngineRecord as EngineRecord
 from .records import GroupRecord as GroupRecord
 from .records import Look as Look
 from .records import ModelRecord as ModelRecord
@@ -65,6 +69,7 @@ from .records import PathEntry as PathEntry
 from .records import SequentialRecord as SequentialRecord
 from .records import Variant as Variant
 from .records import VocabularyRecord as VocabularyRecord
+from .records import engine_difference as engine_difference
 from .records import threshold_in_words as threshold_in_words
 from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race

@@ -17,6 +17,7 @@ from .records import (
     ConfirmationRecord,
     DataRecord,
     DecodeRecord,
+    EngineRecord,
     ModelRecord,
     PathEntry,
     SequentialRecord,
@@ -192,6 +193,14 @@ class Manifest(Record):
         self._check_rounds()
         self._check_variants()
         self._check_confirmation()
+
+    @property
+    def engine(self) -> EngineRecord | None:
+        """What computed the outputs that the promises are about; None where the manifest does not say.
+
+        Of thresholds that were confirmed, it is what decoded the examples that confirmed them.
+        """
+        return self.decode.engine if self.confirmation is None else self.confirmation.engine
 
     def decode_of(self, entry: Calibration) -> DecodeRecord:
         """Returns how an entry has to be decoded: by its own variant, where it has one."""

@@ -124,9 +124,11 @@ class PlanRecord(DigestedRecord):
       pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
       confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
         (0, 1). The salt and its name alone decide (`calm_beam.set_parts.part_of`). None where nothing is confirmed.
+      near_ties: `worst_case` where outputs that hung on a decision within rounding count with loss 1; None where they
+        count as they are.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "near_ties")
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -141,6 +143,7 @@ class PlanRecord(DigestedRecord):
     sequential: SequentialPlan | None = None
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
+    near_ties: str | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -176,6 +179,8 @@ class PlanRecord(DigestedRecord):
             check_record("sequential", self.sequential, kind=SequentialPlan)
         if self.confirm_share is not None:
             check_share("confirm_share", self.confirm_share)
+        if self.near_ties is not None:
+            check_choice("near_ties", self.near_ties, choices=("worst_case",))
         self._check_pareto()
 
     def _check_pareto(self) -> None:

@@ -39,6 +39,8 @@ VARIANT_MEASURES = tuple(
     name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
 )
 """Measures that variants may differ in: those that can be served, and need nothing but a name."""
+ENGINES = ("native", "xla")
+HEAD_FORMS = ("exact", "int8", "bfloat16", "uint8")
 PARETO = "pareto"
 """The procedure where a part of the calibration set has chosen the path, of several variants."""
 
@@ -127,6 +129,67 @@ class VocabularyRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineRecord(Record):
+    """What computed outputs: another engine rounds otherwise, which moves an output now and then.
+
+    Attributes:
+      name: One of `ENGINES`.
+      instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform and, of CPUs,
+        their vector instructions, then the instruction set of the head where native code decides. None where the
+        machines that decoded did not say.
+      head: Form of the output head that decided exits: `exact`, `int8`, `bfloat16`, or `uint8`, which is int8 by native
+        code.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("instructions",)
+
+    name: str
+    instructions: str | None = None
+    head: str
+
+    def __post_init__(self) -> None:
+        check_choice("name", self.name, choices=ENGINES)
+        if self.instructions is not None:
+            check_text("instructions", self.instructions)
+        check_choice("head", self.head, choices=HEAD_FORMS)
+
+    def in_words(self) -> str:
+        """Returns the engine in a few words.
+
+        >>> EngineRecord(name="native", instructions="avx2", head="uint8").in_words()
+        'native (avx2), head uint8'
+        """
+        instructions = "" if self.instructions is None else f" ({self.instructions})"
+        return f"{self.name}{instructions}, head {self.head}"
+
+    def is_unlike(self, other: "EngineRecord") -> bool:
+        """Returns whether the other is known to be another engine; instructions that one does not say are not told."""
+        known = self.instructions is not None and other.instructions is not None
+        return (self.name, self.head) != (other.name, other.head) or (known and self.instructions != other.instructions)
+
+
+def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) -> tuple[str, ...]:
+    """Returns in words that two jobs are of different engines, and how to take the other; nothing if they are of one.
+
+    Args:
+      ours: That of the job here; None where it was not recorded.
+      theirs: That of the other.
+    """
+    if ours == theirs:
+        return ()
+    here, there = ("one that was not recorded" if each is None else each.in_words() for each in (ours, theirs))
+    if theirs is None:
+        how = "; an earlier version of calm-beam decoded there"
+    elif ours is not None and theirs.name != ours.name:
+        how = f"; --engine={theirs.name} takes the other, on a machine that has it"
+    elif ours is not None and theirs.head != ours.head:
+        how = f"; --exit_head={'int8' if theirs.head == 'uint8' else theirs.head} takes the other"
+    else:
+        how = ""
+    return (f"the engine is {there} there, {here} here{how}",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeRecord(Record):
     """Everything that can change a generated token; serving must decode in the same way.
 
@@ -144,9 +207,10 @@ class DecodeRecord(Record):
       patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
       confidence_source: Digest of the file that defines a user's own measure; None with ours.
       matmul_precision: Of products of float32 numbers on GPUs and TPUs, by JAX's names; None for `highest`.
+      engine: What computed the outputs; None in manifests that do not say.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source", "matmul_precision")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source", "matmul_precision", "engine")
 
     confidence: str
     schedule: str
@@ -161,6 +225,11 @@ class DecodeRecord(Record):
     patience: int | None = None
     confidence_source: str | None = None
     matmul_precision: str | None = None
+    engine: EngineRecord | None = None
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return EngineRecord.from_dict(value, at=at) if key == "engine" else value
 
     def __post_init__(self) -> None:
         if not is_own(self.confidence):
@@ -183,6 +252,8 @@ class DecodeRecord(Record):
             check_text("confidence_source", self.confidence_source)
         if self.matmul_precision is not None:
             check_text("matmul_precision", self.matmul_precision)
+        if self.engine is not None:
+            check_record("engine", self.engine, kind=EngineRecord)
 
     def arithmetic_in_words(self) -> str:
         """Returns in which numbers the model computes, in a few words."""
@@ -384,25 +455,36 @@ class ConfirmationRecord(Record):
 
     Attributes:
       decoder: One of `SERVED_DECODERS`: what decoded, the full model's outputs too.
-      exit_head: Form of the output head that was asked for; `auto` is what is fastest where a model is loaded.
+      exit_head: Form of the output head that was asked for; `auto` is what `calm_beam.decoding.engine_choice` takes.
       dtype: Type in which the model computed; `DecodeRecord.dtype`.
       data: The part: what `Manifest.data` says of the rest, with the same patterns and groups.
+      engine: What computed the outputs; None in manifests that do not say.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("engine",)
 
     decoder: str
     exit_head: str
     dtype: str
     data: DataRecord
+    engine: EngineRecord | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return DataRecord.from_dict(value, at=at) if key == "data" else value
+        match key:
+            case "data":
+                return DataRecord.from_dict(value, at=at)
+            case "engine":
+                return EngineRecord.from_dict(value, at=at)
+        return value
 
     def __post_init__(self) -> None:
         check_choice("decoder", self.decoder, choices=SERVED_DECODERS)
         check_text("exit_head", self.exit_head)
         check_text("dtype", self.dtype)
         check_record("data", self.data, kind=DataRecord)
+        if self.engine is not None:
+            check_record("engine", self.engine, kind=EngineRecord)
         if self.data.choosing is not None:
             raise ManifestError(f"data.choosing must be left out, since these chose nothing, got {self.data.choosing}")
 
@@ -481,9 +563,11 @@ class PathEntry(Record):
       rejected: Whether the null was rejected, that is, the threshold accepted.
       layers: Mean decoder layers per token.
       variant: How it was decoded, where there are several ways; None elsewhere.
+      near_ties: Examples whose output, or the full model's, hung on a decision within rounding; None where that is not
+        known.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("variant",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("variant", "near_ties")
 
     threshold: float
     n: int
@@ -492,6 +576,7 @@ class PathEntry(Record):
     rejected: bool
     layers: float
     variant: Variant | None = None
+    near_ties: int | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -506,6 +591,8 @@ class PathEntry(Record):
         check_number("p_value", self.p_value, low=0, high=1)
         check_bool("rejected", self.rejected)
         check_number("layers", self.layers, low=1)
+        if self.near_ties is not None:
+            check_count("near_ties", self.near_ties, low=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,39 +1,45 @@
 """A decoder as native code takes it: `native/layer.c` and `native/head.c`.
 
-It is for float32, on one device, where there is room for the weights once more, packed. Elsewhere XLA does the same.
+It is for float32, on one device, and holds the weights once more, packed. Elsewhere XLA does the same.
 """
 
 import dataclasses
-import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.free_memory import available_bytes
-from calm_beam.native import calls, library
+from calm_beam.native import calls
 
 from .architecture import ModelConfig
 from .registry import parameter_shapes
 
-_LOGGER = logging.getLogger(__name__)
 
-# Share of the free memory that packed weights may take, beside those that prompts go through.
-_SHARE = 0.25
+def why_not_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> str | None:
+    """Returns why native code does not run a model in an arithmetic on so many devices; None if it may.
+
+    Whether this machine has such code is `library`'s to say.
+    """
+    if arithmetic.dtype != "float32":
+        return f"it computes in float32, and the model is to compute in {arithmetic.dtype}"
+    if devices != 1:
+        return f"it is for a model on one device, and {devices} devices are to share one"
+    return None
 
 
-def is_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> bool:
-    """Returns whether a model in an arithmetic, on so many devices, may be run by native code on this machine."""
-    if arithmetic.dtype != "float32" or devices != 1 or not library.is_available():
-        return False
+def packed_bytes(config: ModelConfig, *, has_exact_heads: bool) -> int:
+    """Returns what weights take as native code has them, beside those that prompts go through.
+
+    Args:
+      config: Sizes of the model.
+      has_exact_heads: Whether its heads are among them, and not only its layers.
+    """
     shapes = parameter_shapes(config)
-    packed = 4 * sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("decoder/layers_"))
-    if packed <= _SHARE * available_bytes():
-        return True
-    _LOGGER.warning("no room for weights as native code takes them, %.1f GB: XLA decodes, slower", packed / 1e9)
-    return False
+    layers = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("decoder/layers_"))
+    heads = (config.num_decoder_layers if config.exit_heads else 1) if has_exact_heads else 0
+    return 4 * (layers + heads * config.vocab_size * config.emb_dim)
 
 
 def norms_before_heads(config: ModelConfig, decoder: Mapping[str, Any]) -> list[Any]:
@@ -110,17 +116,6 @@ class NativeDecoder:
             return None
         angles = positions[:, None].astype(np.float32) * self.frequencies
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.turn_factor)
-
-    def exact_for(self, weights: Any, vocab_axis: int) -> Callable[[Any], Any]:
-        """Returns what takes states, (rows, width), and decides by a head; its weights live no longer than that."""
-        decoder = dataclasses.replace(self, packing=Packing())
-        head = decoder.head(len(self.layers), (weights, vocab_axis))
-
-        def decide(states: Any) -> Any:
-            assert decoder.packing, "it holds the weights"
-            return calls.summarise(head, states=np.asarray(states), entries=np.arange(len(states)))
-
-        return decide
 
     def head(self, layer: int, weights: tuple[Any, int]) -> calls.Head:
         """Returns the head after a layer, of the network's `head_weights`."""

@@ -2,7 +2,8 @@
 
 It is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) or AVX2 (nearly all others of
 x86), for which it is compiled by the C compiler of the machine, in a few seconds, and kept in `cache_folder`. Without
-such a processor, or without a compiler, XLA does the same.
+such a processor, or without a compiler, XLA does the same. `CALM_BEAM_NATIVE=avx512_vnni`, `avx2` or `none` takes that
+instruction set, where the processor has it, instead of the best one: tests run on each of them.
 """
 
 import contextlib
@@ -24,12 +25,18 @@ from collections.abc import Sequence
 import jax
 
 from calm_beam.cache import cache_folder
+from calm_beam.errors import UsageError
 
-SCREEN = "calm_beam_screen"
-"""What XLA knows `screen.c` by."""
+VARIABLE = "CALM_BEAM_NATIVE"
+"""The environment variable that names an instruction set, or `none`."""
 
-# The best comes first; of the last, all are needed.
-_FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
+INSTRUCTION_SETS = {
+    "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
+    "avx2": ("fma", "avx2"),
+}
+"""Features of a processor that each instruction set needs; the best set comes first."""
+
+_SCREEN = "calm_beam_screen"
 _SOURCES = ("screen.c", "layer.c", "head.c", "measures.c", "step.c", "threads.c")
 _HEADERS = (
     *("attention.h", "exponentials.h", "heads.h", "layers.h", "measures.h", "memory.h"),
@@ -56,6 +63,16 @@ def why_unavailable() -> str | None:
     return _found()[1]
 
 
+def why_not_built() -> str | None:
+    """Does what `why_unavailable` does without asking on which devices JAX computes.
+
+    For processes that start others, which must not initialise JAX.
+    """
+    # XLA takes a call of one name once.
+    with _LOCK:
+        return _built(os.environ.get(VARIABLE, ""))[1]
+
+
 def loaded() -> ctypes.CDLL:
     """Returns the code, where it is available, for calls that are not XLA's."""
     library, reason = _found()
@@ -63,26 +80,65 @@ def loaded() -> ctypes.CDLL:
     return library
 
 
+def instruction_set() -> str | None:
+    """Returns which of `INSTRUCTION_SETS` the code is for; None where it is not available.
+
+    Raises:
+      UsageError: If the variable names none that there is.
+    """
+    return None if why_not_built() else _taken(os.environ.get(VARIABLE, ""))
+
+
+def screen_target() -> str:
+    """Returns what XLA knows `screen.c` by, from now on: the code of each instruction set has a name of its own."""
+    loaded()
+    return f"{_SCREEN}_{instruction_set()}"
+
+
+def instruction_sets_here() -> tuple[str, ...]:
+    """Returns the instruction sets that this processor has, the best first."""
+    here = _processor_features()
+    return tuple(name for name, features in INSTRUCTION_SETS.items() if here.issuperset(features))
+
+
 def _found() -> tuple[ctypes.CDLL | None, str | None]:
-    # XLA takes a call of one name once.
     with _LOCK:
-        return _searched()
+        return _searched(os.environ.get(VARIABLE, ""))
 
 
 @functools.cache
-def _searched() -> tuple[ctypes.CDLL | None, str | None]:
+def _searched(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
+    """Returns the code for the instruction set that the variable names, or why there is none."""
     if jax.default_backend() != "cpu":
         return None, f"it is for CPUs, and JAX computes on {jax.default_backend()}"
-    here = _processor_features()
-    features = next((each for each in _FEATURES if here.issuperset(each)), None)
-    if features is None:
-        return None, f"the processor has no {_FEATURES[-1][-1]}"
+    library, reason = _built(wanted)
+    if library is not None:
+        screen = jax.ffi.pycapsule(getattr(library, _SCREEN))
+        jax.ffi.register_ffi_target(f"{_SCREEN}_{_taken(wanted)}", screen, platform="cpu")
+    return library, reason
+
+
+@functools.cache
+def _built(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
+    """Returns the compiled code, or why there is none; arguments as of `_searched`."""
+    if wanted == "none":
+        return None, f"{VARIABLE} is none"
+    taken = _taken(wanted)
+    if taken is None:
+        features = INSTRUCTION_SETS.get(wanted) or tuple(INSTRUCTION_SETS.values())[-1]
+        return None, f"the processor has no {features[-1]}"
     try:
-        library = _loaded(features)
+        return _loaded(INSTRUCTION_SETS[taken]), None
     except OSError as error:
         return None, str(error)
-    jax.ffi.register_ffi_target(SCREEN, jax.ffi.pycapsule(getattr(library, SCREEN)), platform="cpu")
-    return library, None
+
+
+def _taken(wanted: str) -> str | None:
+    """Returns the instruction set that is taken: the one that is wanted, or the best; None if there is none."""
+    if wanted not in ("", "none", *INSTRUCTION_SETS):
+        raise UsageError(f"{VARIABLE} must be one of {', '.join(INSTRUCTION_SETS)}, none; got {wanted!r}.")
+    here = instruction_sets_here()
+    return next((name for name in here if wanted in ("", name)), None)
 
 
 def _processor_features() -> set[str]:

@@ -6,7 +6,16 @@ from typing import Any
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, DecodeRecord, Look, Manifest, confirming_in_words, rounds_in_words
+from calm_beam.manifest import (
+    Calibration,
+    DecodeRecord,
+    Look,
+    Manifest,
+    confirming_in_words,
+    engine_in_words,
+    near_ties_in_words,
+    rounds_in_words,
+)
 from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
 from calm_beam.upkeep.verification import objective_of
@@ -197,6 +206,7 @@ def facts(manifest: Manifest) -> list[list[str]]:
     if has_variants:
         steps = f", in steps of {decode.exit_interval}" if decode.exit_interval > 1 else ""
         exits = f"from the layer of the variant on{steps}"
+    near_ties = near_ties_in_words(manifest)
     facts = [
         ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer')})"],
         ["Model fingerprint", model.fingerprint],
@@ -210,6 +220,8 @@ def facts(manifest: Manifest) -> list[list[str]]:
         ],
         ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
         ["Arithmetic", decode.arithmetic_in_words()],
+        ["Engine", engine_in_words(manifest).removeprefix("Engine: ").removesuffix(".")],
+        *([["Near ties", near_ties.removeprefix("Near ties, ").removesuffix(".")]] if near_ties else []),
         ["Calibration set", ", ".join(map(short_place, data.patterns))],
         ["Fingerprint of the set", data.fingerprint],
         ["Manifest", manifest.digest],

@@ -1,29 +1,34 @@
 """The model as it is served: one threshold of a manifest, layers really skipped."""
 
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Any, Self
+
+import jax
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.decoding.padding import widths_up_to
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import EarlyExitResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.thresholds import thresholds_by_step
-from calm_beam.exits.head_forms import form_on_devices
-from calm_beam.manifest import Calibration, ExternalManifest, Manifest, check_kind, read_manifest
+from calm_beam.manifest import Calibration, EngineRecord, ExternalManifest, Manifest, check_kind, read_manifest
 from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError
+from .engine import ServedEngine, check_exact, other_engine_in_words, served_engine
 from .request import AnyPrompt, ServedRequest, example_of
 
+_LOGGER = logging.getLogger(__name__)
 _NOTHING = Declared()
 
 
@@ -41,6 +46,7 @@ class Generator:
       entry: Of it, by which prompts of no group are answered.
       vocabulary: Of the model; None for prompts of token ids.
       memory: A sentence on what the model takes, and the room that was left when it was loaded.
+      engine: What decodes, and whether it is what was calibrated.
     """
 
     def __init__(
@@ -53,10 +59,11 @@ class Generator:
         settings: DecodeSettings,
         batch_size: int | None,
         token_budget: int | None,
-        exit_head: str,
+        engine: ServedEngine,
         memory: str,
         model_parallelism: int = 1,
         is_full_model: bool = False,
+        exact_engine: bool = False,
     ) -> None:
         """Prepares decoders; `from_manifest` checks first that all this belongs together."""
         self.manifest = manifest
@@ -67,7 +74,8 @@ class Generator:
         self._settings = settings
         self._batch_size = batch_size
         self._token_budget = token_budget
-        self._exit_head = exit_head
+        self.engine = engine
+        self._exact_engine = exact_engine
         self._model_parallelism = model_parallelism
         self._is_full_model = is_full_model
         self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
@@ -83,6 +91,7 @@ class Generator:
                 **{each.threshold: each.threshold_by_position for each in entries},
             }.items()
         }
+        self._said: set[EngineRecord] = set()
         self._lock = threading.Lock()
         self._single: dict[float | None, EarlyExitDecoder] = {}
         self._batch: BatchDecoder | None = None
@@ -105,6 +114,8 @@ class Generator:
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "auto",
+        engine: str = "auto",
+        exact_engine: bool = False,
         confidence: str | None = None,
         model_parallelism: int = 1,
     ) -> Self:
@@ -125,7 +136,12 @@ class Generator:
           batch_size: Most prompts that `generate_batch` decodes together; None for as many as memory and speed
             recommend.
           token_budget: Most positions whose keys and values it holds at a time; None for a share of the memory.
-          exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves no answer, only time.
+          exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves answers at near ties alone.
+          engine: What decodes: `native`, `xla`, or `auto` for the engine that was calibrated where this machine has it,
+            and else for native code where it has that. Another engine moves answers at near ties; that is logged once.
+            XLA decodes single prompts in any case.
+          exact_engine: Whether to refuse any other engine than was calibrated. Single prompts are then decoded as
+            batches of one, if batches are what was calibrated.
           confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
             does not decide what runs here.
           model_parallelism: Devices that share one model, each with a part of it; the number of devices of this process
@@ -136,7 +152,7 @@ class Generator:
 
         Raises:
           ManifestError: If the manifest cannot be trusted, no entry or several match, model or vocabulary are not those
-            that were calibrated, or nobody can serve what was.
+            that were calibrated, or nobody can serve what was; or with `exact_engine`, if the engine is another.
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
@@ -156,18 +172,27 @@ class Generator:
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
-        sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
-        form = form_on_devices(exit_head, model_parallelism)
-        check_memory(
-            checkpoint.config, **sizes, token_budget=token_budget, exit_head=form, arithmetic=settings.arithmetic
+        sizes: dict[str, Any] = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
+        served = served_engine(
+            manifest,
+            settings,
+            config=checkpoint.config,
+            engine=engine,
+            exit_head=exit_head,
+            machine=Machine.here(jax.default_backend()),
+            model_parallelism=model_parallelism,
         )
+        if exact_engine:
+            check_exact(served.batch, served.calibrated)
+        decides: dict[str, Any] = {"exit_head": served.batch.head, "engine": served.batch.name}
+        check_memory(checkpoint.config, **sizes, token_budget=token_budget, **decides, arithmetic=settings.arithmetic)
         memory = memory_in_words(
             checkpoint.config,
             **sizes,
             token_budget=token_budget,
             model_parallelism=model_parallelism,
             runs_here=True,
-            exit_head=form,
+            **decides,
             arithmetic=settings.arithmetic,
         )
         return cls(
@@ -178,9 +203,10 @@ class Generator:
             settings=settings,
             batch_size=batch_size,
             token_budget=token_budget,
-            exit_head=exit_head,
+            engine=served,
             memory=memory,
             model_parallelism=model_parallelism,
+            exact_engine=exact_engine,
         )
 
     def full_model(self) -> Self:
@@ -193,9 +219,10 @@ class Generator:
             settings=self._settings,
             batch_size=self._batch_size,
             token_budget=self._token_budget,
-            exit_head=self._exit_head,
+            engine=self.engine,
             memory=self.memory,
             model_parallelism=self._model_parallelism,
+            exact_engine=self._exact_engine,
             is_full_model=True,
         )
 
@@ -216,8 +243,26 @@ class Generator:
         """Most tokens of a prompt, eos included."""
         return self._settings.max_input_length
 
+    @property
+    def decodes_as_batches(self) -> bool:
+        """Whether a prompt by itself is decoded as a batch of one, since no other engine may serve."""
+        return self._exact_engine and self.engine.is_other(self.engine.single)
+
+    def other_engine_in_words(self) -> str:
+        """Returns what another engine leaves of the promise where batches are decoded by one; else nothing."""
+        return other_engine_in_words(self.manifest, self.entry, served=self.engine.batch)
+
+    def _say_other(self, served: EngineRecord) -> None:
+        """Logs, once for each engine, that it is not what was calibrated."""
+        if served not in self._said and (sentence := other_engine_in_words(self.manifest, self.entry, served=served)):
+            _LOGGER.warning("%s", sentence)
+        self._said.add(served)
+
     def warm_up(self) -> None:
         """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that."""
+        if self.decodes_as_batches:
+            self.batch_decoder()
+            return
         # A schedule may let a threshold exit for certain, which is code of its own.
         for threshold in {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}:
             for width in widths_up_to(self._settings.max_input_length):
@@ -242,6 +287,11 @@ class Generator:
     def generate(self, prompt: AnyPrompt, *, group: str | None = None) -> Answer:
         """Returns the answer to one prompt, by itself; prompt, group and errors are those of `generate_batch`."""
         request = self.request(prompt, name="the prompt", group=group)
+        if self.decodes_as_batches:
+            ((_, answer),) = self.generate_each([request])
+            if isinstance(answer, OutputError):
+                raise answer
+            return answer
         decoder = self._single_decoder(self._threshold(request.entry))
         ((_, result),) = decoder.decode([request.ids])
         return self.answer(request, result)
@@ -362,6 +412,7 @@ class Generator:
         """Returns what decodes batches, made when it is needed first."""
         with self._lock:
             if self._batch is None:
+                self._say_other(self.engine.batch)
                 self._batch = BatchDecoder(
                     self._checkpoint,
                     self._settings.rule,
@@ -369,7 +420,7 @@ class Generator:
                     max_input_length=self._settings.max_input_length,
                     batch_size=self._batch_size,
                     token_budget=self._token_budget,
-                    exit_head=self._exit_head,
+                    **self.engine.asked,
                     arithmetic=self._settings.arithmetic,
                     model_parallelism=self._model_parallelism,
                 )
@@ -379,13 +430,14 @@ class Generator:
         """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""
         with self._lock:
             if not self._single:
+                self._say_other(self.engine.single)
                 full_model = EarlyExitDecoder(
                     self._checkpoint,
                     self._settings.rule,
                     threshold=None,
                     max_decode_length=self._settings.max_decode_length,
                     max_input_length=self._settings.max_input_length,
-                    exit_head=self._exit_head,
+                    **self.engine.asked,
                     arithmetic=self._settings.arithmetic,
                     model_parallelism=self._model_parallelism,
                 )

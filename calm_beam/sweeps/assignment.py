@@ -23,7 +23,9 @@ class Assignment:
       declared: Of the model, for layouts that do not say it.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
+      engine: One of `engine_choice.ENGINE_CHOICES`: what decodes. Likewise; what it comes to on a worker must be the
+        engine of the job's settings.
       on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
       max_failures: Most examples that may fail; None as in `failure_limit`.
       model_copies: Most copies of the model in one process; threads beyond them wait.
@@ -41,6 +43,7 @@ class Assignment:
     exit_head: str
     on_error: str
     max_failures: int | None
+    engine: str = "auto"
     model_copies: int = 1
     model_parallelism: int = 1
     above: StoredGenerations | None = None

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
 from calm_beam.counted import counted
+from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
 from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -150,6 +151,7 @@ class PreparedSweep:
             batch_size=request.batch_size,
             token_budget=request.token_budget,
             exit_head=request.exit_head,
+            engine=request.engine,
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
@@ -176,6 +178,7 @@ def prepare_sweep(
     _check_token_budget(request)
     check_head(request.exit_head, request.settings.arithmetic)
     form_on_devices(request.exit_head, request.model_parallelism)
+    machine = Machine.here() if runs_here else None
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
         request.model,
@@ -187,6 +190,7 @@ def prepare_sweep(
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
     vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
     _check_model(request, checkpoint.config)
+    request = _with_engine(request, checkpoint.config, machine)
     memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
@@ -206,6 +210,25 @@ def prepare_sweep(
         model_fingerprint=checkpoint.fingerprint(),
         memory=memory,
     )
+
+
+def _with_engine(request: SweepRequest, config: ModelConfig, machine: Machine | None) -> SweepRequest:
+    """Returns a request whose settings say which engine decodes; `machine` is as in `chosen_engine`."""
+    settings = request.settings
+    given: dict[str, Any] = {
+        "config": config,
+        "rule": settings.rule,
+        "arithmetic": settings.arithmetic,
+        "machine": machine,
+        "model_parallelism": request.model_parallelism,
+    }
+    # Settings of a manifest say what was calibrated.
+    asked = asked_like(settings.engine, engine=request.engine, exit_head=request.exit_head, **given)
+    engine = chosen_engine(**asked, **given)
+    if machine is None:
+        # Workers may have no compiler, and all have to do the same.
+        asked["engine"] = engine.name
+    return dataclasses.replace(request, **asked, settings=dataclasses.replace(settings, engine=engine))
 
 
 def _check_token_budget(request: SweepRequest) -> None:
@@ -266,19 +289,20 @@ def _check_model(request: SweepRequest, config: ModelConfig) -> None:
 def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
     """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken."""
     settings = request.settings
-    sizes = {
+    sizes: dict[str, Any] = {
         "lanes": 1 + len(settings.thresholds),
         "steps": settings.max_decode_length,
         "source": settings.max_input_length,
     }
-    exit_head = form_on_devices(request.exit_head, request.model_parallelism)
+    assert settings.engine is not None, "it was chosen before"
+    decides: dict[str, Any] = {"exit_head": settings.engine.head, "engine": settings.engine.name}
     if runs_here:
         check_memory(
             config,
             **sizes,
             token_budget=request.token_budget,
             copies=request.model_copies,
-            exit_head=exit_head,
+            **decides,
             arithmetic=settings.arithmetic,
         )
     return memory_in_words(
@@ -287,6 +311,6 @@ def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) 
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
-        exit_head=exit_head,
+        **decides,
         arithmetic=settings.arithmetic,
     )

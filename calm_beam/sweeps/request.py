@@ -13,7 +13,7 @@ class SweepRequest:
 
     Attributes:
       model: Folder of the model.
-      settings: What determines the outputs.
+      settings: What determines the outputs; `prepare_sweep` sets the engine.
       vocabulary: Path of the SentencePiece model, or of a `tokenizer.json`; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
       chat_template: `model` for the chat template beside the tokenizer, or the path of one; None takes prompts as they
@@ -27,7 +27,8 @@ class SweepRequest:
       max_failures: Most examples that may fail; None as in `failure_limit`.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
+      engine: One of `engine_choice.ENGINE_CHOICES`: what decodes. Likewise.
       num_shards: Shards that examples are divided into, by a hash of their prompts; None goes by the size of the data,
         and a prepared sweep has the number.
       order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
@@ -53,6 +54,7 @@ class SweepRequest:
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
+    engine: str = "auto"
     num_shards: int | None = None
     order: str | None = None
     round_examples: int | None = None

@@ -11,10 +11,12 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.near_ties import near_ties_of
 from calm_beam.decoding.result import EarlyExitResult, KnownOutput, SweepResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.decoding.work import Work
+from calm_beam.manifest import EngineRecord
 
 
 class ServedLanes:
@@ -28,6 +30,7 @@ class ServedLanes:
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "exact",
+        engine: str = "auto",
         model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
@@ -38,6 +41,7 @@ class ServedLanes:
           batch_size: As in `BatchDecoder`.
           token_budget: As there.
           exit_head: As there.
+          engine: As there.
           model_parallelism: As there.
 
         Raises:
@@ -46,16 +50,21 @@ class ServedLanes:
         lanes = (None, *settings.thresholds)
         self._schedules = range(len(lanes))
         self._prompts = self._tokens = 0
+        self._rule, self._num_layers = settings.rule, checkpoint.config.num_decoder_layers
+        by_lane = [
+            thresholds_by_step(settings.rule, lane, max_decode_length=settings.max_decode_length) for lane in lanes
+        ]
+        # [steps, lanes]
+        self._thresholds = np.stack(by_lane, axis=1)
         self._decoder = BatchDecoder(
             checkpoint,
             settings.rule,
-            thresholds=[
-                thresholds_by_step(settings.rule, lane, max_decode_length=settings.max_decode_length) for lane in lanes
-            ],
+            thresholds=by_lane,
             max_input_length=settings.max_input_length,
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            engine=engine,
             arithmetic=settings.arithmetic,
             model_parallelism=model_parallelism,
         )
@@ -64,6 +73,11 @@ class ServedLanes:
     def work(self) -> Work:
         """What has been decoded so far, counted: a prompt once, however many thresholds it was decoded at."""
         return dataclasses.replace(self._decoder.work, prompts=self._prompts, tokens=self._tokens)
+
+    @property
+    def engine(self) -> EngineRecord:
+        """What decodes."""
+        return self._decoder.engine
 
     @property
     def slots(self) -> int:
@@ -90,16 +104,20 @@ class ServedLanes:
                 before[index].append(result)
         for index, result in self._decoder.decode(prompts, [last] * len(prompts)):
             found = _stacked([*before.pop(index), result])
+            near = near_ties_of(found, self._rule, thresholds=self._thresholds, num_layers=self._num_layers)
+            found = dataclasses.replace(found, near_ties=near)
             self._prompts += 1
             self._tokens += int(found.lengths[0])
             yield index, found
 
 
 def _stacked(lanes: Sequence[EarlyExitResult]) -> SweepResult:
+    told = [lane.runner_ups for lane in lanes if lane.runner_ups is not None]
     return SweepResult(
         tokens=np.stack([lane.tokens for lane in lanes]),
         exit_layers=np.stack([lane.exit_layers for lane in lanes]),
         confidences=np.stack([lane.confidences for lane in lanes]),
         lengths=np.array([lane.length for lane in lanes], np.int32),
         is_finite=all(lane.is_finite for lane in lanes),
+        runner_ups=np.stack(told) if told else None,
     )

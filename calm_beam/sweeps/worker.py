@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.engine_choice import check_assigned
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError, reason_of
 from calm_beam.decoding.memory import keep_freed_memory
@@ -29,13 +30,13 @@ class LoadedModel:
 
     Attributes:
       decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
-      rules: How many exit rules it has, each with as many lanes.
+      rules: Its exit rules, each with as many lanes, where there are several or one of a sweep; else none.
       vocabulary: None where all prompts are token ids and there is none.
       vocab_size: Number of token ids that the model knows.
     """
 
     decoder: SweepDecoder | ServedLanes
-    rules: int = 1
+    rules: tuple[ExitRule, ...] = ()
     vocabulary: Vocabulary | None
     vocab_size: int
 
@@ -46,6 +47,7 @@ def load_model(assignment: Assignment, *others: Assignment) -> LoadedModel:
     Raises:
       CheckpointError: If there is no model, or another than when the run was started.
       VocabularyError: The same for the vocabulary.
+      UsageError: If this worker decodes by another engine than the run was started for.
     """
     keep_freed_memory()
     use_compilation_cache()
@@ -60,18 +62,16 @@ def load_model(assignment: Assignment, *others: Assignment) -> LoadedModel:
     vocabulary = _load_vocabulary(assignment)
     if job.decoder == BATCH:
         assert not others, "what serves has one rule"
-        return LoadedModel(
-            decoder=_served_lanes(assignment, checkpoint),
-            vocabulary=vocabulary,
-            vocab_size=checkpoint.config.vocab_size,
-        )
-    decoder = _sweep(assignment, checkpoint, other_rules=[other.job.settings.rule for other in others])
-    return LoadedModel(
-        rules=1 + len(others), decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size
-    )
+        served = _served_lanes(assignment, checkpoint)
+        check_assigned(served.engine, job.settings.engine)
+        return LoadedModel(decoder=served, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+    rules = tuple(each.job.settings.rule for each in (assignment, *others))
+    decoder = _sweep(assignment, checkpoint, rules)
+    check_assigned(decoder.engine, job.settings.engine)
+    return LoadedModel(rules=rules, decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
 
 
-def _sweep(assignment: Assignment, checkpoint: Checkpoint, *, other_rules: Sequence[ExitRule]) -> SweepDecoder:
+def _sweep(assignment: Assignment, checkpoint: Checkpoint, rules: Sequence[ExitRule]) -> SweepDecoder:
     settings, above = assignment.job.settings, assignment.above
     return SweepDecoder(
         checkpoint,
@@ -83,9 +83,10 @@ def _sweep(assignment: Assignment, checkpoint: Checkpoint, *, other_rules: Seque
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        engine=assignment.engine,
         arithmetic=settings.arithmetic,
         model_parallelism=assignment.model_parallelism,
-        other_rules=other_rules,
+        other_rules=rules[1:],
     )
 
 
@@ -96,6 +97,7 @@ def _served_lanes(assignment: Assignment, checkpoint: Checkpoint) -> ServedLanes
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        engine=assignment.engine,
         model_parallelism=assignment.model_parallelism,
     )
 
@@ -145,7 +147,7 @@ def decode_shard(
         else:
             is_duplicate = example.id in duplicates
             unfit = Generation(example=example, truncated=False, duplicate=is_duplicate, failure=encoded, outputs=())
-            yield (unfit,) * loaded.rules
+            yield (unfit,) * max(1, len(loaded.rules))
     yield from generate(
         loaded.decoder,
         prompts,

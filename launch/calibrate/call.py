@@ -48,6 +48,7 @@ def calibrate(
     group_key: str | None = None,
     joint: bool = False,
     confirm_share: float | None = None,
+    near_ties: str = "count",
     seed: int = 0,
     on_long: str = "truncate",
     on_error: str = "fail",
@@ -57,6 +58,7 @@ def calibrate(
     token_budget: int | None = None,
     model_parallelism: int = 1,
     exit_head: str = "auto",
+    engine: str = "auto",
     metric_settings: MetricSettings = NO_SETTINGS,
     resume: bool = False,
     overwrite: bool = False,
@@ -96,6 +98,8 @@ def calibrate(
       cluster_key: Key of a row that names its cluster, where examples are drawn in clusters.
       group_key: Key of a row that names its group, such as its language: each group then has entries of its own.
       joint: Whether all guarantees are to hold together with probability 1 - epsilon.
+      near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
+        otherwise: `count`, or `worst_case` for loss 1.
       confirm_share: Share of the examples that choose nothing: they are decoded at the chosen thresholds by the decoder
         that serves, and only thresholds that they prove again are promised. None promises what all of them chose.
       seed: Of the order in which `wsr` bets on examples, and of which of them confirm.
@@ -106,7 +110,9 @@ def calibrate(
       batch_size: Most prompts decoded together; by the memory that is free if omitted.
       token_budget: Most positions held at a time, likewise.
       model_parallelism: Devices of a worker that share one model, each with a part of it.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
+      engine: What decodes: `native`, `xla`, or `auto` for native code where this machine has it, else XLA. It is
+        recorded, and outputs of two are never mixed.
       metric_settings: What metrics need.
       resume: Whether to go on with what an unfinished run has left in `output`.
       overwrite: Whether to take away what is there.
@@ -164,6 +170,7 @@ def calibrate(
         token_budget=token_budget,
         model_parallelism=model_parallelism,
         exit_head=exit_head,
+        engine=engine,
         resume=resume,
         overwrite=overwrite,
         runs_here=is_local(options),
@@ -176,6 +183,7 @@ def calibrate(
         seed=seed,
         max_failures=max_failures,
         metric_settings=metric_settings,
+        near_ties=near_ties,
     )
     result = directory if part is None else joined(directory, UNCONFIRMED)
     if part is not None:

@@ -140,6 +140,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         sequential=_sequential(flags),
         pareto=ParetoPlan(variants=flags.variants, choosing_share=flags.choosing_share) if flags.variants else None,
         confirm_share=flags.confirm_share,
+        near_ties=flags.near_ties,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.

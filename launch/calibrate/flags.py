@@ -3,7 +3,7 @@
 import argparse
 import itertools
 
-from calm_beam.calibration.specs import LOSSES
+from calm_beam.calibration.specs import COUNT_NEAR_TIES, LOSSES, NEAR_TIES
 from calm_beam.demo import embedded
 from calm_beam.launch.flags import (
     FlagParser,
@@ -104,6 +104,13 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         default="full",
         help="lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest "
         "entries for less work, with generations of the upper thresholds only",
+    )
+    test.add_argument(
+        "--near_ties",
+        choices=NEAR_TIES,
+        default=COUNT_NEAR_TIES,
+        help="outputs that hang on a decision within rounding, which another engine may make otherwise: count them, or "
+        "worst_case, which gives them loss 1 (default: %(default)s)",
     )
     test.add_argument(
         "--confirm_share",

@@ -16,6 +16,7 @@ from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.exits.measures import Need
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
@@ -239,10 +240,16 @@ class VariantsSource(DecodedSource):
 
 
 def variants_together(variants: Sequence[Variant], settings: DecodeSettings) -> list[list[int]]:
-    """Returns the places of variants that are swept together: all, but for those that can share no sweep."""
+    """Returns the places of variants that are swept together: all, but for those that can share no sweep.
+
+    A certified head proves intervals of one measure of logits: by such a head, those of several share none.
+    """
     by_share: dict[object, list[int]] = {}
+    is_certified = settings.engine is not None and settings.engine.head != "exact"
     for place, variant in enumerate(variants):
-        by_share.setdefault(settings_of_variant(settings, variant).rule.shares_sweep_by(), []).append(place)
+        rule = settings_of_variant(settings, variant).rule
+        by_logits = rule.confidence if is_certified and rule.measure().needs is Need.LOGITS else None
+        by_share.setdefault((rule.shares_sweep_by(), by_logits), []).append(place)
     return list(by_share.values())
 
 

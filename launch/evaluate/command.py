@@ -144,6 +144,7 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         token_budget=flags.token_budget,
         model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
+        engine=flags.engine,
         arithmetic=run.settings.arithmetic,
     )
 

@@ -17,7 +17,7 @@ from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import TOKEN_SOURCES
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import ManifestError
+from calm_beam.manifest import ENGINES, ManifestError
 from calm_beam.seqio_names import seqio_name
 
 from .help_pages import HelpFormatter, ShowAll, help_page, summary
@@ -470,13 +470,21 @@ def arithmetic_of(flags: argparse.Namespace) -> Arithmetic:
 
 
 def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
-    """Adds the flag that says in which form the output head decides, which moves no output."""
+    """Adds the flags that say what decodes, and in which form the output head decides."""
+    group.add_argument(
+        "--engine",
+        choices=("auto", *ENGINES),
+        default="auto",
+        help="what decodes: native (compiled C, for CPUs), xla, or auto: native where processor and compiler are there "
+        "(never on other machines than this), else xla; it is recorded, and outputs of two are never mixed (default: "
+        "%(default)s)",
+    )
     group.add_argument(
         "--exit_head",
         choices=EXIT_HEADS,
         default="auto",
         help="form of the output head that decides exits: exact; int8 or bfloat16, certified, with the exact one where "
-        "they leave something open; auto takes the fastest here (default: %(default)s)",
+        "they leave something open; auto takes int8 for large heads with native code, else exact (default: %(default)s)",
     )
 
 

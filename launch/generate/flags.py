@@ -77,6 +77,9 @@ def generate_parser(doc: str | None) -> FlagParser:
     parser.add_argument("--show_layers", action="store_true", help="colour every token by the layer at which it left")
     add_memory_flags(parser)
     add_exit_head_flag(parser)
+    parser.add_argument(
+        "--exact_engine", action="store_true", help="refuse to serve by another engine than the manifest was made by"
+    )
     add_entry_flags(parser)
     _add_folder_flags(parser)
     add_job_flags(parser)

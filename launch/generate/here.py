@@ -75,6 +75,8 @@ def answer_here(flags: argparse.Namespace) -> int:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
     say(generator.memory)
+    if caution := generator.other_engine_in_words():
+        say(f"caution: {caution}")
     for entry in _entries(generator, prompts):
         say(entry_with_layers(entry, num_layers=generator.num_layers))
     _tell_unknown(generator, prompts)
@@ -151,6 +153,8 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         batch_size=flags.batch_size,
         model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
+        engine=flags.engine,
+        exact_engine=flags.exact_engine,
         confidence=flags.confidence,
     )
 

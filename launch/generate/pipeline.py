@@ -114,6 +114,8 @@ def _prepared(
     for sentence in prepared.assumed:
         say(f"note: {sentence}")
     say(prepared.memory)
+    if prepared.other_engine:
+        say(f"caution: {prepared.other_engine}")
     return workers, prepared, output
 
 

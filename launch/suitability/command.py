@@ -82,6 +82,7 @@ def _measured(
         token_budget=flags.token_budget,
         model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
+        engine=flags.engine,
         arithmetic=run.settings.arithmetic,
     )
     pairs = []

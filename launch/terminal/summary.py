@@ -16,6 +16,8 @@ from calm_beam.manifest import (
     Variant,
     confirmation_in_words,
     confirming_in_words,
+    engine_in_words,
+    near_ties_in_words,
     rounds_in_words,
 )
 from calm_beam.printable import printable_line
@@ -66,6 +68,9 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
     if confirming := confirming_in_words(manifest):
         console.print(confirming)
     confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
+    console.print(printable_line(engine_in_words(manifest)))
+    if near_ties := near_ties_in_words(manifest):
+        console.print(near_ties)
     if data.failed or (confirmed and confirmed.failed):
         console.print("Failed examples count with loss 1 at every threshold.")
     if data.duplicates or (confirmed and confirmed.duplicates):

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.generations import read_generations
+from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, Variant, read_manifest
@@ -126,7 +126,7 @@ def test_manifest_table_and_report_name_the_rules(together: pathlib.Path, capsys
 def test_each_entry_is_served_by_its_own_rule(together: pathlib.Path, model: pathlib.Path) -> None:
     """Tokens and exit layers are those that its variant's sweep stored at its threshold."""
     manifest, served = _manifest(together), 0
-    stored = {}
+    stored: dict[tuple[str | None, int, int | None], list[Generation]] = {}
     for folder in (together / "generations").iterdir():
         rule = DecodeJob.read(str(folder)).settings.rule
         items = [item for path in folder.glob("*.parquet") for item in read_generations(path)]

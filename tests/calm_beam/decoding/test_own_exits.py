@@ -15,8 +15,9 @@ from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import T5Config, native_decoder
+from calm_beam.model import T5Config
 from calm_beam.model.llama import LlamaConfig
+from calm_beam.native import library
 from tests.builders import build_arrays, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_same, count_as_numpys
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -212,7 +213,7 @@ def _compiled_heads(config: T5Config) -> int:
 
 def test_lower_layers_share_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where XLA compiles them, any number of own heads takes two programs of each size, where shared ones take one."""
-    monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
+    monkeypatch.setenv(library.VARIABLE, "none")
     shared = _compiled_heads(_T5)
     assert shared > 0
     assert _compiled_heads(dataclasses.replace(_T5, exit_heads=True, num_decoder_layers=5)) == 2 * shared

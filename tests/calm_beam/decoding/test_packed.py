@@ -22,7 +22,7 @@ from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.model import T5Config, native_decoder
+from calm_beam.model import T5Config
 from calm_beam.native import library
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, assert_same, in_order
@@ -264,7 +264,7 @@ def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         rows.append(most)
         return in_parts(compute, parts, most=most)
 
-    monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
+    monkeypatch.setenv(library.VARIABLE, "none")
     monkeypatch.setattr(device_steps, "in_parts", counted)
     monkeypatch.setattr(device_steps, "_HOST_GATHERED_BYTES", 1)
     jax.clear_caches()

@@ -20,7 +20,6 @@ from calm_beam.decoding.result import KnownOutput, SweepResult
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import native_decoder
 from calm_beam.native import calls, library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import STEPS, assert_same, in_order
@@ -171,7 +170,7 @@ def test_what_was_decoded_in_is_given_back_at_once(
 ) -> None:
     """An engine holds megabytes, or gigabytes: none waits for the garbage collector."""
     if not is_native:
-        monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
+        monkeypatch.setenv(library.VARIABLE, "none")
     engines: list[weakref.ref[Any]] = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
@@ -192,7 +191,7 @@ def test_what_was_decoded_in_is_given_back_at_once(
 @pytest.mark.parametrize("rule", [_RULES[0], _RULES[4], _RULES[5]], ids=lambda rule: rule.confidence)
 def test_nor_does_it_for_xla(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose rows have numbers of their own in every company."""
-    monkeypatch.setattr(native_decoder, "is_for", lambda *_, **__: False)
+    monkeypatch.setenv(library.VARIABLE, "none")
     (asked, work), (ahead, more_work) = _both_ways(rule, monkeypatch)
     for one, other in zip(asked, ahead, strict=True):
         assert_same(one, other)

@@ -15,7 +15,7 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import ChatRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
+from calm_beam.manifest import ChatRecord, EngineRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -40,6 +40,7 @@ _WITH_CHAT = VocabularyRecord(
     extra_ids=0,
     chat=ChatRecord(template="{{ bos_token }}", tokens={"bos_token": "<s>"}, system="Be brief."),
 )
+_ENGINE = EngineRecord(name="native", instructions="avx2", head="uint8")
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
@@ -62,7 +63,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 18
+    assert len(objects) == 19
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -77,11 +78,14 @@ def test_schema_is_strict_and_described() -> None:
         "confirm_share",
         "confirmation",
         "confirmation",
+        "engine",
+        "engine",
         "failed_ids",
         "group",
         "group",
         "group_key",
         "groups",
+        "instructions",
         "looks",
         "loss",
         "matmul_precision",
@@ -117,6 +121,7 @@ def test_schema_is_strict_and_described() -> None:
         build_grouped_manifest(),
         build_variants_manifest(),
         build_confirmed_manifest(),
+        build_manifest(decode=dataclasses.replace(build_manifest().decode, engine=_ENGINE)),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -192,13 +197,17 @@ def test_schema_and_reader_name_the_same_keys() -> None:
             patience=2,
             confidence_source="sha256:6d",
             matmul_precision="high",
+            engine=_ENGINE,
         ),
     )
     content: Any = clustered.to_dict()
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
-    confirmed: Any = build_confirmed_manifest().to_dict()
+    without = build_confirmed_manifest()
+    assert without.confirmation is not None
+    by_engine = dataclasses.replace(without.confirmation, engine=_ENGINE)
+    confirmed: Any = dataclasses.replace(without, confirmation=by_engine).to_dict()
     assert _all_of(watched, confirmed, like=_SCHEMA)
     plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"])
     assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
@@ -209,6 +218,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["$defs"]["data"])
     for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
+    assert list(content["decode"]["engine"]) == list(_SCHEMA["$defs"]["engine"]["properties"])
     described_chat = _SCHEMA["properties"]["vocabulary"]["properties"]["chat"]
     assert list(content["vocabulary"]["chat"]) == list(described_chat["properties"])
     definitions = _SCHEMA["$defs"]

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from calm_beam.model import T5Config, architecture_of, native_decoder, network_o
 from calm_beam.model.interface import Position, of_layer
 from calm_beam.model.llama import LlamaConfig
 from calm_beam.model.native_decoder import NativeDecoder
-from calm_beam.native import calls, library
+from calm_beam.native import calls
 from tests.builders import build_arrays, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
-pytestmark = pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 _OF_LOGITS = [name for name in calls.MEASURES if MEASURES[name].needs is Need.LOGITS]
 _ROWS, _RANKS, _SOURCE, _STEPS, _LAYER = 96, 8, 9, 24, 2
@@ -465,18 +464,23 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_what_it_is_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """float32 on one device, where there is native code, and room for the weights."""
+def test_what_it_is_for() -> None:
+    """float32 on one device; else it is said why not."""
     config = build_config()
-    assert native_decoder.is_for(config, FLOAT32, devices=1)
-    assert not native_decoder.is_for(config, Arithmetic(dtype="bfloat16"), devices=1)
-    assert not native_decoder.is_for(config, FLOAT32, devices=2)
-    with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
-        patched.setattr(native_decoder, "available_bytes", lambda: 1000)
-        assert not native_decoder.is_for(config, FLOAT32, devices=1)
-    assert "no room for weights" in caplog.text
-    monkeypatch.setattr(library, "is_available", lambda: False)
-    assert not native_decoder.is_for(config, FLOAT32, devices=1)
+    assert native_decoder.why_not_for(config, FLOAT32, devices=1) is None
+    reason = native_decoder.why_not_for(config, Arithmetic(dtype="bfloat16"), devices=1)
+    assert reason == "it computes in float32, and the model is to compute in bfloat16"
+    reason = native_decoder.why_not_for(config, FLOAT32, devices=2)
+    assert reason == "it is for a model on one device, and 2 devices are to share one"
+
+
+def test_what_packed_weights_take() -> None:
+    """As many bytes as the kernels of the layers have, and the head where it is exact."""
+    config = build_config()
+    layers = native_decoder.packed_bytes(config, has_exact_heads=False)
+    head = 4 * config.vocab_size * config.emb_dim
+    assert native_decoder.packed_bytes(config, has_exact_heads=True) == layers + head
+    assert layers % (4 * config.num_decoder_layers) == 0
 
 
 def test_embeddings_and_turns() -> None:

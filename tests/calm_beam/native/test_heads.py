@@ -11,9 +11,9 @@ import pytest
 from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import MEASURES
 from calm_beam.model.native_decoder import NativeDecoder, Packing
-from calm_beam.native import calls, library
+from calm_beam.native import calls
 
-pytestmark = pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 
 def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, calls.Head]:

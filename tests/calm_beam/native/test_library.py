@@ -9,19 +9,21 @@ from collections.abc import Callable
 
 import pytest
 
+from calm_beam.errors import UsageError
 from calm_beam.native import library
 
 _COMPILES = pytest.mark.skipif(not library.is_available(), reason="this machine cannot compile or run it")
 
 
 def _reason() -> str | None:
-    """Returns what is missing, without keeping it: XLA takes a call of one name once."""
-    return library._searched.__wrapped__()[1]
+    """Returns what is missing, without keeping it."""
+    return library._built.__wrapped__(os.environ.get(library.VARIABLE, ""))[1]
 
 
 @pytest.fixture
 def can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
     """A processor with the least that is needed, and an empty cache, which is returned."""
+    monkeypatch.delenv(library.VARIABLE, raising=False)
     monkeypatch.setattr(library, "_processor_features", lambda: {"sse2", "avx2", "fma"})
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -114,6 +116,36 @@ def _printed(code: str, *, cache: pathlib.Path) -> str:
 def _reason_elsewhere(cache: pathlib.Path) -> str:
     """Returns what a process with that cache finds to be missing, asked twice."""
     return _printed("print(why_unavailable(), why_unavailable())", cache=cache)
+
+
+@_COMPILES
+@pytest.mark.parametrize("name", library.instruction_sets_here())
+def test_an_instruction_set_is_forced(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variable: the code of that set is compiled and loaded, whatever else the processor has."""
+    monkeypatch.setenv(library.VARIABLE, name)
+    code = "from calm_beam.native import library; print(library.instruction_set(), library.screen_target())"
+    assert _printed(code, cache=tmp_path / "cache") == f"{name} calm_beam_screen_{name}"
+
+
+def test_native_code_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `none`."""
+    monkeypatch.setenv(library.VARIABLE, "none")
+    assert _reason() == "CALM_BEAM_NATIVE is none"
+    assert library.instruction_set() is None
+
+
+def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is taken in its place, and what is missing is said."""
+    monkeypatch.setattr(library, "_processor_features", lambda: {"sse2", "avx2", "fma"})
+    monkeypatch.setenv(library.VARIABLE, "avx512_vnni")
+    assert _reason() == "the processor has no avx512_vnni"
+
+
+def test_a_set_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused with those that there are."""
+    monkeypatch.setenv(library.VARIABLE, "avx1024")
+    with pytest.raises(UsageError, match="CALM_BEAM_NATIVE must be one of avx512_vnni, avx2, none; got 'avx1024'"):
+        library.why_unavailable()
 
 
 @_COMPILES

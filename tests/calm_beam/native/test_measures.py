@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from calm_beam.exits.measures.state import STATE
-from calm_beam.native import calls, library
+from calm_beam.native import calls
 
-pytestmark = pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 40])

@@ -1,0 +1,205 @@
+"""Which engine decodes: by fixed rules of the request, the model and the processor, never by a clock or free memory.
+
+Engines compute the same and round otherwise, which moves an output now and then. So what decoded is recorded, outputs
+of two engines are never mixed, and serving says if it is not what was calibrated.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import platform as platforms
+import subprocess
+import sys
+from typing import Any
+
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.errors import UsageError
+from calm_beam.exits.head_forms import form_on_devices, head_form
+from calm_beam.exits.rule import ExitRule
+from calm_beam.free_memory import has_accelerators
+from calm_beam.manifest import ENGINES, EngineRecord
+from calm_beam.model import ModelConfig, native_decoder
+from calm_beam.native import library
+
+ENGINE_CHOICES = ("auto", *ENGINES)
+"""What `--engine` takes: an engine, or `auto` for native code where the machine has it."""
+
+_CPU_INFO = pathlib.Path("/proc/cpuinfo")
+_ASKS_JAX = "import jax; print(jax.default_backend())"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What engines a machine has.
+
+    Attributes:
+      platform: Where JAX computes: `cpu`, `gpu` or `tpu`.
+      native: Instruction set of its native code; None where there is none.
+      lacks: Why there is none.
+    """
+
+    platform: str
+    native: str | None
+    lacks: str | None = None
+
+    @classmethod
+    def here(cls, platform: str | None = None) -> "Machine":
+        """Returns this machine.
+
+        Args:
+          platform: As JAX says; None to find out without initialising JAX, for processes that start workers.
+        """
+        platform = platform or _platform_here()
+        lacks = library.why_not_built() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
+        return cls(platform=platform, native=None if lacks else library.instruction_set(), lacks=lacks)
+
+    def xla_instructions(self) -> str:
+        """Returns what XLA compiles for: the platform and, of a CPU, what decides how many numbers are added at once.
+
+        A wider vector adds in another order, and matrix units of bfloat16 round otherwise.
+        """
+        return f"cpu {_vectors()}" if self.platform == "cpu" else self.platform
+
+
+def chosen_engine(
+    engine: str,
+    exit_head: str,
+    *,
+    config: ModelConfig,
+    rule: ExitRule,
+    arithmetic: Arithmetic,
+    machine: Machine | None,
+    model_parallelism: int = 1,
+    layers_by_xla: bool = False,
+) -> EngineRecord:
+    """Returns the engine that decodes.
+
+    Args:
+      engine: One of `ENGINE_CHOICES`. `native` and `auto` let native code decide by the head even where XLA runs the
+        layers; `xla` takes no native code at all.
+      exit_head: One of `EXIT_HEADS`.
+      config: Of the model.
+      rule: How exits are decided.
+      arithmetic: In which numbers the model computes.
+      machine: That decodes. None for others than this one, which may have no compiler: `auto` is then `xla`, and no
+        instructions are known.
+      model_parallelism: Devices that share one model.
+      layers_by_xla: Whether XLA runs the layers anyway, as it does for single prompts.
+
+    Raises:
+      UsageError: If `engine` is `native` and native code cannot do it; or as `form_on_devices`.
+      ValueError: If a name is none of these, or as `head_form`.
+    """
+    if engine not in ENGINE_CHOICES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {engine!r}.")
+    if machine is None and engine == "auto":
+        engine = "xla"
+    lacks = None if machine is None else machine.lacks
+    why_not = lacks or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
+    if engine == "native" and why_not:
+        raise UsageError(f"engine is native, but native code cannot decode: {why_not}. Take --engine=xla, or auto.")
+    has_native_head = engine != "xla" and not lacks and model_parallelism == 1
+    form = "exact"
+    if not rule.needs_full_model():
+        form = head_form(
+            form_on_devices(exit_head, model_parallelism),
+            measure=rule.measure(),
+            arithmetic=arithmetic,
+            size=config.vocab_size * config.emb_dim,
+            has_native=has_native_head,
+        )
+    if engine != "xla" and not why_not and not layers_by_xla:
+        return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
+    instructions = None if machine is None else machine.xla_instructions()
+    if machine is not None and form == "uint8":
+        instructions = f"{instructions}, head {machine.native}"
+    return EngineRecord(name="xla", instructions=instructions, head=form)
+
+
+def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **given: Any) -> dict[str, Any]:
+    """Returns `engine` and `exit_head` for `chosen_engine`, to decode as was recorded where that can be done.
+
+    Args:
+      recorded: What a manifest says; None where it says nothing.
+      engine: One of `ENGINE_CHOICES`. Any but `auto` is taken as it is.
+      exit_head: One of `EXIT_HEADS`; likewise.
+      **given: The other arguments of `chosen_engine`.
+    """
+    asked = {"engine": engine, "exit_head": exit_head}
+    if engine != "auto" or recorded is None:
+        return asked
+    is_native = recorded.name == "native" or recorded.head == "uint8"
+    form = {"uint8": "int8"}.get(recorded.head, recorded.head) if exit_head == "auto" else exit_head
+    # Where other machines decode, nothing is native unless it is asked for.
+    native = "native" if given["machine"] is None and recorded.name == "native" else "auto"
+    alike: dict[str, Any] = {"engine": native if is_native else "xla", "exit_head": form}
+    try:
+        return asked if chosen_engine(**alike, **given).is_unlike(recorded) else alike
+    except ValueError:
+        return asked
+
+
+def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
+    """Refuses to decode by another engine than the run was started for.
+
+    Args:
+      found: What this worker decodes by.
+      assigned: What the run records; None where it records nothing.
+
+    Raises:
+      UsageError: If they differ.
+    """
+    if assigned is not None and found.is_unlike(assigned):
+        raise UsageError(
+            f"this worker decodes by {found.in_words()}, but the run was started for {assigned.in_words()}: outputs of "
+            "two engines are never mixed. Take workers with the processor and the compiler of the others, or "
+            "--engine=xla, which needs no compiler."
+        )
+
+
+def slow_arithmetic(arithmetic: Arithmetic, machine: Machine) -> str | None:
+    """Returns a sentence where a processor computes in a type that it has no instructions for; None elsewhere."""
+    if arithmetic.dtype != "bfloat16" or machine.platform != "cpu":
+        return None
+    if _features() & {"avx512_bf16", "amx_bf16", "bf16"}:
+        return None
+    return (
+        "caution: this processor has no bfloat16 instructions, so --dtype=bfloat16 takes about ten times as long here "
+        "as float32."
+    )
+
+
+def _platform_here() -> str:
+    """Returns where JAX computes on this machine; another process asks it where there may be accelerators."""
+    return _asked_platform() if has_accelerators() else "cpu"
+
+
+@functools.cache
+def _asked_platform() -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASKS_JAX], capture_output=True, text=True, check=True, timeout=300
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"JAX cannot say on which devices it computes here ({error}). Set JAX_PLATFORMS.") from error
+    return done.stdout.split()[-1]
+
+
+def _vectors() -> str:
+    """Returns the widest vector instructions of this processor that change how XLA adds, in its names."""
+    limit = os.environ.get("XLA_FLAGS", "").partition("--xla_cpu_max_isa=")[2].split()
+    if limit:
+        return limit[0].lower()
+    features = _features()
+    widest = next((name for name in ("avx512f", "avx2", "avx") if name in features), platforms.machine())
+    return f"{widest} amx_bf16" if "amx_bf16" in features else widest
+
+
+@functools.cache
+def _features() -> frozenset[str]:
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return next((frozenset(line.split()) for line in lines if line.startswith(("flags", "Features"))), frozenset())

@@ -1,0 +1,65 @@
+"""What is left of a promise where another engine serves than the one that was calibrated.
+
+Two engines give the same output but at near ties. Losses are at most 1, so for every threshold
+
+    R_served <= R_calibrated + q,    q = P(the output for a prompt differs).
+
+A test that accepts a risk above delta with probability at most epsilon was of R_calibrated. So it may accept a served
+risk above delta wherever R_calibrated is above delta - q, more often than with probability epsilon.
+"""
+
+
+def differing_upper(differing: int, prompts: int, *, level: float = 0.95) -> float:
+    """Returns an upper confidence bound of q, given how many of some prompts had another output.
+
+    Args:
+      differing: Prompts whose outputs at the threshold were not the same by both engines.
+      prompts: How many were decoded by both, drawn as those that are served.
+      level: With at least this probability the bound is right, in (0, 1).
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    Source: Clopper and Pearson (1934), one-sided.
+
+    >>> round(differing_upper(0, 1000), 5)
+    0.00299
+    """
+    if not 0 <= differing <= prompts or prompts < 1:
+        raise ValueError(f"differing must be in [0, prompts], got {differing} of {prompts}.")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), got {level}.")
+    if differing == prompts:
+        return 1.0
+    from scipy.stats import beta
+
+    return float(beta.ppf(level, differing + 1, prompts - differing))
+
+
+def epsilon_elsewhere(q: float, *, delta: float, epsilon: float, n: int) -> float:
+    """Returns with which probability a calibration may promise a risk that is broken where another engine serves.
+
+    Of losses of 0 and 1 and the exact binomial test at one threshold, whose served risk is just above delta and whose
+    calibrated risk is less by q; without a difference this is at most epsilon.
+
+    Args:
+      q: Chance that the other engine gives another output, in [0, 1].
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that the promise is broken, in (0, 1).
+      n: Units that were tested.
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    >>> round(epsilon_elsewhere(0.003, delta=0.05, epsilon=0.05, n=5000), 2)
+    0.24
+    """
+    if not 0 <= q <= 1 or not 0 < delta < 1 or not 0 < epsilon < 1 or n < 1:
+        raise ValueError(f"q, delta, epsilon and n must be in range, got {q}, {delta}, {epsilon} and {n}.")
+    from scipy.stats import binom
+
+    # The largest sum of losses whose p-value is at most epsilon; -1 if there is none.
+    most = int(binom.ppf(epsilon, n, delta))
+    if binom.cdf(most, n, delta) > epsilon:
+        most -= 1
+    return float(binom.cdf(most, n, max(0.0, delta - q)))

@@ -1,0 +1,118 @@
+"""Which engine serves a manifest, and whether it is the one that was calibrated."""
+
+import dataclasses
+from typing import Any
+
+from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.manifest import Calibration, EngineRecord, Manifest, ManifestError
+from calm_beam.model import ModelConfig
+from calm_beam.risk.other_engine import differing_upper, epsilon_elsewhere
+
+# What a comparison of two engines usually has, in which no output differed.
+_COMPARED_PROMPTS = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedEngine:
+    """What serves a manifest.
+
+    Attributes:
+      calibrated: What the promise is about; None where the manifest does not say.
+      batch: What decodes batches.
+      single: What decodes a prompt by itself.
+      asked: What decoders are asked for, by their arguments `engine` and `exit_head`.
+    """
+
+    calibrated: EngineRecord | None
+    batch: EngineRecord
+    single: EngineRecord
+    asked: dict[str, Any]
+
+    def is_other(self, served: EngineRecord) -> bool:
+        """Returns whether an engine is known to be another one than was calibrated."""
+        return self.calibrated is not None and served.is_unlike(self.calibrated)
+
+
+def served_engine(
+    manifest: Manifest,
+    settings: DecodeSettings,
+    *,
+    config: ModelConfig,
+    engine: str,
+    exit_head: str,
+    machine: Machine | None,
+    model_parallelism: int = 1,
+) -> ServedEngine:
+    """Returns what serves a manifest.
+
+    Args:
+      manifest: What was promised.
+      settings: How it decodes.
+      config: Of the model.
+      engine: One of `ENGINE_CHOICES`. `auto` takes what was calibrated where the machine has it, and else what
+        `chosen_engine` takes.
+      exit_head: One of `EXIT_HEADS`; `auto` likewise.
+      machine: As in `chosen_engine`.
+      model_parallelism: Devices that share one model.
+
+    Raises:
+      UsageError: As `chosen_engine`.
+    """
+    calibrated = manifest.engine
+    given: dict[str, Any] = {
+        "config": config,
+        "rule": settings.rule,
+        "arithmetic": settings.arithmetic,
+        "machine": machine,
+        "model_parallelism": model_parallelism,
+    }
+    asked = asked_like(calibrated, engine=engine, exit_head=exit_head, **given)
+    batch = chosen_engine(**asked, **given)
+    single = chosen_engine(**asked, **given, layers_by_xla=True)
+    return ServedEngine(calibrated=calibrated, batch=batch, single=single, asked=asked)
+
+
+def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
+    """Refuses another engine than was calibrated.
+
+    Raises:
+      ManifestError: If it is one, or the manifest does not say which was calibrated.
+    """
+    if calibrated is None:
+        raise ManifestError(
+            "exact_engine is asked for, but the manifest does not say which engine was calibrated: an earlier version "
+            "of calm-beam wrote it. Calibrate anew, or leave exact_engine out."
+        )
+    if served.is_unlike(calibrated):
+        raise ManifestError(
+            f"exact_engine is asked for, but {served.in_words()} would serve, and {calibrated.in_words()} was "
+            "calibrated. Serve on a machine with the processor and the compiler of the calibration, or calibrate by "
+            "the engine that serves (--engine)."
+        )
+
+
+def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: EngineRecord) -> str:
+    """Returns what another engine leaves of a promise; empty where none is known to serve.
+
+    Args:
+      manifest: What was promised.
+      entry: Of it.
+      served: What serves.
+    """
+    calibrated = manifest.engine
+    if calibrated is None or not served.is_unlike(calibrated):
+        return ""
+    # Of the test that the promise hangs on.
+    step = entry.confirmation or entry.chosen
+    q = differing_upper(0, _COMPARED_PROMPTS)
+    example = ""
+    if step is not None and step.n:
+        found = epsilon_elsewhere(q, delta=entry.delta, epsilon=entry.epsilon, n=step.n)
+        if found > entry.epsilon:
+            example = f", and then a promise may be broken with probability {found:.2g} instead of {entry.epsilon:g}"
+    return (
+        f"{served.in_words()} serves, but {calibrated.in_words()} was calibrated: outputs differ at near ties. The "
+        "risk as served is at most that of the calibration plus q, the share of prompts whose output differs. q is "
+        f"not known here; even where 0 of {_COMPARED_PROMPTS:,} prompts differ it may be {q:.1%} (at 95 %){example}."
+    )

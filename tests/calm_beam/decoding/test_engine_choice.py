@@ -1,0 +1,195 @@
+"""Which engine decodes: by fixed rules, which name what they refuse."""
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam import free_memory
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.decoding import engine_choice
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.engine_choice import Machine, asked_like, check_assigned, chosen_engine, slow_arithmetic
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.errors import UsageError
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
+from tests.builders import build_checkpoint, build_config, build_rule
+from tests.instruction_sets import AVAILABLE, forced
+
+_HERE = Machine(platform="cpu", native="avx2")
+_NO_COMPILER = Machine(platform="cpu", native=None, lacks="there is no C compiler (cc); install one, or name it by CC")
+_GPU = Machine(platform="gpu", native=None, lacks="it is for CPUs, and JAX computes on gpu")
+_LARGE = build_config(vocab_size=1 << 20)
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _has_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "_vectors", lambda: "avx2")
+
+
+def _given(**changes: Any) -> dict[str, Any]:
+    given = {"config": build_config(), "rule": ExitRule(), "arithmetic": FLOAT32, "machine": _HERE}
+    return {**given, **changes}
+
+
+def _chosen(engine: str = "auto", exit_head: str = "auto", **changes: Any) -> EngineRecord:
+    return chosen_engine(engine, exit_head, **_given(**changes))
+
+
+def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
+    return EngineRecord(name=name, instructions=instructions, head=head)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, _engine("native", "avx2", "exact")),
+        ({"config": _LARGE}, _engine("native", "avx2", "uint8")),
+        ({"config": _LARGE, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
+        ({"engine": "native", "exit_head": "int8"}, _engine("native", "avx2", "uint8")),
+        ({"engine": "xla", "exit_head": "int8"}, _engine("xla", "cpu avx2", "int8")),
+        ({"config": _LARGE, "machine": _NO_COMPILER}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu", "exact")),
+        ({"config": _LARGE, "arithmetic": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
+        ({"config": _LARGE, "layers_by_xla": True}, _engine("xla", "cpu avx2, head avx2", "uint8")),
+        ({"config": _LARGE, "layers_by_xla": True, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "model_parallelism": 2}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "rule": build_rule("oracle")}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "machine": None}, _engine("xla", None, "exact")),
+        ({"config": _LARGE, "machine": None, "engine": "native"}, _engine("native", None, "uint8")),
+    ],
+)
+def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: EngineRecord) -> None:
+    """Native code where the processor and a compiler are there and the model is one for it; else XLA."""
+    assert _chosen(**changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"machine": _NO_COMPILER}, "there is no C compiler"),
+        ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
+        ({"arithmetic": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
+        ({"model_parallelism": 2}, "it is for a model on one device"),
+        ({"rule": build_rule("oracle")}, "confidence oracle with state propagation"),
+    ],
+)
+def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reason: str) -> None:
+    """Where it is asked for by name, with the reason and the way out."""
+    with pytest.raises(UsageError, match="engine is native, but native code cannot decode") as error:
+        _chosen("native", **changes)
+    assert reason in str(error.value)
+    assert "Take --engine=xla" in str(error.value)
+
+
+def test_other_names_are_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(ValueError, match="engine must be one of auto, native, xla; got 'cuda'"):
+        _chosen("cuda")
+
+
+def test_neither_clock_nor_free_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without free memory and with a clock that runs backwards takes the same engine, and decodes alike."""
+    checkpoint = build_checkpoint()
+    made = []
+    for free, ticks in ((1 << 40, 1.0), (0, -1.0)):
+        clock = iter(np.arange(0, 1e6 * ticks, ticks))
+        with monkeypatch.context() as patched:
+            patched.setattr(free_memory, "_system_bytes", lambda free=free: free)
+            patched.setattr(time, "perf_counter", lambda clock=clock: next(clock))
+            decoder = SweepDecoder(
+                checkpoint, ExitRule(), thresholds=(0.5,), max_decode_length=4, max_input_length=16, exit_head="auto"
+            )
+        made.append(decoder.engine)
+    assert made[0] == made[1]
+
+
+def test_what_was_recorded_is_taken_where_it_can_be() -> None:
+    """An engine that is asked for counts; else the recorded one, if this machine has it."""
+    native, xla = _chosen(config=_LARGE), _chosen("xla", config=_LARGE)
+    given = _given(config=_LARGE)
+    for recorded in (native, xla, _chosen("native", "exact", config=_LARGE), _chosen("xla", "int8", config=_LARGE)):
+        asked = asked_like(recorded, engine="auto", exit_head="auto", **given)
+        assert chosen_engine(**asked, **given) == recorded
+        assert asked_like(recorded, engine="xla", exit_head="auto", **given) == {"engine": "xla", "exit_head": "auto"}
+    without = _given(config=_LARGE, machine=_NO_COMPILER)
+    asked = asked_like(native, engine="auto", exit_head="auto", **without)
+    assert chosen_engine(**asked, **without) == _engine("xla", "cpu avx2", "exact")
+    elsewhere = _given(config=_LARGE, machine=None)
+    asked = asked_like(native, engine="auto", exit_head="auto", **elsewhere)
+    assert chosen_engine(**asked, **elsewhere) == dataclasses.replace(native, instructions=None)
+
+
+def test_a_worker_with_another_engine_refuses() -> None:
+    """It names both engines, and says what to do; one that does not know its run's instructions goes on."""
+    assigned = _engine("native", "avx512_vnni", "uint8")
+    check_assigned(assigned, assigned)
+    check_assigned(assigned, None)
+    check_assigned(_engine("xla", "cpu avx2", "exact"), _engine("xla", None, "exact"))
+    with pytest.raises(UsageError) as error:
+        check_assigned(_engine("xla", "cpu avx2", "exact"), assigned)
+    for words in ("xla (cpu avx2), head exact", "native (avx512_vnni), head uint8", "--engine=xla"):
+        assert words in str(error.value)
+    with pytest.raises(UsageError):
+        check_assigned(dataclasses.replace(assigned, instructions="avx2"), assigned)
+
+
+def test_decoders_say_what_they_are() -> None:
+    """What native code has here, by each of its instruction sets; XLA where there is none, or it is asked for."""
+    checkpoint, rule, sizes = build_checkpoint(), ExitRule(), {"max_decode_length": 4, "max_input_length": 16}
+    thresholds = [thresholds_by_step(rule, 0.5, max_decode_length=4)]
+
+    def engines(**asked: str) -> list[EngineRecord]:
+        return [
+            SweepDecoder(checkpoint, rule, thresholds=(0.5,), **sizes, **asked).engine,
+            BatchDecoder(checkpoint, rule, thresholds=thresholds, max_input_length=16, **asked).engine,
+            EarlyExitDecoder(checkpoint, rule, threshold=0.5, **sizes, **asked).engine,
+        ]
+
+    xla = _engine("xla", "cpu avx2", "exact")
+    for name in AVAILABLE:
+        with forced(name):
+            assert engines() == [_engine("native", name, "exact")] * 2 + [xla]
+            assert engines(engine="xla") == [xla] * 3
+            certified = _engine("xla", f"cpu avx2, head {name}", "uint8")
+            assert engines(exit_head="int8") == [_engine("native", name, "uint8")] * 2 + [certified]
+    with forced("none"):
+        assert engines() == [xla] * 3
+
+
+def test_a_processor_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is decoded; not where it has such instructions, on a GPU, or in float32."""
+    monkeypatch.setattr(engine_choice, "_features", lambda: frozenset({"avx2", "fma"}))
+    said = slow_arithmetic(_BFLOAT16, _HERE)
+    assert said is not None
+    assert "no bfloat16 instructions" in said
+    assert slow_arithmetic(FLOAT32, _HERE) is None
+    assert slow_arithmetic(_BFLOAT16, _GPU) is None
+    monkeypatch.setattr(engine_choice, "_features", lambda: frozenset({"avx512_bf16"}))
+    assert slow_arithmetic(_BFLOAT16, _HERE) is None
+
+
+def test_the_platform_is_found_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By device files; where these show an accelerator, another process is asked."""
+    monkeypatch.setattr(engine_choice, "has_accelerators", lambda: False)
+    monkeypatch.setattr(engine_choice, "_asked_platform", lambda: pytest.fail("asked"))
+    assert Machine.here().platform == "cpu"
+    monkeypatch.setattr(engine_choice, "has_accelerators", lambda: True)
+    monkeypatch.setattr(engine_choice, "_asked_platform", lambda: "gpu")
+    found = Machine.here()
+    assert (found.platform, found.native) == ("gpu", None)
+    assert found.lacks == "it is for CPUs, and JAX computes on gpu"
+
+
+def test_another_process_says_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What JAX would compute on there."""
+    monkeypatch.setitem(os.environ, "JAX_PLATFORMS", "cpu")
+    engine_choice._asked_platform.cache_clear()
+    assert engine_choice._asked_platform() == "cpu"

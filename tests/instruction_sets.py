@@ -1,0 +1,44 @@
+"""The instruction sets that native code has and this machine can run, each of which its tests are run on."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from calm_beam.native import library
+
+
+def _available() -> tuple[str, ...]:
+    if not library.is_available():
+        return ()
+    named = os.environ.get(library.VARIABLE)
+    return (named,) if named else library.instruction_sets_here()
+
+
+AVAILABLE = _available()
+"""The best first; those that the variable leaves, where it is set."""
+
+
+@contextlib.contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Has native code be that of an instruction set, or `none`, until the block ends.
+
+    What JAX has compiled names the code that it calls: whoever goes on from there in one process clears its caches.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(library.VARIABLE, name)
+        yield
+
+
+@pytest.fixture(scope="module", params=AVAILABLE or ["none"])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the tests of a module once on every instruction set; skips them where there is no native code."""
+    import jax
+
+    if not AVAILABLE:
+        pytest.skip("this machine has no native code")
+    jax.clear_caches()
+    with forced(request.param):
+        yield request.param
+    jax.clear_caches()

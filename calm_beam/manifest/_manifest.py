@@ -328,10 +328,10 @@ class Manifest(Record):
             if any(entry.procedure == PARETO for entry in self.calibrations):
                 raise ManifestError(f"plan.pareto is missing, though there are calibrations by procedure {PARETO}")
         elif self.decode not in (decodes := [_with_variant(self.decode, variant) for variant in pareto.variants]):
+            names = pareto.variants[0].fields_of_rule()
             raise ManifestError(
-                "decode.tau and decode.min_exit_layer must be those of one of plan.pareto.variants, like "
-                "decode.confidence and decode.exit_interval where these have some, got "
-                f"{shown(self.decode.tau)} and {self.decode.min_exit_layer}"
+                f"{' and '.join(f'decode.{name}' for name in names)} must be those of one of plan.pareto.variants, got "
+                f"{' and '.join(shown(getattr(self.decode, name)) for name in names)}"
             )
         elif (highest := max(each.min_exit_layer for each in decodes)) > self.model.layers:
             raise ManifestError(

@@ -120,7 +120,7 @@ def test_manifest_table_and_report_name_the_rules(together: pathlib.Path, capsys
     for variant in chosen:
         assert variant.in_words() in page
     assert main(["inspect", str(together)]) == 0
-    assert "state, from layer 2 in steps of 2" in capsys.readouterr().out
+    assert "state, from layer 2 in steps of 2" in " ".join(capsys.readouterr().out.split())
 
 
 def test_each_entry_is_served_by_its_own_rule(together: pathlib.Path, model: pathlib.Path) -> None:

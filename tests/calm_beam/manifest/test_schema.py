@@ -15,7 +15,15 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import ChatRecord, EngineRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
+from calm_beam.manifest import (
+    ChatRecord,
+    EngineRecord,
+    Manifest,
+    ManifestError,
+    Variant,
+    VocabularyRecord,
+    manifest_text,
+)
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -74,12 +82,14 @@ def test_schema_is_strict_and_described() -> None:
         "chat",
         "choosing",
         "clusters",
+        "confidence",
         "confidence_source",
         "confirm_share",
         "confirmation",
         "confirmation",
         "engine",
         "engine",
+        "exit_interval",
         "failed_ids",
         "group",
         "group",
@@ -146,6 +156,7 @@ def test_schema_and_reader_name_the_same_choices() -> None:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
     assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, manifest_module.PARETO)
     assert tuple(definitions["end"]["enum"]) == manifest_module.ENDS
+    assert tuple(definitions["variant"]["properties"]["confidence"]["enum"]) == manifest_module.VARIANT_MEASURES
     decoders = _SCHEMA["properties"]["confirmation"]["properties"]["decoder"]["enum"]
     assert tuple(decoders) == manifest_module.SERVED_DECODERS
 
@@ -225,7 +236,9 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
     entries = [each["calibrations"][0] for each in (watched, varied, confirmed)] + [grouped["calibrations"][1]]
     assert _all_of(*entries, like=definitions["calibration"])
-    assert list(varied["calibrations"][0]["variant"]) == list(definitions["variant"]["properties"])
+    by_rules = Variant(tau=1.0, min_exit_layer=2, confidence="softmax", exit_interval=2)
+    assert list(by_rules.to_dict()) == list(definitions["variant"]["properties"])
+    assert Variant.from_dict(by_rules.to_dict(), at="variant") == by_rules
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
     assert list(varied["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
 

@@ -112,6 +112,12 @@ def _pareto(**changes: Any) -> ParetoPlan:
         (lambda: _pareto(choosing_share=1), "choosing_share must be a number in"),
         (lambda: Variant(tau=-1, min_exit_layer=1), "tau must be a finite number"),
         (lambda: Variant(min_exit_layer=0), "min_exit_layer must be an integer of at least 1, got 0"),
+        (lambda: Variant(min_exit_layer=1, confidence="oracle"), "confidence must be one of softmax, softmax_max,"),
+        (lambda: Variant(min_exit_layer=1, exit_interval=0), "exit_interval must be an integer of at least 1, got 0"),
+        (
+            lambda: _pareto(variants=(VARIANTS[0], Variant(tau=1.0, min_exit_layer=1, confidence="state"))),
+            "variants must all have a confidence, or none of them",
+        ),
         (lambda: build_variants_manifest(plan=None), "plan.pareto is missing, though there are calibrations by"),
         (
             lambda: build_variants_manifest(data=dataclasses.replace(_MANIFEST.data, choosing=None)),

@@ -107,7 +107,7 @@ class Plan:
           near_ties: As above.
 
         Raises:
-          ValueError: If near ties count as the worst and are not seen by the measure, tails of clusters are to be tested
+          ValueError: If near ties count as the worst and are not seen by the measure, tails of clusters are tested
             by the binomial test, a p-value is to be watched that may not be, or groups or parts are to be told apart
             among clusters or by a p-value that needs single losses.
         """

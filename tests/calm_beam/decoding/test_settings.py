@@ -9,6 +9,7 @@ import pytest
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
 from tests.builders import build_rule
 
 _SETTINGS = DecodeSettings(
@@ -113,6 +114,7 @@ _CHANGES: dict[str, Any] = {
     "max_decode_length": 9,
     "task_prefix": "translate: ",
     "arithmetic": Arithmetic(dtype="bfloat16"),
+    "engine": EngineRecord(name="xla", head="exact"),
 }
 _RULE_CHANGES: dict[str, Any] = {
     "confidence": "softmax_max",

@@ -1,0 +1,130 @@
+"""Which outputs hung on a decision within rounding."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.near_ties import near_ties_of, tells_near_ties
+from calm_beam.decoding.plain import PlainSweep
+from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.rule import ExitRule
+from tests.builders import build_checkpoint, build_prompts, build_rule
+
+_INF = float("inf")
+
+
+def _near(
+    *, confidences: list[float], runner_ups: list[float], exits: list[int], at: float = 0.5, rule: Any = None
+) -> bool | None:
+    """Returns what is said of one output of a model of 4 layers."""
+    result = SweepResult(
+        tokens=np.ones((1, len(exits)), np.int32),
+        exit_layers=np.array([exits], np.int32),
+        confidences=np.array([confidences], np.float32),
+        lengths=np.array([len(exits)], np.int32),
+        is_finite=True,
+        runner_ups=np.array([runner_ups], np.float32),
+    )
+    thresholds = np.full((len(exits), 1), at, np.float32)
+    found = near_ties_of(result, rule or ExitRule(), thresholds=thresholds, num_layers=4)
+    return None if found is None else bool(found[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"confidences": [0.9, 0.500005]}, True),
+        ({"confidences": [0.9, 0.50002]}, False),
+        ({"runner_ups": [-_INF, 0.499995]}, True),
+        ({"runner_ups": [-_INF, 0.49998]}, False),
+        # At the last layer, nothing is compared.
+        ({"confidences": [0.9, 0.5], "exits": [1, 4]}, False),
+        # The two best tokens are as likely as each other, there too.
+        ({"confidences": [0.9, 5e-6], "exits": [1, 4]}, True),
+        ({"confidences": [0.9, 5e-6], "exits": [1, 4], "at": _INF}, True),
+        # After the end there is nothing.
+        ({"confidences": [0.9, 0.0], "exits": [1, 0]}, False),
+        # The full model compares nothing, and nothing is below 0.
+        ({"runner_ups": [0.5, 0.5], "at": _INF, "exits": [4, 4]}, False),
+        ({"confidences": [0.9, 2e-5], "at": 0.0}, False),
+        ({"confidences": [0.9, 5e-6], "exits": [1, 4], "rule": build_rule("entropy")}, False),
+        ({"confidences": [0.9, 0.5], "rule": build_rule("state")}, True),
+    ],
+)
+def test_decisions_within_rounding(changes: dict[str, Any], expected: bool) -> None:
+    """Of a confidence and its threshold, at the exit or below; and of two tokens where the measure is their gap."""
+    given: dict[str, Any] = {"confidences": [0.9, 0.7], "runner_ups": [-_INF, 0.2], "exits": [1, 2]}
+    assert _near(**{**given, **changes}) is expected
+
+
+@pytest.mark.parametrize("confidence", ["patience", "static", "oracle"])
+def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
+    """Shares and numbers of layers are not rounded; the tokens behind them are not looked at."""
+    rule = build_rule(confidence)
+    assert not tells_near_ties(rule)
+    assert _near(confidences=[0.5], runner_ups=[0.5], exits=[2], rule=rule) is None
+
+
+@pytest.mark.parametrize("exit_head", ["exact", "int8"])
+@pytest.mark.parametrize("engine", ["auto", "xla"])
+@pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy", "state", "classifier"])
+def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, confidence: str) -> None:
+    """By every engine and head: a threshold that is a confidence of the output makes it one, and no other does."""
+    checkpoint, rule = build_checkpoint(), build_rule(confidence)
+    (prompt,) = build_prompts(5)
+    sizes: dict[str, Any] = {"max_decode_length": 6, "max_input_length": 16}
+    sizes |= {"engine": engine, "exit_head": exit_head}
+    # A confidence at which the first token leaves, as an exact head gives it: some head decides by an interval.
+    grid = tuple(np.linspace(0.95, 0, 20).tolist())
+    ((_, told),) = SweepDecoder(checkpoint, rule, thresholds=grid, **{**sizes, "exit_head": "exact"}).decode([prompt])
+    first, layer = told.confidences[1:, 0], told.exit_layers[1:, 0]
+    at = float(first[(layer < checkpoint.config.num_decoder_layers) & (first > 1e-3) & (first < 0.999)][0])
+    away = at - 5e-4
+    found = []
+    for threshold in (at, away):
+        ((_, result),) = SweepDecoder(checkpoint, rule, thresholds=(threshold,), **sizes).decode([prompt])
+        assert result.near_ties is not None
+        found.append(bool(result.near_ties[1]))
+    assert found == [True, False]
+
+
+def test_every_decoder_counts_the_same() -> None:
+    """The sweep that shares work, the plain one, and the decoder of batches, one threshold at a time."""
+    checkpoint, rule = build_checkpoint(), ExitRule()
+    prompts = build_prompts(3, 7, 5)
+    ((_, told), *_) = SweepDecoder(
+        checkpoint, rule, thresholds=(0.0,), max_decode_length=6, max_input_length=16
+    ).decode(prompts[:1])
+    grid = (0.9, float(told.confidences[1, 0]), 0.01)
+    lanes = np.repeat(np.array([[_INF, *grid]], np.float32), 6, axis=0)
+    shared = SweepDecoder(checkpoint, rule, thresholds=grid, max_decode_length=6, max_input_length=16)
+    expected = {index: result.near_ties for index, result in shared.decode(prompts)}
+    assert expected[0] is not None
+    assert expected[0].any()
+    plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=16, slots=2)
+    for index, result in plain.decode(prompts):
+        found = near_ties_of(result, rule, thresholds=lanes, num_layers=checkpoint.config.num_decoder_layers)
+        np.testing.assert_array_equal(found, expected[index])
+    for lane in range(lanes.shape[1]):
+        batched = BatchDecoder(checkpoint, rule, thresholds=[lanes[:, lane]], max_input_length=16)
+        for index, result in batched.decode(prompts):
+            assert result.runner_ups is not None
+            fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+            fields["lengths"] = np.array([fields.pop("length")])
+            alone = SweepResult(
+                **{
+                    name: value[None] if isinstance(value, np.ndarray) and name != "lengths" else value
+                    for name, value in fields.items()
+                }
+            )
+            found = near_ties_of(
+                alone, rule, thresholds=lanes[:, [lane]], num_layers=checkpoint.config.num_decoder_layers
+            )
+            assert found is not None
+            assert expected[index] is not None
+            assert found[0] == expected[index][lane], (index, lane)

@@ -44,7 +44,8 @@ def main() -> None:
         _ = (
             pipeline
             | beam.Create(losses())
-            # Exact sums, whatever the order, the sharding or the number of workers.
+            # Exact sums, whatever the order, the sharding or the number of workers. An id that has two losses under a
+            # setting ends the run: where a source repeats whole rows, beam.Distinct() takes them out before.
             | beam.CombineGlobally(transforms.SumLosses(TESTS))
             | transforms.ControlRisk(TESTS, order=ORDER)
             | beam.Map(tell)

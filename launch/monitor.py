@@ -2,18 +2,25 @@
 
     calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
 
-One loss per line, measured on served prompts as the calibration measured it, with loss 1 for outputs that failed: a
-number, or a row that `calm_beam.serving.LossProbe` wrote. With `--losses=-` they are taken from standard input as they
-come, and the command ends at the alarm. `--state` keeps what was learnt from one call to the next: give every loss
-once.
+One loss per line, measured on served prompts as the calibration measured it: a number, the word `missing` for a loss
+that could not be measured, or a row that `calm_beam.serving.LossProbe` wrote, whose loss is missing if it has a
+`failure`. With `--losses=-` they are taken from standard input as they come, and the command ends at an alarm.
+`--state` keeps what was learnt from one call to the next: give every loss once.
 
-As long as the expected next loss, given all losses before it, is at most delta, the chance that an alarm is ever
+There are two alarms, and each is right in what it says but with a chance of alpha:
+
+* the risk exceeds delta (status 3). Missing losses count as the lowest loss there is.
+* the risk exceeds delta, or losses are missing (status 4). Missing losses count as 1. If labels never come, this alarm
+  tells just that. With `--state`, another call goes on until the first alarm.
+
+As long as the expected next loss, given all losses before it, is at most delta, the chance that the first alarm is ever
 raised is at most alpha, however long the stream is and however often it is looked at. Independent prompts whose risk is
 at most delta are such a stream. Losses that come in clusters, such as questions on one text, are not:
 give the mean loss of each cluster, as the calibration with `--cluster_key` took it. Which prompts are measured must not
 depend on their losses.
 
-Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 alarm, 130 interrupted (with `--losses=-`, after the state was kept).
+Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 the risk exceeds delta, 4 it does or losses are missing,
+130 interrupted (with `--losses=-`, after the state was kept).
 """
 
 import argparse
@@ -50,8 +57,11 @@ from .flags.manifest import add_entry_flags, entry_in_words, find_manifest
 from .terminal import say, tell
 
 ALARM = 3
+MISSING_ALARM = 4
 _INTERRUPTED = 130
-_SCHEMA = "calm-beam/monitor/v1"
+_SCHEMA = "calm-beam/monitor/v2"
+_FIRST_SCHEMA = "calm-beam/monitor/v1"
+_MISSING = "missing"
 _STREAM = "-"
 _LOSSES_BETWEEN_SAVES = 100
 # In bytes; states have some hundred.
@@ -100,7 +110,9 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         raise MonitorError(str(error)) from error
     tell(session.report())
-    return ALARM if session.monitor.alarm_at else 0
+    if session.monitor.alarm_at:
+        return ALARM
+    return MISSING_ALARM if session.monitor.missing_alarm_at else 0
 
 
 def _parser() -> FlagParser:
@@ -109,7 +121,7 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--losses",
         required=True,
-        help="file with one loss per line, a number or a row of a loss probe; - for stdin",
+        help="file with one loss per line: a number, `missing`, or a row of a loss probe; - for stdin",
     )
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of ever raising a false alarm, in (0, 1)")
     parser.add_argument("--state", help="file that keeps the state between calls; made if there is none")
@@ -203,8 +215,8 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     return found[0]
 
 
-def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float]:
-    """Yields the losses of a text, one a line."""
+def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float | None]:
+    """Yields the losses of a text, one a line; None for one that is missing."""
     low = -1 if session.monitor.is_signed else 0
     for number, line in bounded_lines(lines, name=name):
         try:
@@ -215,6 +227,9 @@ def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float
             raise MonitorError(f"{name}, line {number}: expected a loss or a row of a probe, got {error}.") from error
         except ValueError:
             loss = math.nan
+        if loss is None:
+            yield None
+            continue
         if not low <= loss <= 1:
             raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r:.100}.")
         if session.tail is not None and loss not in (0, 1):
@@ -225,8 +240,10 @@ def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float
         yield loss
 
 
-def _loss(line: str, session: "_Session") -> float:
-    """Returns the loss in a line: a number, or a row that a `LossProbe` wrote for the same promise."""
+def _loss(line: str, session: "_Session") -> float | None:
+    """Returns the loss in a line: a number, or a row that a `LossProbe` wrote for the same promise; None if missing."""
+    if line.strip() == _MISSING:
+        return None
     if not line.lstrip().startswith("{"):
         return float(line)
     row = strict_json.loads(line)
@@ -235,6 +252,11 @@ def _loss(line: str, session: "_Session") -> float:
             "was measured for another manifest or entry. The losses of one promise say nothing about another: name "
             "the one that it was measured for."
         )
+    failure = row.get("failure")
+    if not (failure is None or isinstance(failure, str)):
+        raise UsageError(f"failure must be a text, or null where the loss was measured, got {failure!r:.100}.")
+    if failure is not None:
+        return None
     loss = row.get("loss")
     return math.nan if isinstance(loss, bool) or not isinstance(loss, int | float) else loss
 
@@ -248,7 +270,6 @@ class _Session:
         self._path: str | None = flags.state or None
         # What the state belongs to: another promise would be tested with losses that are not its own.
         self.promise = {"manifest": manifest_digest, "calibration": entry.index}
-        self._about = {"schema": _SCHEMA, **self.promise}
         self.tail = entry.tail
         self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.is_signed)
         if self._path is None:
@@ -272,38 +293,58 @@ class _Session:
         try:
             with open_input(self._path) as file:
                 content = strict_json.loads(file.read(_LARGEST_STATE))
-            if not isinstance(content, dict) or content.keys() != {*self._about, "monitor"}:
-                raise ValueError(f"expected an object with the keys {', '.join(self._about)} and monitor.")
+            if not isinstance(content, dict) or content.keys() != {"schema", *self.promise, "monitor"}:
+                raise ValueError(f"expected an object with the keys schema, {', '.join(self.promise)} and monitor.")
             if not isinstance(content["monitor"], dict):
                 raise ValueError("monitor must be an object.")
-            monitor = RiskMonitor.from_dict(content["monitor"])
+            if content["schema"] not in (_SCHEMA, _FIRST_SCHEMA):
+                raise ValueError(f'schema is {content["schema"]!r:.60}, this calm-beam knows "{_SCHEMA}".')
+            is_of_first_version = content["schema"] == _FIRST_SCHEMA
+            read = RiskMonitor.from_first_version if is_of_first_version else RiskMonitor.from_dict
+            monitor = read(content["monitor"])
         except ValueError as error:
             raise MonitorError(f"state {self._path}: {error}") from error
-        about = {name: content[name] for name in self._about}
-        if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):
+        promise = {name: content[name] for name in self.promise}
+        if promise != self.promise or (monitor.delta, monitor.is_signed) != (
+            self.monitor.delta,
+            self.monitor.is_signed,
+        ):
             raise UsageError(
                 f"--state {self._path}: was kept for another manifest or entry than {self._entry.words} of "
                 "this one. Name those that it was kept for, or start a new state."
+            )
+        if is_of_first_version:
+            say(
+                f"state {self._path}: is of a version that counted missing losses as 1 and did not say which they are. "
+                'What it has found goes into the alarm "the risk exceeds delta, or losses are missing"; the proof that '
+                "the risk exceeds delta begins anew"
             )
         return monitor
 
     def _save(self) -> None:
         if self._path is not None:
-            content = {**self._about, "monitor": self.monitor.to_dict()}
+            content = {"schema": _SCHEMA, **self.promise, "monitor": self.monitor.to_dict()}
             with replacing(self._path) as temporary:
                 temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    def take(self, losses: Sequence[float]) -> None:
+    def take(self, losses: Sequence[float | None]) -> None:
         """Takes in all losses, and keeps the state."""
         self.monitor = self.monitor.observe(losses)
         self._save()
 
-    def follow(self, losses: Iterator[float]) -> None:
-        """Takes in losses one by one up to the alarm, and keeps the state now and then, at the end, and on errors."""
+    def follow(self, losses: Iterator[float | None]) -> None:
+        """Takes in losses one by one up to an alarm, and keeps the state now and then, at the end, and on errors.
+
+        An alarm about missing losses that was raised before does not end it: a proof may still come.
+        """
+        ended_by_missing = self.monitor.missing_alarm_at is None
         try:
             while self.monitor.alarm_at is None:
-                loss = next(losses, None)
-                if loss is None:
+                if ended_by_missing and self.monitor.missing_alarm_at is not None:
+                    return
+                try:
+                    loss = next(losses)
+                except StopIteration:
                     return
                 self.monitor = self.monitor.observe([loss])
                 if self.monitor.n % _LOSSES_BETWEEN_SAVES == 0:
@@ -315,12 +356,25 @@ class _Session:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
         watched = f"{entry.words}: {counted(monitor.n, 'loss', several='losses')}"
+        if monitor.missing:
+            watched += f", {monitor.missing} of them missing"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
+        lowest = "-1" if monitor.is_signed else "0"
         if monitor.alarm_at:
+            whatever = f", even if each missing one is {lowest}" if monitor.missing else ""
             return (
                 f"{watched}.\nALARM at loss {monitor.alarm_at}: the losses show that the risk exceeds delta "
-                f"{entry.delta:g}. If it never had, the chance of this would be at most {monitor.alpha:g}. "
+                f"{entry.delta:g}{whatever}. If it never had, the chance of this would be at most {monitor.alpha:g}. "
                 f"{entry.remedy}"
             )
-        return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}; {1 / monitor.alpha:g} raises it."
+        raised = f"{1 / monitor.alpha:g}"
+        if monitor.missing_alarm_at:
+            return (
+                f"{watched}.\nALARM at loss {monitor.missing_alarm_at}: the risk exceeds delta {entry.delta:g}, or "
+                f"losses are missing. With each missing one counted as 1 the evidence has reached {raised}; with each "
+                f"counted as {lowest} it stands at {monitor.capital:.3g}, which does not prove that the risk exceeds "
+                "delta. Find out why losses are missing, and test labelled data with calm-beam verify."
+            )
+        worst = f" ({monitor.worst_capital:.3g} with each missing loss counted as 1)" if monitor.missing else ""
+        return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}{worst}; {raised} raises it."

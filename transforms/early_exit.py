@@ -10,6 +10,7 @@ _ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference
 """
 
 import logging
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ _MOST_UNITS = 4096
 _BUDGETS_A_BATCH = 8
 _FEWEST_UNITS = 16
 _BATCH_SECONDS = 60
+# Most elements of a batch of Beam's, unless it is told otherwise.
+_BEAMS_MOST = 10_000
 # Of English text in common vocabularies.
 _BYTES_A_TOKEN = 4
 
@@ -106,9 +109,9 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           model_copies: How many processes of a machine hold the model, if they share it.
           model_parallelism: Devices that share one model, each with a part of it.
           min_batch_size: Fewest prompts that Beam hands over together, but at the end of a bundle. This and the next
-            are chosen by the widths of prompts and the token budget, unless one of them is given.
+            are chosen by the widths of prompts and the token budget, unless one of them is given. At most the next.
           max_batch_size: Most prompts that Beam hands over together. How many are decoded side by side is `batch_size`.
-          max_batch_duration_secs: Longest time that a stream's prompts wait for others.
+          max_batch_duration_secs: Longest time that a stream's prompts wait for others, at least 0.
 
         Raises:
           ManifestError: If the manifest cannot be trusted, no entry or several match, or nobody can serve them; with
@@ -160,6 +163,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             "max_batch_size": max_batch_size,
             "max_batch_duration_secs": max_batch_duration_secs,
         }
+        _check_batches(min_batch_size, max_batch_size, seconds=max_batch_duration_secs)
         self._batches = {name: value for name, value in batches.items() if value is not None}
         self._tag = machine_tag(self._model) if share_model_across_processes else None
         self._copies = model_copies
@@ -316,6 +320,21 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         Were Beam to share it, it would keep a model for each manifest, and load the weights again for each.
         """
         return False
+
+
+def _check_batches(fewest: int | None, most: int | None, *, seconds: float | None) -> None:
+    """Refuses sizes and times that Beam would take without a word, or refuse on workers."""
+    for name, size in (("min_batch_size", fewest), ("max_batch_size", most)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {size!r:.60}.")
+    limit = _BEAMS_MOST if most is None else most
+    if fewest is not None and fewest > limit:
+        default = " where it is left out" if most is None else ""
+        raise ValueError(f"min_batch_size must be at most max_batch_size, {limit}{default}; got {fewest}.")
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf
+    ):
+        raise ValueError(f"max_batch_duration_secs must be a number of at least 0, got {seconds!r:.60}.")
 
 
 class PromptUnits:

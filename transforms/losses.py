@@ -8,7 +8,7 @@ tests = [RiskTest(delta=0.05, epsilon=0.05)]
 with beam.Pipeline() as pipeline:
 _ = (
 pipeline
-| beam.Create([("example-1", "8 bits", 0.0), ("example-1", "4 bits", 0.2)])  # (id, setting, loss)
+| beam.Create([("example-1", "8 bits", 0.0), ("example-1", "4 bits", 0.2)])  # (id, setting, loss), each once
 | beam.CombineGlobally(transforms.SumLosses(tests))
 | transforms.ControlRisk(tests, order=["8 bits", "4 bits"])
 | beam.Map(print)
@@ -26,9 +26,10 @@ from calm_beam.risk.setting_sums import LossSums, RiskTest, SettingResult, contr
 class SumLosses(beam.CombineFn):
     """Sums losses exactly, by setting; for `CombineGlobally` and, for groups, `CombinePerKey`.
 
-    Takes tuples of id, setting and loss, and gives `LossSums`, which do not depend on order, sharding or workers. An
-    element that is there twice is counted twice, as everywhere in Beam: that ends in an error of `ControlRisk`, unless
-    it is so for the same examples under all settings.
+    Takes tuples of id, setting and loss, and gives `LossSums`, which do not depend on order, sharding or workers. Ids
+    tell examples apart: one that has several losses under a setting, equal or not, ends in an error of `ControlRisk`,
+    also where whole files were read twice. Per key, ids are compared within each key. The sums hold 16 bytes for each
+    example, and the examples of one key may be 67 million.
     """
 
     def __init__(self, tests: Sequence[RiskTest]) -> None:

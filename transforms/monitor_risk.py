@@ -1,5 +1,7 @@
 """Watching a promise inside a pipeline: the losses of sampled answers, and an alarm once they show a broken bound.
 
+A loss with a `failure` is missing. It proves no broken bound: alarms that need it to be 1 have an output of their own.
+
 Answers come in an order that may depend on their losses, since a long output ends late. So no loss counts before all of
 its batch or window are there, and then they count in an order of their own: that of a hash of their ids.
 """
@@ -22,6 +24,7 @@ from .metrics import NAMESPACE
 from .results import prediction_of
 
 _ALARMS = "alarms"
+_MISSING_ALARMS = "missing_alarms"
 _STATES = "states"
 
 _Key = tuple[str, int]
@@ -32,11 +35,14 @@ class MonitoredRisks(NamedTuple):
 
     Attributes:
       states: A `WatchedRisk` for every promise, after the batch or after each window that has losses of it.
-      alarms: Those of them that raised the alarm.
+      alarms: Those of them that raised the alarm: the losses prove that the risk exceeds delta, whatever missing ones
+        are.
+      missing_alarms: Those that raised the other one before any proof: the risk exceeds delta, or losses are missing.
     """
 
     states: beam.PCollection
     alarms: beam.PCollection
+    missing_alarms: beam.PCollection
 
 
 class SampledLosses(beam.PTransform):
@@ -110,8 +116,8 @@ class MonitorRisk(beam.PTransform):
                 | "ForgetWindows" >> beam.WindowInto(window.GlobalWindows())
                 | "WatchWindows" >> beam.ParDo(_WatchWindows(self.alpha))
             )
-        told = states | "RaiseAlarms" >> beam.ParDo(_RaiseAlarms()).with_outputs(_ALARMS, main=_STATES)
-        return MonitoredRisks(told[_STATES], told[_ALARMS])
+        told = states | "RaiseAlarms" >> beam.ParDo(_RaiseAlarms()).with_outputs(_ALARMS, _MISSING_ALARMS, main=_STATES)
+        return MonitoredRisks(told[_STATES], told[_ALARMS], told[_MISSING_ALARMS])
 
 
 def _promises(manifest: Manifest) -> Iterator[WatchedPromise]:
@@ -147,19 +153,25 @@ def _with_end(
 
 
 class _RaiseAlarms(beam.DoFn):
-    """Yields states, and those that raised an alarm once more in an output of their own."""
+    """Yields states, and those that raised an alarm once more in an output of that alarm."""
 
     def __init__(self) -> None:
         self._losses = Metrics.counter(NAMESPACE, "monitored-losses")
+        self._missing = Metrics.counter(NAMESPACE, "missing-losses")
         self._alarms = Metrics.counter(NAMESPACE, "risk-alarms")
+        self._missing_alarms = Metrics.counter(NAMESPACE, "missing-loss-alarms")
 
     def process(self, state: WatchedRisk) -> Iterator[Any]:
         """Yields one state."""
         self._losses.inc(state.part)
+        self._missing.inc(state.missing)
         yield state
         if state.is_new_alarm:
             self._alarms.inc()
             yield beam.pvalue.TaggedOutput(_ALARMS, state)
+        if state.is_new_missing_alarm:
+            self._missing_alarms.inc()
+            yield beam.pvalue.TaggedOutput(_MISSING_ALARMS, state)
 
 
 class _WatchWindows(beam.DoFn):

@@ -1,6 +1,6 @@
 """What fresh losses say of the settings that an external manifest promises."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from calm_beam.errors import UsageError
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.loss_table import LossTable
+from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import Verdict, judged
 
 from .id_sample import come_again
@@ -80,14 +81,45 @@ def verify_settings(
     Source: ours; see `calm_beam.upkeep.verification`.
     """
     entries = promised(manifest)
-    losses = [_in_order(sweep, entry, salt=manifest.plan.salt) for entry in entries]
     return judged(
         entries,
-        # Nobody says which outputs failed: no loss is more lenient than another.
-        [(of_entry, of_entry) for of_entry in losses],
+        _losses(sweep, manifest),
         is_signed=[entry.is_signed for entry in entries],
         alpha=alpha,
     )
+
+
+def unit_names(sweep: SweepLosses) -> tuple[frozenset[str], str]:
+    """Returns the names of the independent units of a sweep, and what one is called: an example, or a cluster."""
+    if sweep.clusters is None:
+        return frozenset(sweep.ids), "example"
+    return frozenset(sweep.clusters), "cluster"
+
+
+def with_settings(
+    evidence: AnytimeEvidence, names: Iterable[str], *, sweep: SweepLosses, manifest: ExternalManifest
+) -> AnytimeEvidence:
+    """Returns the evidence of earlier runs after one more.
+
+    Args:
+      evidence: Of the earlier ones.
+      names: Of the units of this one, none of which has counted before.
+      sweep: Its losses, as `verify_settings` takes them.
+      manifest: What was promised.
+    """
+    entries = promised(manifest)
+    return evidence.after_run(
+        names,
+        _losses(sweep, manifest),
+        deltas=[entry.delta for entry in entries],
+        is_signed=[entry.is_signed for entry in entries],
+    )
+
+
+def _losses(sweep: SweepLosses, manifest: ExternalManifest) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the losses of every promise. Nobody says which outputs failed: no loss is more lenient than another."""
+    in_order = [_in_order(sweep, entry, salt=manifest.plan.salt) for entry in promised(manifest)]
+    return [(of_entry, of_entry) for of_entry in in_order]
 
 
 def _in_order(sweep: SweepLosses, entry: ExternalCalibration, *, salt: str) -> np.ndarray:

@@ -3,6 +3,10 @@
 A setting is whatever was turned: an exit threshold, a level of quantisation, a budget. The losses may come from any
 program; what is needed is one loss for each example under each setting, and an order of the settings that was fixed
 before the losses were seen.
+
+An example that counts twice is less evidence than it seems: three losses in a hundred examples, read four times, look
+like twelve in four hundred. So digests of the ids of one setting are kept, and have to differ. Settings have to agree
+on the sum of theirs, so that what holds for one holds for all.
 """
 
 import dataclasses
@@ -20,6 +24,9 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss, Statistic
 
+# Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
+_ID_BYTES = 16
+MOST_EXAMPLES = 2**26
 # Losses of one setting that wait to be summed together: one by one, numpy would take most of the time.
 _WAITING = 1024
 
@@ -75,7 +82,10 @@ class SettingSums:
 
 
 class LossSums:
-    """Sums of losses by setting; adding and merging is exact, in any order and grouping."""
+    """Sums of losses by setting; adding and merging is exact, in any order and grouping.
+
+    Takes 16 bytes for each example, whatever the number of settings, so that none counts twice unnoticed.
+    """
 
     def __init__(self, tests: Sequence[RiskTest]) -> None:
         """Begins with no losses.
@@ -98,12 +108,17 @@ class LossSums:
         # By setting, losses and the digests of their examples' ids.
         self._waiting: dict[str, tuple[list[float], list[bytes]]] = {}
         self._settled: dict[str, SettingSums] = {}
+        # The first setting in alphabetical order that there are losses of, and digests of the ids of all of these. Sums
+        # of parts that lack the setting know of another one, whose digests are dropped when they are merged.
+        self._first: str | None = None
+        self._first_ids = bytearray()
 
     def add(self, example_id: str, setting: str, *, loss: float) -> None:
         """Adds the loss of one example under one setting.
 
         Raises:
-          LossesError: If the loss is not a number in [0, 1], or in [-1, 1] where all tests take signed losses.
+          LossesError: If the loss is not a number in [0, 1], or in [-1, 1] where all tests take signed losses, or there
+            are too many examples to compare their ids.
         """
         # Floats first: of ten million losses nearly all are.
         if not (type(loss) is float or _is_number(loss)) or not self._lowest <= loss <= 1:
@@ -124,6 +139,7 @@ class LossSums:
         """Adds all losses of another.
 
         Raises:
+          LossesError: If there are too many examples to compare their ids.
           ValueError: If that was made for other tests.
         """
         if other.statistics != self.statistics:
@@ -136,6 +152,8 @@ class LossSums:
                 sums=tuple(map(sum, zip(ours.sums, theirs.sums, strict=True))),
                 ids=(ours.ids + theirs.ids) % MODULUS,
             )
+        if other._first is not None:
+            self._compare(other._first, other._first_ids)
 
     def by_setting(self) -> Mapping[str, SettingSums]:
         """Returns the sums of every setting, by its name."""
@@ -150,7 +168,8 @@ class LossSums:
           settings: All settings there are losses of, in testing order.
 
         Raises:
-          LossesError: If a setting has no losses, there are losses of others, or settings are of different examples.
+          LossesError: If a setting has no losses, there are losses of others, settings are of different examples, or an
+            example has several losses under one.
         """
         found = self.by_setting()
         missing = [name for name in settings if name not in found]
@@ -173,11 +192,40 @@ class LossSums:
                     f"settings {settings[0]!r} and {name!r} have losses of different examples, or of one twice. Every "
                     "example needs one loss under every setting."
                 )
+        if repeated := self._repeated():
+            raise LossesError(
+                f"{repeated} of {first.n} losses under setting {self._first!r} are of examples that were counted "
+                "before. Every example needs one loss under every setting: counted twice, it is less evidence than it "
+                "seems. Are files read twice, as by two patterns that overlap? Where whole rows come twice, "
+                "beam.Distinct() takes them out before they are summed."
+            )
         columns = zip(*(found[name].sums for name in settings), strict=True)
         sums = {
             statistic: np.array(column, np.int64) for statistic, column in zip(self.statistics, columns, strict=True)
         }
         return Evidence(n=first.n, sums=sums)
+
+    def _compare(self, setting: str, ids: bytes | bytearray) -> None:
+        """Keeps digests of a setting's ids for comparison, if no other setting comes first."""
+        if self._first is None or setting < self._first:
+            self._first, self._first_ids = setting, bytearray()
+        if setting == self._first:
+            self._first_ids += ids
+            if len(self._first_ids) > MOST_EXAMPLES * _ID_BYTES:
+                raise LossesError(
+                    f"there are more than {MOST_EXAMPLES:,} losses under setting {setting!r}, too many to tell whether "
+                    "an example comes twice. Take a sample of the examples, by a hash of their ids."
+                )
+
+    def _repeated(self) -> int:
+        """Returns how many losses of a setting are of an example that has another one."""
+        ids = np.frombuffer(self._first_ids, np.uint64).reshape(-1, 2)
+        # Where the first halves differ, as nearly always, so do the whole.
+        halves = np.sort(ids[:, 0])
+        if not (halves[1:] == halves[:-1]).any():
+            return 0
+        ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
+        return int(np.count_nonzero((ordered[1:] == ordered[:-1]).all(axis=1)))
 
     def _nothing(self) -> SettingSums:
         return SettingSums(n=0, sums=(0,) * len(self.statistics), ids=0)
@@ -190,6 +238,7 @@ class LossSums:
         fixed, settled = to_signed_fixed_point(losses), self._settled.get(setting) or self._nothing()
         # As int64 these cannot overflow: they are 1,024 values of at most a few 2^32.
         new = (int(statistic.values(fixed).sum()) for statistic in self.statistics)
+        self._compare(setting, b"".join(digest[:_ID_BYTES] for digest in digests))
         self._settled[setting] = SettingSums(
             n=settled.n + len(losses),
             sums=tuple(old + more for old, more in zip(settled.sums, new, strict=True)),
@@ -232,12 +281,13 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
     of them is chosen, by whatever criterion.
 
     Args:
-      sums: Over all losses; each example has one under every setting, and examples are independent.
+      sums: Over all losses; each example has exactly one under every setting, and examples are independent.
       tests: Those that the sums were made for.
       order: Settings in testing order, fixed before the losses were seen; the safest first.
 
     Raises:
-      LossesError: If the order does not name every setting once, or settings are of different examples.
+      LossesError: If the order does not name every setting once, settings are of different examples, or an example has
+        several losses under one.
       EvidenceError: If the losses do not allow a p-value, as fractions do not allow exact_binomial.
 
     Source: Angelopoulos et al. (2021), "Learn then Test"; CALM Algorithm 1 for thresholds.

@@ -314,8 +314,8 @@ class Generator:
           groups: The group of each, as `entry_for` takes it; None if no prompt names one.
 
         Raises:
-          PromptError: If a prompt is empty, not of the kind that was calibrated, or too long where the manifest does
-            not say that such are cut. Nothing is decoded then.
+          PromptError: If a prompt is empty, not of the kind that was calibrated, too long where the manifest does not
+            say that such are cut, or names a group under a manifest without groups. Nothing is decoded then.
           OutputError: If the model gives logits that are not finite; names the prompt.
         """
         answers = dict(self.generate_each(self.requests(prompts, names=names, groups=groups)))
@@ -374,6 +374,11 @@ class Generator:
         Raises:
           PromptError: As there.
         """
+        if group is not None and self.manifest.data.groups is None:
+            raise PromptError(
+                f"{name}: names group {group!r:.60}, and the manifest was calibrated without --group_key. Leave the "
+                "group out: the promise is about all prompts together."
+            )
         return ServedRequest(
             name=name,
             encoded=self._encode(prompt, name),

@@ -2,7 +2,9 @@
 
 Which references come, and which come first, may depend on the output: a bad answer is corrected, a good one is not. So
 losses are added to the probe's file in the order in which the requests were answered, each once all before it have one,
-and an answer whose references never come counts as a failure, with loss 1.
+and the loss of an answer whose references never come is added as missing. It proves nothing: `calm-beam monitor` counts
+it as the lowest loss there is before it says that the risk exceeds delta, and as 1 before it says that the risk does or
+losses are missing.
 """
 
 import dataclasses
@@ -98,7 +100,7 @@ class LateReferences:
     def remember_failure(self, request_id: str, error: Exception) -> None:
         """Remembers a sampled request that should have been answered and has no output; `Raises` is as of `remember`.
 
-        Its loss of 1 is known, and takes its turn.
+        Its loss is missing, which is known, and takes its turn.
         """
         self._take(request_id, _Remembered(None, None, loss=MeasuredLoss.of_failure(error)))
 
@@ -110,7 +112,7 @@ class LateReferences:
           references: As in `LossProbe.observe`.
 
         Returns:
-          The loss that counts: 1 if it cannot be measured, or if the request was given up meanwhile.
+          The loss that counts: 1 if it is missing, as it cannot be measured or the request was given up meanwhile.
 
         Raises:
           ValueError: If the request does not wait, or the references cannot be held against the answer. It waits on.
@@ -134,7 +136,7 @@ class LateReferences:
             return one.loss.value
 
     def give_up(self, request_id: str, reason: str) -> None:
-        """Counts a request with loss 1 whose references will not come.
+        """Counts the loss of a request as missing whose references will not come.
 
         Args:
           request_id: Of a request that is `waiting`.

@@ -29,8 +29,9 @@ class MeasuredLoss:
     """The loss of a request.
 
     Attributes:
-      value: The loss.
-      failure: Why it is 1 without having been measured; None if it was measured.
+      value: The loss; 1 if it is missing.
+      failure: Why it is missing, as it could not be measured; None if it was. Missing losses prove no broken bound:
+        `calm-beam monitor` counts them as the lowest loss there is, and as 1 for an alarm that says so.
     """
 
     value: float
@@ -38,7 +39,7 @@ class MeasuredLoss:
 
     @classmethod
     def of_failure(cls, error: Exception) -> Self:
-        """Returns the loss of a request that should have been answered and has no output."""
+        """Returns what stands for the loss of a request that has no output, or whose loss could not be measured."""
         return cls(value=1.0, failure=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
@@ -134,7 +135,7 @@ class LossMeter:
             the latter under a manifest without a vocabulary.
 
         Returns:
-          The loss; 1 with the reason if it cannot be measured.
+          The loss; 1 with the reason if it cannot be measured and is missing.
 
         Raises:
           ValueError: If references are needed and there are none, or they cannot be held against the answer.
@@ -151,7 +152,7 @@ class LossMeter:
     def measure_each(self, answered: Sequence[AnsweredRequest]) -> Iterator[tuple[int, MeasuredLoss]]:
         """Yields the losses of textual consistency of several requests, with the index of each, in the order they end.
 
-        The full model decodes them together. One that has no loss does not take others along: it counts with loss 1.
+        The full model decodes them together. One that has no loss does not take others along: its own is missing.
 
         Args:
           answered: What to measure.

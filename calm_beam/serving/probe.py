@@ -20,8 +20,8 @@ from .request import AnyPrompt
 class LossProbe(LossMeter):
     """Measures the losses of sampled requests as the calibration measured them, and adds them to a file.
 
-    Each row is a JSON object: `id` of the request, `loss`, `failure` (why it has loss 1 without having been measured,
-    else null), `manifest` (its digest) and `calibration` (the entry's place), so that losses of another promise are not
+    Each row is a JSON object: `id` of the request, `loss`, `failure` (why the loss is missing, and 1 stands there, else
+    null), `manifest` (its digest) and `calibration` (the entry's place), so that losses of another promise are not
     taken for those of this one. Threads and processes may share the file.
     """
 
@@ -83,7 +83,7 @@ class LossProbe(LossMeter):
             `calm-beam verify` with labelled data.
 
         Returns:
-          The loss; 1 if it cannot be measured, the reason of which stands in the file.
+          The loss; 1 if it cannot be measured, so that it is missing, the reason of which stands in the file.
 
         Raises:
           ValueError: If references are needed and there are none, or they cannot be held against the answer, or that
@@ -93,7 +93,7 @@ class LossProbe(LossMeter):
         return self.add(request_id, self.measure(request_id, prompt, answer=answer, references=references))
 
     def observe_failure(self, request_id: str, error: Exception) -> float:
-        """Adds loss 1 for a sampled request that should have been answered and has no output, and returns it.
+        """Adds a missing loss for a sampled request that has no output and should have one, and returns the 1 for it.
 
         Raises:
           OSError: If the file cannot be written.

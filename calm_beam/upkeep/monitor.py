@@ -8,6 +8,11 @@ at. Losses in clusters are no such stream, though their mean may be below delta:
 Two things make for a quick alarm. There are several bettors, since the best bet depends on how far the risk has moved
 and on how the losses spread. And none of them stakes everything at the start: a little of what is kept back is added
 with every loss, so that a drift after a long good time is found by fresh money, although old stakes are long lost.
+
+Some losses are missing: a label never came, or an output could not be measured. Two capitals are kept. In one a missing
+loss counts as the lowest there is, so that it is never above the capital of the true losses: only that one proves that
+the risk exceeds delta. In the other it counts as 1: that one says that the risk exceeds delta or losses are missing.
+Where none is missing both are the same, so one alpha is enough for the two alarms.
 """
 
 import dataclasses
@@ -23,6 +28,8 @@ from calm_beam.risk.unit_interval import require_signed_unit_interval, require_u
 
 # Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+_NO_STAKES = (0.0,) * len(_SHARES)
+_LISTS = ("stakes", "worst_stakes")
 # Nobody is let have more: long bad streams do not leave the range of float64, and good ones still make it less.
 _RICHEST = 2.0**1000
 # A trillion. Beyond, what is staked anew with each loss would be lost in rounding.
@@ -37,25 +44,37 @@ class RiskMonitor:
       delta: Risk tolerance, in (0, 1).
       alpha: Chance of ever raising a false alarm, in (0, 1).
       is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
-      n: Losses seen.
-      loss_sum: Their sum in units of 2^-32, each rounded up.
-      stakes: What the bettors have at stake, in multiples of their starting capitals.
-      alarm_at: Number of the loss at which the alarm was raised, from 1; None before. An alarm stays.
+      n: Losses seen, missing ones too.
+      missing: How many of them are missing.
+      loss_sum: Sum of the others in units of 2^-32, each rounded up.
+      stakes: What the bettors have at stake, in multiples of their starting capitals, where missing losses are the
+        lowest there are.
+      worst_stakes: The same where missing losses are 1.
+      alarm_at: Number of the loss, from 1, at which it was proved that the risk exceeds delta, whatever the missing
+        losses are; None before. An alarm stays.
+      missing_alarm_at: Number of the loss at which it was proved that the risk exceeds delta or losses are missing;
+        None before. Never after `alarm_at`.
 
     Source: Ville (1939); Shafer (2021), "Testing by betting"; staking bit by bit is the mixture over starting times of
     Shin, Ramdas and Rinaldo (2023), "E-detectors", with weights that add up to 1.
 
     >>> RiskMonitor.start(delta=0.1, alpha=0.05).observe([0.0] * 50 + [1.0] * 10).alarm_at
     56
+    >>> monitor = RiskMonitor.start(delta=0.1, alpha=0.05).observe([0.0] * 50 + [None] * 10)
+    >>> monitor.alarm_at, monitor.missing_alarm_at
+    (None, 56)
     """
 
     delta: float
     alpha: float
     is_signed: bool
     n: int
+    missing: int
     loss_sum: int
     stakes: tuple[float, ...]
+    worst_stakes: tuple[float, ...]
     alarm_at: int | None
+    missing_alarm_at: int | None
 
     def __post_init__(self) -> None:
         for name, value in (("delta", self.delta), ("alpha", self.alpha)):
@@ -66,18 +85,23 @@ class RiskMonitor:
         n = _require_count("n", self.n)
         if n > _MOST_LOSSES:
             raise ValueError(f"n must be at most {_MOST_LOSSES}, which no stream has; got {n!r:.40}.")
-        lowest = -n * LOSS_SCALE if self.is_signed else 0
-        if not lowest <= _require_count("loss_sum", self.loss_sum, lowest=lowest) <= n * LOSS_SCALE:
+        measured = n - _require_count("missing", self.missing, highest=n, of=f"n = {n}")
+        lowest = -measured * LOSS_SCALE if self.is_signed else 0
+        of = f"n = {n}" if measured == n else f"n = {n} and missing = {self.missing}"
+        _require_count("loss_sum", self.loss_sum, lowest=lowest, highest=measured * LOSS_SCALE, of=of)
+        for name, stakes in (("stakes", self.stakes), ("worst_stakes", self.worst_stakes)):
+            if len(stakes) != len(_SHARES) or not all(
+                isinstance(value, float) and 0 <= value <= _RICHEST for value in stakes
+            ):
+                raise ValueError(f"{name} must be {len(_SHARES)} numbers from 0 to {_RICHEST:g}, got {stakes!r:.200}.")
+        for name, place in (("alarm_at", self.alarm_at), ("missing_alarm_at", self.missing_alarm_at)):
+            if place is not None:
+                _require_count(name, place, lowest=1, highest=n, of=f"n = {n}")
+        if self.alarm_at is not None and (self.missing_alarm_at is None or self.missing_alarm_at > self.alarm_at):
             raise ValueError(
-                f"loss_sum must be in [{lowest}, {n * LOSS_SCALE}] for n = {n}, got {self.loss_sum!r:.40}."
+                f"missing_alarm_at must be in [1, {self.alarm_at}] for alarm_at = {self.alarm_at}, got "
+                f"{self.missing_alarm_at!r:.40}."
             )
-        stakes = self.stakes
-        if len(stakes) != len(_SHARES) or not all(
-            isinstance(value, float) and 0 <= value <= _RICHEST for value in stakes
-        ):
-            raise ValueError(f"stakes must be {len(_SHARES)} numbers from 0 to {_RICHEST:g}, got {stakes!r:.200}.")
-        if self.alarm_at is not None and not 1 <= _require_count("alarm_at", self.alarm_at) <= n:
-            raise ValueError(f"alarm_at must be in [1, {n}] for n = {n}, got {self.alarm_at!r:.40}.")
 
     @classmethod
     def start(cls, *, delta: float, alpha: float, is_signed: bool = False) -> Self:
@@ -93,17 +117,27 @@ class RiskMonitor:
 
         Source: ours.
         """
-        stakes = (0.0,) * len(_SHARES)
-        return cls(delta=delta, alpha=alpha, is_signed=is_signed, n=0, loss_sum=0, stakes=stakes, alarm_at=None)
+        return cls(
+            delta=delta,
+            alpha=alpha,
+            is_signed=is_signed,
+            n=0,
+            missing=0,
+            loss_sum=0,
+            stakes=_NO_STAKES,
+            worst_stakes=_NO_STAKES,
+            alarm_at=None,
+            missing_alarm_at=None,
+        )
 
-    def observe(self, losses: Iterable[float]) -> Self:
+    def observe(self, losses: Iterable[float | None]) -> Self:
         """Returns the monitor after some more losses, in the order in which they came.
 
         The same stream gives the same state, bit for bit, on every machine and however it is cut into parts. Losses
         after an alarm count in `n` and `loss_sum`; the alarm stays.
 
         Args:
-          losses: Each in [0, 1], or in [-1, 1] for signed ones.
+          losses: Each in [0, 1], or in [-1, 1] for signed ones; None for one that is missing.
 
         Raises:
           ValueError: If a loss is NaN or out of range; nothing of the part is then taken in.
@@ -111,38 +145,61 @@ class RiskMonitor:
         Source: as the class.
         """
         require = require_signed_unit_interval if self.is_signed else require_unit_interval
-        checked = require(list(losses), name="losses")
-        stakes, alarm_at = np.array(self.stakes), self.alarm_at
-        kept = kept_back(np.arange(self.n, self.n + checked.size + 1))
-        for index, loss in enumerate(checked):
+        given = list(losses)
+        measured = require([loss for loss in given if loss is not None], name="losses")
+        least = -1.0 if self.is_signed else 0.0
+        known = iter(measured.tolist())
+        pairs = [(least, 1.0) if loss is None else (next(known),) * 2 for loss in given]
+        # Both capitals side by side, shape (2, bettors).
+        stakes = np.array([self.stakes, self.worst_stakes])
+        alarms = [self.alarm_at, self.missing_alarm_at]
+        kept = kept_back(np.arange(self.n, self.n + len(pairs) + 1))
+        for index, pair in enumerate(pairs):
             before, after = kept[index : index + 2]
-            stakes = grown_stakes(stakes, loss, fresh=before - after, delta=self.delta, is_signed=self.is_signed)
-            if alarm_at is None and capital_of(stakes, kept=after) >= 1 / self.alpha:
-                alarm_at = self.n + index + 1
+            stakes = grown_stakes(
+                stakes, np.array(pair), fresh=before - after, delta=self.delta, is_signed=self.is_signed
+            )
+            if None in alarms:
+                for kind, capital in enumerate(capital_of(stakes, kept=after)):
+                    if alarms[kind] is None and capital >= 1 / self.alpha:
+                        alarms[kind] = self.n + index + 1
         return dataclasses.replace(
             self,
-            n=self.n + checked.size,
-            loss_sum=self.loss_sum + int(to_signed_fixed_point(checked).sum()),
-            stakes=tuple(stakes.tolist()),
-            alarm_at=alarm_at,
+            n=self.n + len(given),
+            missing=self.missing + len(given) - measured.size,
+            loss_sum=self.loss_sum + int(to_signed_fixed_point(measured).sum()),
+            stakes=tuple(stakes[0].tolist()),
+            worst_stakes=tuple(stakes[1].tolist()),
+            alarm_at=alarms[0],
+            missing_alarm_at=alarms[1],
         )
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean of all losses so far; None before the first."""
-        return self.loss_sum / LOSS_SCALE / self.n if self.n else None
+        """The mean of all losses so far that are not missing; None before the first."""
+        measured = self.n - self.missing
+        return self.loss_sum / LOSS_SCALE / measured if measured else None
 
     @property
     def capital(self) -> float:
         """What the bettors have together now, having started with 1: the evidence against "the risk is at most delta".
 
-        The alarm is raised when it first reaches 1 / alpha. What a bettor has beyond 2^1000 is not counted.
+        Missing losses count as the lowest there are. The alarm is raised when it first reaches 1 / alpha. What a bettor
+        has beyond 2^1000 is not counted.
         """
-        return float(capital_of(np.array(self.stakes), kept=float(kept_back(np.array(self.n)))))
+        return self._capital_of(self.stakes)
+
+    @property
+    def worst_capital(self) -> float:
+        """The same where missing losses count as 1: the evidence against "that, and no loss is missing"."""
+        return self._capital_of(self.worst_stakes)
+
+    def _capital_of(self, stakes: tuple[float, ...]) -> float:
+        return float(capital_of(np.array(stakes), kept=float(kept_back(np.array(self.n)))))
 
     def to_dict(self) -> dict[str, object]:
         """Returns the state as plain JSON values; numbers read back exactly."""
-        return {**dataclasses.asdict(self), "stakes": list(self.stakes)}
+        return {**dataclasses.asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> Self:
@@ -152,15 +209,44 @@ class RiskMonitor:
           ValueError: If a key is missing or unknown, or a value cannot be.
         """
         names = {field.name for field in dataclasses.fields(cls)}
-        if value.keys() != names:
-            raise ValueError(
-                f"a monitor's state has the keys {', '.join(sorted(names))}; "
-                f"missing: {sorted(names - value.keys())}, unknown: {sorted(value.keys() - names)}."
-            )
-        stakes = value["stakes"]
-        if not isinstance(stakes, list):
-            raise ValueError(f"stakes must be a list, got {stakes!r:.100}.")
-        return cls(**{**value, "stakes": tuple(stakes)})  # type: ignore[arg-type]
+        _check_keys(value, names)
+        lists = {name: _tuple_of(name, value[name]) for name in _LISTS}
+        return cls(**{**value, **lists})  # type: ignore[arg-type]
+
+    @classmethod
+    def from_first_version(cls, value: Mapping[str, object]) -> Self:
+        """Returns a state of the first version, which counted missing losses as 1 and did not say which they were.
+
+        What had been won then is evidence that the risk exceeds delta or losses are missing. It counts for nothing
+        else: the capital that proves goes on with what had been kept back, which is valid, and slower.
+
+        Raises:
+          ValueError: As `from_dict`.
+        """
+        names = {field.name for field in dataclasses.fields(cls)} - {"missing", "worst_stakes", "missing_alarm_at"}
+        _check_keys(value, names)
+        changed = {
+            "missing": 0,
+            "stakes": _NO_STAKES,
+            "worst_stakes": _tuple_of("stakes", value["stakes"]),
+            "alarm_at": None,
+            "missing_alarm_at": value["alarm_at"],
+        }
+        return cls(**{**value, **changed})  # type: ignore[arg-type]
+
+
+def _check_keys(value: Mapping[str, object], names: set[str]) -> None:
+    if value.keys() != names:
+        raise ValueError(
+            f"a monitor's state has the keys {', '.join(sorted(names))}; "
+            f"missing: {sorted(names - value.keys())}, unknown: {sorted(value.keys() - names)}."
+        )
+
+
+def _tuple_of(name: str, value: object) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {value!r:.100}.")
+    return tuple(value)
 
 
 def grown_stakes(stakes: np.ndarray, losses: np.ndarray, *, fresh: float, delta: float, is_signed: bool) -> np.ndarray:
@@ -217,11 +303,14 @@ def kept_back(numbers: np.ndarray) -> np.ndarray:
     return 1 / (1 + elementary.log(1.0 + numbers))
 
 
-def _require_count(name: str, value: object, *, lowest: int = 0) -> int:
+def _require_count(name: str, value: object, *, lowest: int = 0, highest: int | None = None, of: str = "") -> int:
+    """Returns a whole number within its range, whose upper end follows from what `of` says."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = lowest - 1
     if isinstance(value, bool) or number < lowest:
         raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r:.40}.")
+    if highest is not None and number > highest:
+        raise ValueError(f"{name} must be in [{lowest}, {highest}] for {of}, got {value!r:.40}.")
     return number

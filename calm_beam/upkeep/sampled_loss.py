@@ -50,8 +50,8 @@ class SampledLoss:
 
     Attributes:
       id: Of the request.
-      value: The loss.
-      failure: Why it is 1 without having been measured; None if it was measured.
+      value: The loss; 1 if it is missing.
+      failure: Why it is missing, as it was not measured; None if it was.
       promise: What it is about.
     """
 
@@ -59,6 +59,11 @@ class SampledLoss:
     value: float
     failure: str | None
     promise: WatchedPromise
+
+    @property
+    def measured(self) -> float | None:
+        """The loss as `RiskMonitor` takes it; None if it is missing."""
+        return self.value if self.failure is None else None
 
     def to_row(self) -> dict[str, Any]:
         """Returns the loss as `calm-beam monitor` reads it."""
@@ -84,6 +89,11 @@ class SampledLoss:
         keys = ("id", "loss", "failure", "manifest", "calibration")
         if row.keys() != set(keys):
             raise ValueError(f"the row of a loss has the keys {', '.join(keys)}; got {sorted(map(str, row))}.")
+        if not (row["failure"] is None or isinstance(row["failure"], str)):
+            raise ValueError(
+                f"the loss of request {row['id']!r:.60}: failure must be a text, or None where the loss was measured; "
+                f"got {row['failure']!r:.60}."
+            )
         for promise in promises:
             if (promise.manifest, promise.calibration) == (row["manifest"], row["calibration"]):
                 return cls(id=str(row["id"]), value=row["loss"], failure=row["failure"], promise=promise)

@@ -17,14 +17,19 @@ class WatchedRisk:
       monitor: After this part and all before it.
       part: Losses of this part: all of a batch, or those of a window.
       end: When the window ended, in seconds since 1970; None for a batch.
-      is_new_alarm: Whether this part has raised the alarm.
+      missing: How many of them are missing.
+      is_new_alarm: Whether this part has raised the alarm: the risk exceeds delta, whatever missing losses are.
+      is_new_missing_alarm: Whether this part has raised the other one, and no proof yet: the risk exceeds delta or
+        losses are missing.
     """
 
     promise: WatchedPromise
     monitor: RiskMonitor
     part: int
     end: float | None
+    missing: int
     is_new_alarm: bool
+    is_new_missing_alarm: bool
 
     @classmethod
     def after(
@@ -47,11 +52,15 @@ class WatchedRisk:
         promise = ordered[0].promise
         if before is None:
             before = RiskMonitor.start(delta=promise.delta, alpha=alpha, is_signed=promise.is_signed)
-        monitor = before.observe(loss.value for loss in ordered)
+        monitor = before.observe(loss.measured for loss in ordered)
         return cls(
             promise=promise,
             monitor=monitor,
             part=len(ordered),
             end=end,
+            missing=monitor.missing - before.missing,
             is_new_alarm=before.alarm_at is None and monitor.alarm_at is not None,
+            is_new_missing_alarm=before.missing_alarm_at is None
+            and monitor.missing_alarm_at is not None
+            and monitor.alarm_at is None,
         )

@@ -49,7 +49,7 @@ class Measurements:
         return request_id
 
     def measure(self, request_id: str, prompt: AnyPrompt, answered: concurrent.futures.Future[Answer]) -> None:
-        """Measures a sampled request once it is answered, or counts it with loss 1 if it has no output.
+        """Measures a sampled request once it is answered, or adds its loss as missing if it has no output.
 
         Args:
           request_id: As `sampled` returned it.

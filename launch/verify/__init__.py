@@ -10,8 +10,9 @@ decodes the fresh data at the thresholds of the manifest alone, as the calibrati
 * it is not contradicted: neither. Nothing was found out; more data may tell. Exit status 0, like the one before.
 
 Both use the entry's own p-value. An output that failed counts with loss 1 when a promise is to be proved again, and
-with the lowest loss there is when it is to be called broken. A threshold that was wrongly accepted, which happens with
-probability epsilon at most, is found out here too; a status of 3 alone does not say that the distribution has changed.
+with the lowest loss there is when it is to be called broken. (In losses of your own nobody says which failed: one that
+is written as 1 counts as 1 for both.) A threshold that was wrongly accepted, which happens with probability epsilon at
+most, is found out here too; a status of 3 alone does not say that the distribution has changed.
 
 A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
 names it.
@@ -19,6 +20,15 @@ names it.
 A manifest of kind external, which `calm-beam certify` made, is tested on fresh losses or scores, and needs no model:
 
     calm-beam verify --manifest=certification --losses='fresh-*.csv'
+
+`--alpha` is the chance in one run. Of many runs, each on new data, more and more call a promise broken that is kept: at
+the boundary, 60 runs at 5 % do so nine times in ten. If you test again and again, pass
+
+    calm-beam verify --manifest=calibration --data='week-32/*.jsonl' --checkpoint=checkpoints/my_t5 --anytime
+
+at every run from the first on. Then `--alpha` is the chance over all of them, however many there are and whatever
+decides when to test again. What they have found is kept in `verification.json` beside the manifest (or `--state`). All
+use the p-value `signed_mixture`. Each run takes new examples alone: ids that were counted before are refused.
 
 Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
 with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
@@ -46,6 +56,8 @@ from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.manifest import add_confidence_flag, add_precision_flags
 from calm_beam.launch.flags.metrics import add_metric_settings
 from calm_beam.launch.flags.model import add_model_flags
+
+from .carried import add_anytime_flags
 
 _ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "--losses")
 
@@ -83,6 +95,7 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
+    add_anytime_flags(parser)
     parser.add_argument(
         "--metric",
         type=texts,

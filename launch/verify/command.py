@@ -4,8 +4,9 @@ import argparse
 import dataclasses
 import glob
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from rich import box
 from rich.table import Table
@@ -40,8 +41,10 @@ from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
 from calm_beam.transforms import ReadExamples
-from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
+from calm_beam.upkeep.anytime import AnytimeEvidence
+from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify_each
 
+from .carried import take_up
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
 
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.
@@ -57,7 +60,8 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
         path = find_manifest(flags.manifest)
         manifest = read_manifest(path)
         check_precision(flags, manifest.decode)
-        entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
+        promised = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
+        entries = promised
         if flags.metric is not None:
             entries = _with_metrics(entries, flags, manifest=manifest)
         if not entries:
@@ -78,7 +82,12 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
             by_variant.setdefault(entry.variant, []).append(entry)
         runs = _prepare(flags, manifest, variants=list(by_variant.values()), runs_here=workers.are_here)
         place = shared_place(workers)
-        _check_data(runs[0], flags, manifest=manifest, path=path)
+        state = take_up(flags, path, manifest=manifest.digest, promises=len(promised))
+        fresh_examples = _check_data(runs[0], flags, manifest=manifest, path=path)
+        names = {example.id if example.cluster is None else example.cluster for example in fresh_examples}
+        if state is not None:
+            are_own = any(example.has_own_id or example.cluster is not None for example in fresh_examples)
+            state.check_new(names, are_own=are_own, unit="example" if flags.cluster_key is None else "cluster")
     fresh = {
         variant: _decode(run, workers, place=place, flags=flags, manifest=manifest, entries=of_variant)
         for (variant, of_variant), run in zip(by_variant.items(), runs, strict=True)
@@ -87,9 +96,32 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
     tested = [entry for entry in entries if fresh[entry.variant].has_any(entry)]
     if without := sorted({entry.group or "" for entry in entries} - {entry.group or "" for entry in tested}):
         say(f"the fresh data have no example of group {', '.join(map(printable_line, without))}: not tested")
-    verdicts = verify_each([fresh[entry.variant] for entry in tested], tested, alpha=flags.alpha)
-    _print(manifest, list(fresh.values()), verdicts=verdicts, left_out=len(entries) - len(tested), flags=flags)
+    if state is None:
+        verdicts = verify_each([fresh[entry.variant] for entry in tested], tested, alpha=flags.alpha)
+    else:
+        state.keep(
+            state.evidence.after_run(
+                names,
+                [_losses_of(fresh.get(entry.variant), entry, entries=entries) for entry in promised],
+                deltas=[entry.delta for entry in promised],
+                is_signed=[objective_of(entry).is_signed for entry in promised],
+            )
+        )
+        verdicts = state.evidence.verdicts(promised)
+    about = [verdict.entry for verdict in verdicts]
+    others = sum(entry not in entries and entry not in about for entry in promised)
+    evidence = None if state is None else state.evidence
+    _print(manifest, list(fresh.values()), verdicts=verdicts, others=others, evidence=evidence, flags=flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
+
+
+def _losses_of(
+    fresh: FreshLosses | None, entry: Calibration, *, entries: Collection[Calibration]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns an entry's losses, and the same as lenient as can be; None if it is not tested or has none."""
+    if fresh is None or entry not in entries or not fresh.has_any(entry):
+        return None
+    return fresh.at(entry), fresh.at(entry, lenient=True)
 
 
 def _with_metrics(
@@ -164,12 +196,13 @@ def _prepare(
     ]
 
 
-def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Manifest, path: str) -> None:
-    """Refuses the calibration set itself, and tells how many of its prompts come again."""
+def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Manifest, path: str) -> list[Example]:
+    """Returns the fresh examples; refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
         fresh.extend(read_examples(name, run.reading, file_index=index))
-    if _fingerprints(with_unique_ids(fresh), manifest) & _used_fingerprints(manifest):
+    unique = with_unique_ids(fresh)
+    if _fingerprints(unique, manifest) & _used_fingerprints(manifest):
         raise UsageError(
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
             "take examples that were drawn anew."
@@ -188,7 +221,7 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
             "whether the data share prompts with the calibration set is unknown: its generations are not "
             "beside the manifest"
         )
-        return
+        return unique
     calibrated = {_whole_prompt(run, prompt) for name in stored for prompt in stored_prompts(name)}
     shared = sum(_whole_prompt(run, (example.input, example.input_ids)) in calibrated for example in fresh)
     if shared:
@@ -197,6 +230,7 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
             "set too. Unless prompts repeat by themselves, the data are not fresh, and what they seem to prove again "
             "they do not."
         )
+    return unique
 
 
 def _fingerprints(examples: Sequence[Example], manifest: Manifest) -> set[str]:
@@ -254,7 +288,8 @@ def _print(
     fresh: Sequence[FreshLosses],
     *,
     verdicts: Sequence[Verdict[Calibration]],
-    left_out: int,
+    others: int,
+    evidence: AnytimeEvidence | None,
     flags: argparse.Namespace,
 ) -> None:
     console = PlainConsole()
@@ -286,6 +321,6 @@ def _print(
     console.print(
         f"{units}, {failed} failed; {never} of the manifest's entries {'says' if never == 1 else 'say'} never exit."
     )
-    if others := len(manifest.calibrations) - never - len(verdicts) - left_out:
+    if others:
         console.print(f"{counted(others, 'promise')} of other metrics {'was' if others == 1 else 'were'} not tested.")
-    conclude(console, verdicts, alpha=flags.alpha)
+    conclude(console, verdicts, alpha=flags.alpha, evidence=evidence)

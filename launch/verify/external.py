@@ -6,7 +6,14 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.external.verification import check_fresh, promised, verify_settings, why_not_fresh
+from calm_beam.external.verification import (
+    check_fresh,
+    promised,
+    unit_names,
+    verify_settings,
+    why_not_fresh,
+    with_settings,
+)
 from calm_beam.launch.certify.flags import add_sweep_flags
 from calm_beam.launch.certify.sources import read_source
 from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags
@@ -15,8 +22,10 @@ from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
 from calm_beam.printable import printable_line
+from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import Verdict
 
+from .carried import add_anytime_flags, take_up
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
 
 
@@ -30,6 +39,7 @@ def external_parser(doc: str | None) -> FlagParser:
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
+    add_anytime_flags(parser)
     return parser
 
 
@@ -63,13 +73,26 @@ def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
     check_fresh(source.sweep, manifest)
     if (caution := why_not_fresh(source.sweep, manifest)) is not None:
         say(f"caution: {caution}")
-    verdicts = verify_settings(source.sweep, manifest, alpha=flags.alpha)
-    _print(manifest, verdicts, examples=len(source.sweep.ids), alpha=flags.alpha)
+    state = take_up(flags, path, manifest=manifest.digest, promises=len(promised(manifest)))
+    if state is None:
+        verdicts = verify_settings(source.sweep, manifest, alpha=flags.alpha)
+    else:
+        names, unit = unit_names(source.sweep)
+        state.check_new(names, are_own=True, unit=unit)
+        state.keep(with_settings(state.evidence, names, sweep=source.sweep, manifest=manifest))
+        verdicts = state.evidence.verdicts(promised(manifest))
+    evidence = None if state is None else state.evidence
+    _print(manifest, verdicts, examples=len(source.sweep.ids), alpha=flags.alpha, evidence=evidence)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
 
 def _print(
-    manifest: ExternalManifest, verdicts: Sequence[Verdict[ExternalCalibration]], *, examples: int, alpha: float
+    manifest: ExternalManifest,
+    verdicts: Sequence[Verdict[ExternalCalibration]],
+    *,
+    examples: int,
+    alpha: float,
+    evidence: AnytimeEvidence | None,
 ) -> None:
     console = PlainConsole()
     table = Table(
@@ -92,4 +115,4 @@ def _print(
     console.print(table)
     none = len(manifest.calibrations) - len(verdicts)
     console.print(f"{counted(examples, 'fresh example')}; {none} of the manifest's entries found no safe setting.")
-    conclude(console, verdicts, alpha=alpha)
+    conclude(console, verdicts, alpha=alpha, evidence=evidence)

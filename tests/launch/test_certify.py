@@ -11,7 +11,7 @@ import pytest
 
 from calm_beam.external.rows import LossRow
 from calm_beam.launch.cli import main
-from calm_beam.manifest import ExternalManifest, ManifestError, read_external_manifest
+from calm_beam.manifest import ExternalManifest, ManifestError, content_digest, read_external_manifest
 from calm_beam.serving import Generator
 from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_lm_eval
 
@@ -273,6 +273,99 @@ def test_verify_on_some_of_the_same_examples(losses: pathlib.Path, capsys: pytes
     found = re.search(r"caution: of 256 certified ids that the manifest remembers, (\d+) are", capsys.readouterr().err)
     assert found is not None
     assert 10 < int(found[1]) < 45
+
+
+def _part(folder: pathlib.Path, seed: int, *, wrong: float = 0.02, count: int = 60) -> pathlib.Path:
+    """Writes fresh losses with ids of their own."""
+    rows = coin_rows(count, seed=seed, wrong=(0, 0, wrong, 0))
+    return write_csv(folder / f"fresh-{seed}.csv", [dataclasses.replace(row, id=f"{seed} {row.id}") for row in rows])
+
+
+def test_verify_at_any_time(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs count together until they break a promise, which then stays broken; one without the flag is told of them."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    capsys.readouterr()
+    folder = losses.parent
+    asked = ["verify", f"--manifest={folder / 'out'}"]
+    statuses = []
+    for seed in range(1, 9):
+        path = _part(folder, seed, wrong=0.28)
+        statuses.append(main([*asked, f"--losses={path}", "--anytime"]))
+        together = capsys.readouterr()
+        assert f"{seed} run" in together.out
+        assert together.err == ""
+        assert main([*asked, f"--losses={path}"]) in (0, 3)
+        assert (
+            "verification.json keeps what earlier runs with --anytime have found. This run is not"
+            in capsys.readouterr().err
+        )
+    assert statuses[0] == 0
+    assert statuses[-1] == 3
+    assert main([*asked, f"--losses={_part(folder, 9, wrong=0)}", "--anytime"]) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "is BROKEN: the fresh losses of 9 runs together prove that the risk exceeds delta" in printed
+    assert "such a finding, over all runs with --anytime, those to come as well, would be at most 0.05" in printed
+    assert "9 runs with --anytime, 540 losses of a promise at most." in printed
+
+
+def test_verify_at_any_time_takes_new_examples_alone(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids that were counted come again in a file that grows: they are refused, and the state stays as it is."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    folder = losses.parent
+    state = folder / "elsewhere.json"
+    asked = ["verify", f"--manifest={folder / 'out'}", "--anytime", f"--state={state}"]
+    first, second = _part(folder, 1), _part(folder, 2)
+    assert main([*asked, f"--losses={first}"]) == 0
+    before = state.read_bytes()
+    capsys.readouterr()
+    assert main([*asked, f"--losses={first},{second}"]) == 2
+    assert "60 of 120 examples were counted by an earlier run" in capsys.readouterr().err
+    assert main([*asked, f"--losses={first}"]) == 2
+    assert main([*asked, "--alpha=0.1", f"--losses={second}"]) == 2
+    assert "was kept with --alpha=0.05, now it is 0.1" in capsys.readouterr().err
+    assert state.read_bytes() == before
+    assert not (folder / "out" / "verification.json").exists()
+    assert main([*asked, f"--losses={second}"]) == 0
+    assert json.loads(state.read_text())["runs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        (lambda content: {**content, "runs": 7}, 1, "was changed after it was written: its digest is another"),
+        (lambda content: {"schema": "calm-beam/monitor/v2"}, 1, "is not of the form calm-beam/verification/v1"),
+        (lambda content: [1], 1, "is not of the form calm-beam/verification/v1"),
+        (lambda content: {**content, "manifest": "sha256:0"}, 2, "was kept for another manifest"),
+        (lambda content: {**content, "promises": "none"}, 1, "is not as calm-beam writes it"),
+    ],
+)
+def test_a_state_that_cannot_be_used_is_refused(
+    change: Any, status: int, message: str, losses: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged state, one of another kind and one of another manifest are named, and stay as they are."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    state = losses.parent / "out" / "verification.json"
+    asked = ["verify", f"--manifest={losses.parent / 'out'}", "--anytime"]
+    assert main([*asked, f"--losses={_part(losses.parent, 1)}"]) == 0
+    content = change(json.loads(state.read_text()))
+    if status == 2 or "not as" in message:
+        del content["digest"]
+        content["digest"] = content_digest(content)
+    state.write_text(json.dumps(content))
+    before = state.read_bytes()
+    assert main([*asked, f"--losses={_part(losses.parent, 2)}"]) == status
+    assert message in capsys.readouterr().err
+    assert state.read_bytes() == before
+
+
+def test_a_state_belongs_to_anytime(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone the flag would keep nothing; a place that does not exist is named before anything is tested."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    asked = ["verify", f"--manifest={losses.parent / 'out'}", f"--losses={_part(losses.parent, 1)}"]
+    assert main([*asked, "--state=x.json"]) == 2
+    assert "--state belongs to --anytime, which is missing." in capsys.readouterr().err
+    assert main([*asked, "--anytime", f"--state={losses.parent}/no/x.json"]) == 2
+    assert "/no does not exist." in capsys.readouterr().err
 
 
 def test_verify_of_nothing(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

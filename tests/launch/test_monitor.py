@@ -4,12 +4,13 @@ import io
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from calm_beam.examples import LARGEST_ROW
 from calm_beam.launch.cli import main
-from calm_beam.manifest import write_manifest
+from calm_beam.manifest import read_manifest, write_manifest
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
 
 _GOOD = ([0.0] * 9 + [0.5]) * 10
@@ -24,7 +25,7 @@ def manifest(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _write(path: pathlib.Path, losses: list[float]) -> pathlib.Path:
+def _write(path: pathlib.Path, losses: Sequence[float | str]) -> pathlib.Path:
     path.write_text("".join(f"{loss}\n" for loss in losses), encoding="utf-8")
     return path
 
@@ -66,6 +67,103 @@ def test_the_state_is_taken_up_again(
     capsys.readouterr()
     assert main([*flags, f"--losses={_write(tmp_path / 'd', [0.0] * 300)}"]) == 3
     assert "412 losses" in capsys.readouterr().out
+
+
+def test_missing_losses_prove_no_excess(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a true risk of 0 and every third label missing the status is 4, and the words say that it is no proof."""
+    stream = _write(tmp_path / "losses.txt", [0.0, 0.0, "missing"] * 60)
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={stream}"]) == 4
+    printed = capsys.readouterr().out
+    assert "180 losses, 60 of them missing, mean 0.0000." in printed
+    assert re.search(
+        r"ALARM at loss \d+: the risk exceeds delta 0\.1, or losses are missing\. With each missing one counted as 1 "
+        r"the evidence has reached 20; with each counted as 0 it stands at 0\.\d+, which does not prove",
+        printed,
+    )
+    assert "the losses show that the risk exceeds" not in printed
+
+
+def test_a_proof_does_not_need_missing_losses(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the losses that are there prove the excess, the status is 3; without an alarm both capitals are told."""
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', ['missing', 1.0] * 12)}"]) == 3
+    assert "the losses show that the risk exceeds delta 0.1, even if each missing one is 0." in capsys.readouterr().out
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', ['missing', 0.0])}"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"evidence stands at 0\.\d+ \(\d\.\d+ with each missing loss counted as 1\); 20 raises it", printed
+    )
+
+
+def test_rows_with_a_failure_are_missing(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of a probe says by its failure that the loss was not measured; whatever else stands there is refused."""
+    about = {"manifest": read_manifest(manifest).digest, "calibration": 0}
+    losses = tmp_path / "losses.jsonl"
+
+    def rows(failure: object) -> str:
+        return "".join(json.dumps({"id": str(n), "loss": 1.0, "failure": failure, **about}) + "\n" for n in range(40))
+
+    losses.write_text(rows("no references: none had come"))
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 4
+    assert "40 losses, 40 of them missing.\nALARM" in capsys.readouterr().out
+    losses.write_text(rows(None))
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 3
+    losses.write_text(rows(3))
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 1
+    assert "line 1: failure must be a text, or null where the loss was measured, got 3." in capsys.readouterr().err
+
+
+def test_a_stream_ends_at_the_alarm_about_missing_losses(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends once; called again with its state, it goes on until the losses prove the excess."""
+    flags = ["monitor", f"--manifest={manifest}", "--losses=-", f"--state={tmp_path / 'state.json'}"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("missing\n" * 50))
+    assert main(flags) == 4
+    first = json.loads((tmp_path / "state.json").read_text())["monitor"]
+    assert first["n"] == first["missing_alarm_at"] < 20
+    monkeypatch.setattr("sys.stdin", io.StringIO("missing\n" * 5 + "1\n" * 90))
+    assert main(flags) == 3
+    second = json.loads((tmp_path / "state.json").read_text())["monitor"]
+    assert second["n"] == second["alarm_at"] > first["n"] + 5
+    assert second["missing_alarm_at"] == first["n"]
+
+
+def test_a_state_of_the_first_version_is_read(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counted missing losses as 1: what it found is told as that, and it is kept in the new form."""
+    state, losses = tmp_path / "state.json", _write(tmp_path / "a", [0.0])
+    old = {
+        "schema": "calm-beam/monitor/v1",
+        "manifest": read_manifest(manifest).digest,
+        "calibration": 0,
+        "monitor": {
+            "delta": 0.1,
+            "alpha": 0.05,
+            "is_signed": False,
+            "n": 20,
+            "loss_sum": 20 * 2**32,
+            "stakes": [1e9] * 7,
+            "alarm_at": 4,
+        },
+    }
+    state.write_text(json.dumps(old))
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 4
+    printed = capsys.readouterr()
+    assert "is of a version that counted missing losses as 1" in printed.err
+    assert "ALARM at loss 4: the risk exceeds delta 0.1, or losses are missing." in printed.out
+    assert json.loads(state.read_text())["schema"] == "calm-beam/monitor/v2"
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 4
+    assert "is of a version" not in capsys.readouterr().err
+    state.write_text(json.dumps({**old, "schema": "calm-beam/monitor/v3"}))
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 1
+    assert "schema is 'calm-beam/monitor/v3', this calm-beam knows" in capsys.readouterr().err
 
 
 def test_a_stream_ends_at_the_alarm(

@@ -98,6 +98,42 @@ def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> 
     assert "proved again" in printed
 
 
+def test_runs_at_any_time(place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs on new rows count together, of one metric too; rows with ids that were counted end the run undecoded."""
+    parts = []
+    for number in (1, 2):
+        rows = [{**row, "id": f"{number}-{row['id']}"} for row in id_rows(20, seed=number)]
+        parts.append(write_rows(tmp_path / f"fresh-{number}.jsonl", rows))
+    flags = ["verify", f"--manifest={place.calibration}", *_RUN, "--anytime"]
+    assert main([*flags, f"--data={parts[0]}"]) == 0
+    assert "1 run with --anytime, 20 losses of a promise at most." in capsys.readouterr().out
+    assert main([*flags, f"--data={parts[0]},{parts[1]}"]) == 2
+    assert "20 of 40 examples were counted by an earlier run" in capsys.readouterr().err
+    assert main([*flags, f"--data={parts[1]}", "--metric=token_f1"]) == 0
+    printed = capsys.readouterr().out
+    assert "No promise is found broken at level 0.05, over all runs with --anytime, those to come as well;" in printed
+    assert "2 runs with --anytime, 40 losses of a promise at most." in printed
+    state = json.loads((place.calibration / "verification.json").read_text())
+    assert (state["runs"], len(state["seen"])) == (2, 40)
+
+
+def test_rows_without_ids_that_come_again_are_told(
+    place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal prompts may be two draws: some are a caution, and the same rows as a whole are refused."""
+    rows = [{key: value for key, value in row.items() if key != "id"} for row in id_rows(30, seed=3)]
+    first = write_rows(tmp_path / "first.jsonl", rows[:20])
+    second = write_rows(tmp_path / "second.jsonl", rows[15:])
+    flags = ["verify", f"--manifest={place.calibration}", *_RUN, "--anytime"]
+    assert main([*flags, f"--data={first}"]) == 0
+    assert main([*flags, f"--data={first}"]) == 2
+    assert "20 of 20 examples were counted by an earlier run" in capsys.readouterr().err
+    assert main([*flags, f"--data={second}"]) == 0
+    assert (
+        "caution: 5 of 15 examples were counted by an earlier run, by prompt and references" in capsys.readouterr().err
+    )
+
+
 def test_fresh_losses_are_those_of_a_calibration(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
     """The risks and p-values that verify finds on fresh data are those a calibration on them finds."""
     asked = ("--consistency=textual,risk", "--delta=0.7,0.8", "--tail=0.3")

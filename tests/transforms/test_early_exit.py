@@ -178,6 +178,17 @@ def test_groups_of_one_manifest(tmp_path: pathlib.Path) -> None:
     assert len({result.model_id for result in results}) == 3
 
 
+def test_a_group_under_a_manifest_without_groups_is_refused(served: Served, tmp_path: pathlib.Path) -> None:
+    """Such a prompt has no answer and says why, instead of being answered without a promise; others have theirs."""
+    elements = [NamedPrompt(prompt=PROMPTS[0], group="en"), NamedPrompt(prompt=PROMPTS[0])]
+    results, counters = run(elements, EarlyExitModelHandler(served.manifest, served.model), tmp_path / "results")
+    by_group = {result.example.group: result.inference for result in results}
+    assert isinstance(by_group["en"], Unanswered)
+    assert "names group 'en', and the manifest was calibrated without --group_key." in str(by_group["en"].error)
+    assert by_group[None].tokens == served.generator().generate(PROMPTS[0]).tokens
+    assert counters["unanswered-prompts"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -214,6 +225,19 @@ def test_what_cannot_be_served_is_refused_before_workers_start(served: Served) -
         ({"manifest": own}, MeasureError, "module:measure"),
         ({"manifest": oracle}, ManifestError, "cannot be served"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"min_batch_size": 9, "max_batch_size": 8}, ValueError, "must be at most max_batch_size, 8; got 9"),
+        ({"min_batch_size": 10_001}, ValueError, "at most max_batch_size, 10000 where it is left out; got 10001"),
+        ({"min_batch_size": 0}, ValueError, "min_batch_size must be a whole number of at least 1, got 0"),
+        ({"max_batch_size": 0}, ValueError, "max_batch_size must be a whole number of at least 1, got 0"),
+        ({"max_batch_size": -3}, ValueError, "max_batch_size must be a whole number of at least 1, got -3"),
+        ({"max_batch_size": 2.5}, ValueError, "max_batch_size must be a whole number of at least 1, got 2.5"),
+        ({"min_batch_size": True}, ValueError, "min_batch_size must be a whole number of at least 1, got True"),
+        ({"max_batch_size": "8"}, ValueError, "max_batch_size must be a whole number of at least 1, got '8'"),
+        ({"max_batch_duration_secs": -1}, ValueError, "max_batch_duration_secs must be a number of at least 0, got -1"),
+        ({"max_batch_duration_secs": float("nan")}, ValueError, "must be a number of at least 0, got nan"),
+        ({"max_batch_duration_secs": float("inf")}, ValueError, "must be a number of at least 0, got inf"),
+        ({"max_batch_duration_secs": "1"}, ValueError, "must be a number of at least 0, got '1'"),
+        ({"group": "en"}, ManifestError, 'there is no group "en": the manifest was calibrated without --group_key'),
         ({"exit_head": "int4"}, ValueError, "exit_head must be one of .*; got 'int4'"),
         ({"model_copies": 0}, ValueError, "model_copies must be at least 1, got 0"),
         ({"model_copies": 2, "share_model_across_processes": False}, ValueError, "each has its own"),

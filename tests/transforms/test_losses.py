@@ -27,6 +27,49 @@ def _rows(seed: int) -> list[tuple[str, str, float]]:
     ]
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_losses_that_are_flattened_in_several_times_are_refused(times: int) -> None:
+    """Once they are tested; three times, as by patterns that overlap, the run ends, wherever the copies are summed."""
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+    parts = [pipeline | f"Read{number}" >> beam.Create(_rows(0)) for number in range(times)]
+    found = (
+        parts
+        | beam.Flatten()
+        | beam.Reshuffle()
+        | beam.CombineGlobally(transforms.SumLosses(_TESTS))
+        | transforms.ControlRisk(_TESTS, order=_ORDER)
+        | beam.Map(lambda result: result.n)
+    )
+    assert_that(found, equal_to([80] * 6))
+    if times == 1:
+        pipeline.run().wait_until_finish()
+    else:
+        with pytest.raises(
+            Exception, match="160 of 240 losses under setting '2 bits' are of examples that were counted"
+        ):
+            pipeline.run().wait_until_finish()
+
+
+def test_distinct_takes_rows_out_that_come_twice() -> None:
+    """What the error says helps: rows that are equal to the letter count once; ids with other losses are refused."""
+    for more, message in (([], None), ([("example 3", setting, 0.5) for setting in _ORDER], "1 of 81 losses")):
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+        found = (
+            pipeline
+            | beam.Create([*_rows(0), *_rows(0), *more])
+            | beam.Distinct()
+            | beam.CombineGlobally(transforms.SumLosses(_TESTS))
+            | transforms.ControlRisk(_TESTS, order=_ORDER)
+            | beam.Map(lambda result: result.n)
+        )
+        assert_that(found, equal_to([80] * 6))
+        if message is None:
+            pipeline.run().wait_until_finish()
+        else:
+            with pytest.raises(Exception, match=message):
+                pipeline.run().wait_until_finish()
+
+
 @pytest.mark.parametrize("options", [[], ["--direct_runner_bundle_repeat=1"]])
 def test_the_pipeline_gives_what_the_function_gives(options: list[str]) -> None:
     """Per key, in any order, and with every bundle run twice, results are those of the losses in memory."""

@@ -91,6 +91,21 @@ def test_a_batch_gives_what_the_command_gives(
         assert found == states[promise.calibration, None].monitor
 
 
+def test_missing_losses_have_an_alarm_of_their_own(tmp_path: pathlib.Path) -> None:
+    """Losses that were not measured prove nothing: they raise the other alarm, and counters tell both apart."""
+    missing = [
+        dataclasses.replace(loss, value=1.0, failure="no references: none had come")
+        if number % 3 == 0
+        else dataclasses.replace(loss, value=0.0)
+        for number, loss in enumerate(_losses(_GOOD, mean=0))
+    ]
+    states, alarms, counters = _monitored(tmp_path / "out", beam.Create([*missing, *_losses(_BAD, mean=0.9)]))
+    assert alarms == [states[1, None]]
+    assert collected(tmp_path / "out" / "missing_alarms") == [states[0, None]]
+    assert (states[0, None].missing, states[0, None].is_new_alarm) == (20, False)
+    assert [counters[name] for name in ("missing-losses", "risk-alarms", "missing-loss-alarms")] == [20, 1, 1]
+
+
 def test_rows_of_a_probe_are_taken(tmp_path: pathlib.Path) -> None:
     """Rows as a probe writes them say what they are about by the manifest."""
     expected, _, _ = _monitored(tmp_path / "values", beam.Create(_LOSSES))
@@ -108,6 +123,7 @@ def test_rows_of_a_probe_are_taken(tmp_path: pathlib.Path) -> None:
         ({**_LOSSES[0].to_row(), "calibration": 2}, "was measured for another manifest or entry"),
         ({"id": "a", "loss": 0.5}, "the row of a loss has the keys id, loss, failure, manifest, calibration"),
         ({**_LOSSES[0].to_row(), "loss": 1.5}, "losses"),
+        ({**_LOSSES[0].to_row(), "failure": 3}, "failure must be a text, or None where the loss was measured; got 3"),
     ],
 )
 def test_other_rows_end_the_run(row: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:

@@ -129,7 +129,7 @@ def test_a_stream_is_answered_and_watched(seconds: int | None, tmp_path: pathlib
     stream = stream.advance_watermark_to_infinity()
     options = PipelineOptions([])
     options.view_as(StandardOptions).streaming = True
-    folders = {name: tmp_path / name for name in ("answers", "states", "alarms")}
+    folders = {name: tmp_path / name for name in ("answers", "states", "alarms", "missing_alarms")}
     for folder in folders.values():
         folder.mkdir()
     with beam.Pipeline(runner=BundleBasedDirectRunner(), options=options) as pipeline:

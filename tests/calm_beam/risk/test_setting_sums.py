@@ -86,6 +86,7 @@ def _without(rows: list[Any], place: int) -> list[Any]:
         (lambda rows: [*_without(rows, 4), rows[1]], "different examples, or of one twice"),
         (lambda rows: [*rows, ("example 0", "wild", 0.1)], r"not named are \['wild'\]"),
         (lambda rows: [row for row in rows if row[1] != "bold"], r"without losses are \['bold'\]"),
+        (lambda rows: [], r"without losses are \['safe', 'middle', 'bold'\]"),
     ],
 )
 def test_every_example_needs_a_loss_under_every_setting(change: Any, message: str) -> None:
@@ -93,6 +94,52 @@ def test_every_example_needs_a_loss_under_every_setting(change: Any, message: st
     rows = change(_rows(_losses(9)) if "10" in message else _rows(_losses(10)))
     with pytest.raises(LossesError, match=message):
         control_risk(_sums(rows), _TESTS, order=_ORDER)
+
+
+def _other_losses(rows: list[tuple[str, str, float]]) -> list[tuple[str, str, float]]:
+    return [(example_id, setting, 1 - loss) for example_id, setting, loss in rows]
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), again=st.sets(st.integers(0, 29), min_size=1), parts=st.integers(1, 6))
+@pytest.mark.parametrize("change", [list, _other_losses])
+def test_examples_that_come_again_are_counted(change: Any, seed: int, again: set[int], parts: int) -> None:
+    """Under all settings alike, with equal losses or others, in whatever parts: each example more is one too many."""
+    rows = _rows(_losses(30))
+    rows += change([row for row in rows if int(row[0].split()[1]) in again])
+    generator = random.Random(seed)
+    generator.shuffle(rows)
+    merged = LossSums(_TESTS)
+    for number in range(parts):
+        merged.merge(_sums(rows[number::parts]))
+    message = f"{len(again)} of {30 + len(again)} losses under setting 'bold' are of examples that were counted before"
+    for sums in (_sums(rows), merged):
+        with pytest.raises(LossesError, match=message):
+            control_risk(sums, _TESTS, order=_ORDER)
+
+
+def test_reading_four_times_makes_no_proof() -> None:
+    """Three losses in a hundred examples prove nothing; read four times they would seem to, and are refused."""
+    test = RiskTest(delta=0.05, epsilon=0.1)
+    rows = [(f"example {index}", "8 bits", float(index < 3)) for index in range(100)]
+    (once,) = control_risk(_sums(rows, (test,)), (test,), order=("8 bits",))
+    assert once.p_value == pytest.approx(0.61, abs=0.01)
+    four_times = [
+        (f"{example_id}, time {time}", setting, loss) for time in range(4) for example_id, setting, loss in rows
+    ]
+    (as_if_drawn,) = control_risk(_sums(four_times, (test,)), (test,), order=("8 bits",))
+    assert as_if_drawn.accepted
+    with pytest.raises(LossesError, match="300 of 400 losses"):
+        control_risk(_sums(rows * 4, (test,)), (test,), order=("8 bits",))
+
+
+def test_too_many_examples_to_compare_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of ids has an upper end, however the losses were divided."""
+    monkeypatch.setattr("calm_beam.risk.setting_sums.MOST_EXAMPLES", 40)
+    assert _sums(_rows(_losses(40))).by_setting()["bold"].n == 40
+    merged = _sums(_rows(_losses(30)))
+    with pytest.raises(LossesError, match="more than 40 losses under setting 'bold', too many to tell"):
+        merged.merge(_sums(_rows(_losses(30))))
 
 
 @pytest.mark.parametrize("loss", [-0.1, 1.5, float("nan"), float("inf"), "0.5", None, True])

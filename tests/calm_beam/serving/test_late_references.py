@@ -106,13 +106,16 @@ def test_what_never_comes_is_counted(generator: Generator, answers: Sequence[Ans
 def test_monitor_reads_the_rows(
     generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`calm-beam monitor` takes them for losses of the manifest's entry, those that were given up too."""
+    """`calm-beam monitor` takes them for losses of the manifest's entry; those that were given up are missing."""
     write_manifest(generator.manifest, tmp_path / "manifest.json")
     with LateReferences(_probe(generator, tmp_path / "losses")) as late:
         for number in range(40):
             late.remember(str(number), _PROMPTS[0], answer=answers[0])
-    assert main(["monitor", f"--manifest={tmp_path}", f"--losses={tmp_path / 'losses'}"]) == 3
-    assert "40 losses, mean 1.0000" in capsys.readouterr().out
+    assert main(["monitor", f"--manifest={tmp_path}", f"--losses={tmp_path / 'losses'}"]) == 4
+    assert (
+        "40 losses, 40 of them missing.\nALARM at loss 3: the risk exceeds delta 0.1, or losses are missing."
+        in capsys.readouterr().out
+    )
 
 
 def test_what_does_not_wait_is_refused(generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path) -> None:

@@ -161,7 +161,7 @@ def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
 
 
 def test_monitor_reads_the_rows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`calm-beam monitor` takes the rows of the probe for the losses that they are, and raises its alarm by them."""
+    """`calm-beam monitor` takes the rows of the probe for the losses that they are; those of failures are missing."""
     generator, probe = _probe(tmp_path / "losses", build_entry(0.9, delta=0.5))
     write_manifest(generator.manifest, tmp_path / "manifest.json")
     losses = [
@@ -173,7 +173,8 @@ def test_monitor_reads_the_rows(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     assert f"5 losses, mean {mean:.4f}" in capsys.readouterr().out
     for number in range(20):
         probe.observe_failure(f"x{number}", OutputError("broken"))
-    assert main(flags) == 3
+    assert main(flags) == 4
+    assert "25 losses, 20 of them missing" in capsys.readouterr().out
 
 
 def test_monitor_refuses_rows_of_another_promise(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,68 @@ def test_an_alarm_stays_and_names_its_loss() -> None:
     assert monitor.observe([0.0] * 500).capital < 1
 
 
+_SOME_MISSING = st.lists(st.none() | st.floats(-1, 1), max_size=30)
+
+
+@given(losses=_SOME_MISSING, is_signed=st.booleans())
+def test_missing_losses_count_as_the_lowest_and_as_1(losses: list[float | None], is_signed: bool) -> None:
+    """Each capital and its alarm are, bit for bit, those of a stream in which such numbers stand for missing losses."""
+    taken = losses if is_signed else [None if loss is None else abs(loss) for loss in losses]
+    start = RiskMonitor.start(delta=0.1, alpha=0.3, is_signed=is_signed)
+    found = start.observe(taken)
+    lowest, worst = (
+        start.observe([number if loss is None else loss for loss in taken])
+        for number in (-1.0 if is_signed else 0.0, 1.0)
+    )
+    assert (found.stakes, found.capital, found.alarm_at) == (lowest.stakes, lowest.capital, lowest.alarm_at)
+    assert (found.worst_stakes, found.worst_capital) == (worst.stakes, worst.capital)
+    assert found.missing_alarm_at == worst.alarm_at
+    assert (found.n, found.missing) == (len(losses), losses.count(None))
+    assert RiskMonitor.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_without_missing_losses_both_alarms_are_one() -> None:
+    """Nothing changes for streams whose losses are all there."""
+    monitor = _START.observe([0.0] * 50 + [1.0] * 10)
+    assert monitor.stakes == monitor.worst_stakes
+    assert monitor.alarm_at == monitor.missing_alarm_at == 56
+    assert monitor.missing == 0
+
+
+def test_labels_that_never_come_prove_nothing() -> None:
+    """Where the true risk is 0 and every tenth label is missing, no alarm says that the risk exceeds delta."""
+    stream = ([0.0] * 9 + [None]) * 200
+    monitor = RiskMonitor.start(delta=0.05, alpha=0.05).observe(stream)
+    assert monitor.alarm_at is None
+    assert monitor.capital < 1
+    assert monitor.mean_loss == 0
+    assert monitor.missing == 200
+    # The other alarm says what it knows: the risk exceeds delta, or labels are missing.
+    assert monitor.missing_alarm_at is not None
+    # A true excess among the labels that do come is still proved.
+    assert monitor.observe(([1.0] * 9 + [None]) * 10).alarm_at is not None
+
+
+def test_a_state_of_the_first_version_goes_on() -> None:
+    """What it had found is no proof, since it had counted missing losses as 1; losses that come later still prove."""
+    old = {
+        "delta": 0.1,
+        "alpha": 0.05,
+        "is_signed": False,
+        "n": 60,
+        "loss_sum": 10 * 2**32,
+        "stakes": list(_START.observe([0.0] * 50 + [1.0] * 10).stakes),
+        "alarm_at": 56,
+    }
+    monitor = RiskMonitor.from_first_version(old)
+    assert (monitor.alarm_at, monitor.missing_alarm_at, monitor.missing) == (None, 56, 0)
+    assert monitor.worst_capital == _START.observe([0.0] * 50 + [1.0] * 10).capital
+    assert monitor.capital == kept_back(np.array(60))
+    assert monitor.observe([1.0] * 60).alarm_at is not None
+    with pytest.raises(ValueError, match=r"missing: \['alarm_at'\], unknown: \['bets'\]"):
+        RiskMonitor.from_first_version({**{name: old[name] for name in old if name != "alarm_at"}, "bets": 3})
+
+
 def test_capital_has_an_upper_end() -> None:
     """A long stream of the worst losses does not overflow, and good losses after it use the capital up."""
     monitor = RiskMonitor.start(delta=0.01, alpha=0.05).observe([1.0] * 2000)
@@ -206,7 +268,14 @@ def test_drift_is_found_soon(capsys: pytest.CaptureFixture[str]) -> None:
         ({"stakes": [math.nan] * 7}, "stakes must be 7 numbers from 0 to 1.07151e+301, got (nan,"),
         ({"stakes": [math.inf] * 7}, "stakes must be 7 numbers from 0 to 1.07151e+301, got (inf,"),
         ({"stakes": "none"}, "stakes must be a list, got 'none'."),
+        ({"missing": 2}, "missing must be in [0, 1] for n = 1, got 2."),
+        ({"missing": 1}, "loss_sum must be in [0, 0] for n = 1 and missing = 1, got 2147483648."),
+        ({"missing": True}, "missing must be a whole number of at least 0, got True."),
+        ({"worst_stakes": [0.0]}, "worst_stakes must be 7 numbers from 0 to 1.07151e+301, got (0.0,)."),
+        ({"worst_stakes": None}, "worst_stakes must be a list, got None."),
         ({"alarm_at": 2}, "alarm_at must be in [1, 1] for n = 1, got 2."),
+        ({"missing_alarm_at": 0}, "missing_alarm_at must be a whole number of at least 1, got 0."),
+        ({"alarm_at": 1}, "missing_alarm_at must be in [1, 1] for alarm_at = 1, got None."),
         ({"bets": 3}, "missing: [], unknown: ['bets']."),
     ],
 )

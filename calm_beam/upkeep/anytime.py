@@ -1,0 +1,203 @@
+"""What several tests of a manifest say together: `verify --anytime` may be repeated on new examples for ever.
+
+A p-value for one set of examples is not made for that: sixty runs on sixty sets, each with alpha = 5 %, call most
+promises broken whose risk is just at delta. Capitals are. Against "the risk is at most delta" bettors stake fixed
+shares on every loss, as `signed_mixture` does against the opposite, and multiply their capital by
+1 + bet (loss - delta). If the risk is at most delta no bettor gains in expectation, so the chance that all together
+ever have 1 / p times what they started with is at most p (Ville's inequality), over all examples of all runs, whatever
+decides when the next run comes.
+
+A capital is a product of factors, one for each example, and its logarithm a sum of integers: it does not depend on the
+order of the examples. It is looked at after every run.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.fwer import holm_test
+from calm_beam.risk.log_capital import log_capital, log_floor
+from calm_beam.risk.pvalues.signed_mixture import BETS, mixture_p_value
+
+from .verification import Promised, Verdict
+
+_P = TypeVar("_P", bound=Promised)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromiseEvidence:
+    """What all runs up to now say of one promise.
+
+    Attributes:
+      n: Independent units: examples, or clusters of them.
+      loss_sum: Sum of their losses in units of 2^-32; those that failed have loss 1.
+      proof: Of each bettor against "the risk exceeds delta", the logarithm of its capital in units of 2^-32.
+      excess: Likewise against "the risk is at most delta", for which those that failed have the lowest loss there is.
+      p_value: Of "the risk exceeds delta": the least after any run.
+      excess_p_value: Likewise of "the risk is at most delta".
+    """
+
+    n: int = 0
+    loss_sum: int = 0
+    proof: tuple[int, ...] = (0,) * len(BETS)
+    excess: tuple[int, ...] = (0,) * len(BETS)
+    p_value: float = 1.0
+    excess_p_value: float = 1.0
+
+    def after(self, strict: np.ndarray, lenient: np.ndarray, *, delta: float, is_signed: bool) -> Self:
+        """Returns the evidence after one more run.
+
+        Args:
+          strict: shape (units,). Its losses; those that failed have loss 1.
+          lenient: The same, but that those that failed have the lowest loss there is.
+          delta: Risk tolerance, in (0, 1).
+          is_signed: Whether losses lie in [-1, 1].
+
+        Source: as `mixture_p_value`, whose capitals are evaluated once a run.
+        """
+        fixed, fixed_lenient = to_signed_fixed_point(strict), to_signed_fixed_point(lenient)
+        proof = tuple(
+            before + int(log_capital(fixed, delta=delta, share=share).sum())
+            for before, share in zip(self.proof, BETS, strict=True)
+        )
+        excess = tuple(
+            before + int(_excess_log_capital(fixed_lenient, delta=delta, share=share, is_signed=is_signed).sum())
+            for before, share in zip(self.excess, BETS, strict=True)
+        )
+        return dataclasses.replace(
+            self,
+            n=self.n + fixed.size,
+            loss_sum=self.loss_sum + int(fixed.sum()),
+            proof=proof,
+            excess=excess,
+            p_value=min(self.p_value, _p_value(proof)),
+            excess_p_value=min(self.excess_p_value, _p_value(excess)),
+        )
+
+
+def _p_value(capitals: Sequence[int]) -> float:
+    return float(mixture_p_value(np.array(capitals, np.int64)[:, None])[0])
+
+
+def _excess_log_capital(fixed_losses: np.ndarray, *, delta: float, share: float, is_signed: bool) -> np.ndarray:
+    """Returns by how much a bettor's log capital grows who believes that the risk exceeds delta, rounded down."""
+    # The factor is least at the least loss there can be, 0 or -1, and is 1 - share there.
+    bet = share / (1 + delta if is_signed else delta)
+    return log_floor(1 + bet * (fixed_losses / LOSS_SCALE - delta))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnytimeEvidence:
+    """What all runs up to now say of the promises of a manifest: a value that one run leaves to the next.
+
+    Attributes:
+      manifest: The manifest's digest.
+      alpha: Chance of ever calling any promise broken that is kept, in (0, 1).
+      runs: How many there were.
+      seen: Digests of the names of the units that have counted.
+      promises: Of every entry that promises something, in the manifest's order.
+    """
+
+    manifest: str
+    alpha: float
+    runs: int = 0
+    seen: frozenset[str] = frozenset()
+    promises: tuple[PromiseEvidence, ...]
+
+    @classmethod
+    def start(cls, manifest: str, *, promises: int, alpha: float) -> Self:
+        """Returns the evidence before the first run."""
+        return cls(manifest=manifest, alpha=alpha, promises=(PromiseEvidence(),) * promises)
+
+    def come_again(self, names: Iterable[str]) -> int:
+        """Returns how many units have counted already, by their names."""
+        return len(self.seen & _digests(names))
+
+    def after_run(
+        self,
+        names: Iterable[str],
+        losses: Sequence[tuple[np.ndarray, np.ndarray] | None],
+        *,
+        deltas: Sequence[float],
+        is_signed: Sequence[bool],
+    ) -> Self:
+        """Returns the evidence after one more run.
+
+        Args:
+          names: Of its units.
+          losses: For every promise, the losses of its units as `PromiseEvidence.after` takes them; None where the run
+            has none.
+          deltas: For every promise, its tolerance.
+          is_signed: For every promise, whether losses lie in [-1, 1].
+
+        Source: ours; see the module docstring.
+        """
+        return dataclasses.replace(
+            self,
+            runs=self.runs + 1,
+            seen=self.seen | _digests(names),
+            promises=tuple(
+                before if run is None else before.after(*run, delta=delta, is_signed=signed)
+                for before, run, delta, signed in zip(self.promises, losses, deltas, is_signed, strict=True)
+            ),
+        )
+
+    def verdicts(self, entries: Sequence[_P]) -> tuple[Verdict[_P], ...]:
+        """Returns a verdict on each entry that any run had losses of.
+
+        Holm's procedure goes over all promises, also those without losses: which of them a run tests may depend on what
+        was found before.
+
+        Args:
+          entries: All that promise something, in the manifest's order.
+        """
+        excess = np.array([of_promise.excess_p_value for of_promise in self.promises])
+        is_broken = holm_test(excess, epsilon=self.alpha).rejected
+        return tuple(
+            Verdict(
+                entry=entry,
+                risk=of_promise.loss_sum / LOSS_SCALE / of_promise.n,
+                p_value=of_promise.p_value,
+                excess_p_value=of_promise.excess_p_value,
+                is_broken=bool(broken),
+            )
+            for entry, of_promise, broken in zip(entries, self.promises, is_broken, strict=True)
+            if of_promise.n
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the evidence as plain JSON values; numbers read back exactly."""
+        return {
+            "manifest": self.manifest,
+            "alpha": self.alpha,
+            "runs": self.runs,
+            "seen": sorted(self.seen),
+            "promises": [
+                {**dataclasses.asdict(of_promise), "proof": list(of_promise.proof), "excess": list(of_promise.excess)}
+                for of_promise in self.promises
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Returns the evidence that `to_dict` gave, of a file that is as it was written."""
+        return cls(
+            manifest=value["manifest"],
+            alpha=value["alpha"],
+            runs=value["runs"],
+            seen=frozenset(value["seen"]),
+            promises=tuple(
+                PromiseEvidence(
+                    **{**of_promise, "proof": tuple(of_promise["proof"]), "excess": tuple(of_promise["excess"])}
+                )
+                for of_promise in value["promises"]
+            ),
+        )
+
+
+def _digests(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16] for name in names)

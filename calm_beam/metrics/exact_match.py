@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.squad_text import normalize_squad_text
+from calm_beam.metrics.squad_text import SQUAD_SIGHT, normalize_squad_text
 
 
 def exact_match(candidate: str, references: Sequence[str]) -> float:
@@ -25,7 +25,7 @@ def exact_match(candidate: str, references: Sequence[str]) -> float:
     >>> exact_match("the Cat!", ["dog", "cat"])
     1.0
     """
-    return best_over_references(_score, candidate, references=references)
+    return best_over_references(_score, candidate, references=references, sight=SQUAD_SIGHT)
 
 
 def _score(candidate: str, reference: str) -> float:

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Sequence
 
 from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.squad_text import normalize_squad_text
+from calm_beam.metrics.squad_text import SQUAD_SIGHT, normalize_squad_text
 
 
 def token_f1(candidate: str, references: Sequence[str]) -> float:
@@ -15,26 +15,25 @@ def token_f1(candidate: str, references: Sequence[str]) -> float:
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Two texts without any word score 1, one such text against words scores 0.
+      A score in [0, 1]. Of two texts without any word, equal ones score 1 and others 0, where the script gives 1 to
+      both; one such text against words scores 0.
 
     Raises:
       TypeError: If `references` is a single string.
       ValueError: If `references` is empty.
 
-    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `f1_score`; texts without words as in
-    the script of version 2.0; the metric of CALM for question answering.
+    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `f1_score`; the metric of CALM for
+    question answering.
 
     >>> token_f1("the black cat", ["dog", "a cat"])
     0.6666666666666666
     """
-    return best_over_references(_score, candidate, references=references)
+    return best_over_references(_score, candidate, references=references, sight=SQUAD_SIGHT)
 
 
 def _score(candidate: str, reference: str) -> float:
     ours = normalize_squad_text(candidate).split()
     theirs = normalize_squad_text(reference).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
     overlap = (collections.Counter(ours) & collections.Counter(theirs)).total()
     # 2 P R / (P + R) with P = overlap / ours and R = overlap / theirs, rounded once.
     return 2 * overlap / (len(ours) + len(theirs))

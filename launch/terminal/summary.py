@@ -17,6 +17,7 @@ from calm_beam.manifest import (
     confirmation_in_words,
     confirming_in_words,
     rounds_in_words,
+    unseen_in_words,
 )
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
@@ -53,6 +54,13 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
     console.print(choices_table(manifest))
     for line in (*confirmation_lines(manifest), *remarks):
         console.print(line)
+    _print_data(console, manifest, seconds=seconds)
+    console.print(printable_line(manifest.guarantee))
+    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
+
+
+def _print_data(console: PlainConsole, manifest: Manifest, *, seconds: float) -> None:
+    """Prints how the tests were made, and what there is to say about the examples."""
     data = manifest.data
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
@@ -63,15 +71,14 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
-    if confirming := confirming_in_words(manifest):
-        console.print(confirming)
+    for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
+        if line:
+            console.print(printable_line(line))
     confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
     if data.failed or (confirmed and confirmed.failed):
         console.print("Failed examples count with loss 1 at every threshold.")
     if data.duplicates or (confirmed and confirmed.duplicates):
         console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
-    console.print(printable_line(manifest.guarantee))
-    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
 def _of_part(row: dict[str, str]) -> str:

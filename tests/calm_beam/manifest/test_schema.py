@@ -15,7 +15,7 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import ChatRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
+from calm_beam.manifest import ChatRecord, Manifest, ManifestError, UnseenRecord, VocabularyRecord, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -40,6 +40,7 @@ _WITH_CHAT = VocabularyRecord(
     extra_ids=0,
     chat=ChatRecord(template="{{ bos_token }}", tokens={"bos_token": "<s>"}, system="Be brief."),
 )
+_UNSEEN = UnseenRecord(metric="token_f1", no_token=3, few_letters=0)
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
@@ -62,7 +63,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 18
+    assert len(objects) == 19
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -96,6 +97,7 @@ def test_schema_is_strict_and_described() -> None:
         "system",
         "tau",
         "threshold_by_position",
+        "unseen",
         "variant",
         "variant",
     ]
@@ -113,6 +115,7 @@ def test_schema_is_strict_and_described() -> None:
             data=dataclasses.replace(build_manifest().data, clusters=200),
         ),
         build_manifest(data=dataclasses.replace(build_manifest().data, failed=2, failed_ids=("a", "b"))),
+        build_manifest(data=dataclasses.replace(build_manifest().data, unseen=(_UNSEEN,))),
         build_sequential_manifest(),
         build_grouped_manifest(),
         build_variants_manifest(),
@@ -184,7 +187,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(early["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
     clustered = build_planned_manifest(
         plan=build_plan_record(cluster_key="paragraph"),
-        data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",)),
+        data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",), unseen=(_UNSEEN,)),
         vocabulary=_WITH_CHAT,
         decode=dataclasses.replace(
             build_manifest().decode,
@@ -207,6 +210,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(varied["plan"]["pareto"]) == list(_SCHEMA["properties"]["plan"]["properties"]["pareto"]["properties"])
     # Clusters, groups and parts are not told apart at once.
     assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["$defs"]["data"])
+    unseen = _SCHEMA["$defs"]["data"]["properties"]["unseen"]["items"]
+    assert list(content["data"]["unseen"][0]) == list(unseen["properties"])
     for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
     described_chat = _SCHEMA["properties"]["vocabulary"]["properties"]["chat"]
@@ -298,6 +303,11 @@ def test_core_and_manifest_name_the_same_choices() -> None:
         ((*_PATH_ENTRY, "rejected"), 1),
         ((*_PATH_ENTRY, "layers"), REMOVED),
         (("guarantee",), ""),
+        (("data", "unseen"), []),
+        (("data", "unseen"), None),
+        (("data", "unseen"), [{"metric": "rouge_l", "no_token": 1}]),
+        (("data", "unseen"), [{"metric": "rouge_l", "no_token": -1, "few_letters": 1}]),
+        (("data", "unseen"), [{"metric": "", "no_token": 1, "few_letters": 0}]),
         (("data", "failed_ids"), []),
         (("data", "failed_ids"), None),
         (("data", "failed_ids"), [7]),

@@ -128,8 +128,8 @@ class Unseen:
                 f'metric "{self.metric}" says nothing here: in {self.no_token} of {counted(examples, "example")} it '
                 "sees no token of two texts that differ, so that it cannot tell how alike they are. Example "
                 f"{_shown(first.id)}: {_shown(first.text)} was compared with {_shown(first.against)}. "
-                f"{_advice(self.no_token_samples)} Or look at what the model writes: where it writes nothing, prompts "
-                "may lack a chat template."
+                f"{_advice(self.no_token_samples)} Look at what the model writes, too: where it writes nothing, "
+                "prompts may lack a chat template."
             )
         if _MOST_SHARE * self.few_letters > examples:
             first = self.few_letters_samples[0]

@@ -1,15 +1,19 @@
 """Examples with texts that a metric does not see are counted exactly, and too many of them end the run."""
 
+import dataclasses
 import functools
 import random
 import re
 from collections.abc import Sequence
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from calm_beam.calibration.contrast import Contrast
+from calm_beam.calibration.guarantee import Guarantee
+from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.unseen import Unseen, UnseenText, largest_unseen, merged_unseen
@@ -18,9 +22,10 @@ from calm_beam.generations import Generation
 from calm_beam.manifest import UnseenRecord, unseen_in_words
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from tests.calm_beam.calibration.builders import build_example, build_generation
+from tests.calm_beam.calibration.builders import build_example, build_generation, build_totals
 
 _LOSSES = {"textual": "dissimilarity", "risk": "signed"}
+_SPEC = Guarantee("textual", "rouge_l", delta=0.1).spec()
 _SEEN = ("the summer was hot", "the summer was hot", "the winter was cold")
 _BREAKS = ("\n\nA:", "\n" * 24, "\n")
 _RUSSIAN = ("В 2024 году лето было жарким", "В 2024 году лето было жарким", "В 2024 году зима была холодной")
@@ -136,8 +141,8 @@ def test_more_than_a_tenth_of_which_most_letters_are_dropped_end_the_run(
     _check(_mixed(texts, *references, count=10, of=100), objectives)
     with pytest.raises(
         MetricError,
-        match='^metric "rouge_l" says too little here: in 11 of 100 examples its tokeniser drops more than half of the '
-        "letters.*Metrics that see such texts: rouge_l_unicode, token_f1",
+        match=r'^metric "rouge_l" says too little here: in 11 of 100 examples its tokeniser drops more than half of the '
+        r"letters.*Metrics that see such texts: rouge_l_unicode, token_f1",
     ):
         _check(_mixed(texts, *references, count=11, of=100), objectives)
     _check(_mixed(texts, *references, count=100, of=100), [_objective("rouge_l_unicode", consistency)])
@@ -146,7 +151,7 @@ def test_more_than_a_tenth_of_which_most_letters_are_dropped_end_the_run(
 def test_no_metric_is_recommended_that_does_not_see_the_texts_either() -> None:
     """Where nothing of ours sees the texts, the message says so; only characters can tell an empty text from blanks."""
     text = UnseenText(id="a", text="", against="")
-    with pytest.raises(MetricError, match="None of the metrics that come with calm-beam sees such texts. Look at"):
+    with pytest.raises(MetricError, match=r"None of the metrics that come with calm-beam sees such texts\. Look at"):
         Unseen(metric="rouge_l", no_token=1, no_token_samples=(text,)).check(examples=1)
 
 
@@ -179,7 +184,7 @@ def test_only_metrics_that_are_asked_about_are_checked() -> None:
     objectives = [_objective("token_f1"), _objective("rouge_l_unicode")]
     contrast = _contrast(_mixed(_BREAKS, count=20, of=40), objectives)
     contrast.check(objectives, METRICS.__getitem__, among=objectives[1:])
-    with pytest.raises(MetricError, match='^metric "token_f1" says nothing here'):
+    with pytest.raises(MetricError, match=r'^metric "token_f1" says nothing here'):
         contrast.check(objectives, METRICS.__getitem__, among=objectives[:1])
 
 
@@ -189,7 +194,13 @@ def test_variants_are_of_the_same_examples() -> None:
     other = (Unseen(metric="a", no_token=1), Unseen(metric="b", no_token=2, few_letters=4))
     counts = [(each.metric, each.no_token, each.few_letters) for each in largest_unseen([one, other])]
     assert counts == [("a", 1, 0), ("b", 3, 4), ("c", 0, 2)]
-    assert whole_of.__doc__ is not None
+    layout = Layout.of([_SPEC], thresholds=2)
+    variants = [
+        dataclasses.replace(build_totals(np.zeros((3, 1, 2)), layout), contrast=Contrast(examples=3, unseen=unseen))
+        for unseen in (one, other)
+    ]
+    whole = whole_of(variants).contrast
+    assert (whole.examples, whole.unseen) == (3, largest_unseen([other, one]))
 
 
 def test_manifests_say_what_was_not_seen() -> None:

@@ -141,8 +141,8 @@ def test_more_than_a_tenth_of_which_most_letters_are_dropped_end_the_run(
     _check(_mixed(texts, *references, count=10, of=100), objectives)
     with pytest.raises(
         MetricError,
-        match=r'^metric "rouge_l" says too little here: in 11 of 100 examples its tokeniser drops more than half of the '
-        r"letters.*Metrics that see such texts: rouge_l_unicode, token_f1",
+        match=r'^metric "rouge_l" says too little here: in 11 of 100 examples its tokeniser drops more than half of '
+        r"the letters.*Metrics that see such texts: rouge_l_unicode, token_f1",
     ):
         _check(_mixed(texts, *references, count=11, of=100), objectives)
     _check(_mixed(texts, *references, count=100, of=100), [_objective("rouge_l_unicode", consistency)])

@@ -10,13 +10,16 @@ from calm_beam.metrics.squad_text import SQUAD_SIGHT, normalize_squad_text
 def token_f1(candidate: str, references: Sequence[str]) -> float:
     """Returns the F1 of precision and recall over words, best over references, under SQuAD's normalisation.
 
+    Official SQuAD differs only in numbers and formulas: it drops signs and points, so that -5 equals 5, 3.14 equals 314
+    and x+y equals x-y (`normalize_squad_text`); and in texts without any word, which are all equal there. Here they are
+    if they are equal but for white space around them.
+
     Args:
       candidate: The text to score.
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Of two texts without any word, equal ones score 1 and others 0, where the script gives 1 to
-      both; one such text against words scores 0.
+      A score in [0, 1]. A text without any word scores 0 against one with words.
 
     Raises:
       TypeError: If `references` is a single string.

@@ -2,7 +2,7 @@
 
 Reads what `calm-beam calibrate` left in its output directory, so that nothing is decoded again:
 
-    python -m benchmarks.power --calibration=calibration --metric=rouge_l
+    python -m benchmarks.power --calibration=calibration --metric=rouge_l_unicode
 
 Comparing methods on one calibration set and then taking the best voids the guarantee: settle the method on another set.
 """
@@ -29,7 +29,7 @@ def main() -> None:
     """Prints the layers by consistency, loss, p-value, procedure and tolerance."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--calibration", type=pathlib.Path, required=True, help="output directory of calibrate")
-    parser.add_argument("--metric", default="rouge_l")
+    parser.add_argument("--metric", default="rouge_l_unicode")
     parser.add_argument("--delta", default=".02,.05,.1,.25", help="tolerances, comma-separated")
     parser.add_argument("--epsilon", type=float, default=0.05)
     parser.add_argument("--procedure", default="fixed_sequence", help=f"of {', '.join(PROCEDURES)}; comma-separated")

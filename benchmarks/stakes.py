@@ -1,6 +1,6 @@
 """Which stakes should share the capital of `signed_mixture`: examples until a risk is proved, watched in rounds.
 
-    python -m benchmarks.stakes --calibration=calibration --metric=rouge_l
+    python -m benchmarks.stakes --calibration=calibration --metric=rouge_l_unicode
 
 Losses are drawn from simulated worlds and, with `--calibration`, from what `calm-beam calibrate` left in its output
 directory, so that the risk is known in both. The capitals are the integers of production. Choosing stakes by the data
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the tables; returns 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--calibration", type=pathlib.Path, help="output directory of calibrate")
-    parser.add_argument("--metric", default="rouge_l")
+    parser.add_argument("--metric", default="rouge_l_unicode")
     parser.add_argument("--orders", type=int, default=100, help="orders of every case")
     parser.add_argument("--round", type=int, default=100, help="examples in a round")
     parser.add_argument("--limit", type=int, default=400_000, help="most examples of an order")

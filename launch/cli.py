@@ -2,7 +2,7 @@
 
 Calibrate a model on this machine:
 
-    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --consistency=textual --metric=rouge_l \
+    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --consistency=textual --metric=rouge_l_unicode \
         --delta=0.05,0.1 --epsilon=0.05 --output=calibration
 
 The same on worker processes of one machine, with Beam's own flags:

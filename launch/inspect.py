@@ -21,6 +21,7 @@ from calm_beam.manifest import (
     near_ties_in_words,
     read_any_manifest,
     rounds_in_words,
+    unseen_in_words,
 )
 from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
@@ -149,6 +150,8 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
+    if data.unseen:
+        console.print(printable_line(unseen_in_words(data.unseen)))
     if confirming := confirming_in_words(manifest):
         console.print(f"Confirmation: {confirming}")
     if data.groups is not None and manifest.plan is not None:

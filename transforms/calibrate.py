@@ -33,7 +33,7 @@ from .upstream import maker_of
 class Calibrate(beam.PTransform):
     """Tests every threshold that was swept, and chooses the least safe one that is proved to keep each guarantee.
 
-        sweeps | Calibrate([Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)])
+        sweeps | Calibrate([Guarantee("textual", "rouge_l_unicode", delta=0.1, epsilon=0.05)])
 
     What is tested is settled when the pipeline is put together, before any loss is seen; the manifest shows a digest.
 

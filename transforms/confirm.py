@@ -86,4 +86,5 @@ def _outcome(
     for each in by_variant.values():
         limit = failure_limit(max_failures, examples=each.examples)
         check_failures(each.failures, failed=each.failed, limit=limit)
+        each.contrast.check_seen({objective.metric for objective in each.layout.objectives})
     return confirmed_outcome(found, by_variant, plan=plan, digest=digest, decoder=decoder, exit_head=exit_head)

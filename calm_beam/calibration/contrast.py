@@ -13,6 +13,8 @@ A model that never changes its outputs, or one whose changes a metric rightly pa
 answer), is not refused: there, outputs of different examples do score differently. Nor does the number of examples
 matter. In doubt a metric is refused: where the full model's outputs are all one, or where a metric of the output alone
 finds nothing in any of them, the data do not show that it works.
+
+Besides, a metric is refused that does not see the texts of more than a tenth of the examples (`unseen.py`).
 """
 
 import dataclasses
@@ -24,6 +26,7 @@ from calm_beam.examples import Example
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 
 from .specs import Objective
+from .unseen import Unseen, merged_unseen
 
 # Held, one after the other, against the references of another example.
 _MOST_SAMPLES = 8
@@ -64,6 +67,7 @@ class Contrast:
       moves: For each objective, whether an output scored otherwise than the full model's of the same example.
       samples: Examples with different outputs of the full model: of each output the smallest id, of these the smallest.
       changed: The smallest id among examples with an output that is not the full model's.
+      unseen: By metric, ascending, how many examples have texts that it does not see; of metrics that see all, nothing.
     """
 
     examples: int = 0
@@ -71,15 +75,24 @@ class Contrast:
     moves: tuple[bool, ...] = ()
     samples: tuple[Sample, ...] = ()
     changed: Sample | None = None
+    unseen: tuple[Unseen, ...] = ()
 
     @classmethod
-    def of(cls, example: Example, texts: Sequence[str], *, scores: Sequence[Sequence[float]]) -> Self:
+    def of(
+        cls,
+        example: Example,
+        texts: Sequence[str],
+        *,
+        scores: Sequence[Sequence[float]],
+        unseen: Iterable[Unseen] = (),
+    ) -> Self:
         """Returns the contrast of one example.
 
         Args:
           example: The example.
           texts: Its outputs, the full model's first.
           scores: For each objective, those of the outputs.
+          unseen: What metrics do not see of it, each metric once.
         """
         sample = Sample.of(example, texts)
         return cls(
@@ -88,6 +101,7 @@ class Contrast:
             moves=tuple(any(score != full for score in early) for full, *early in scores),
             samples=(sample,),
             changed=None if sample.other is None else sample,
+            unseen=merged_unseen([tuple(unseen)]),
         )
 
     @classmethod
@@ -105,6 +119,7 @@ class Contrast:
             moves=tuple(map(any, zip(*(each.moves for each in kept), strict=True))),
             samples=_smallest(sample for each in kept for sample in each.samples),
             changed=min((each.changed for each in kept if each.changed), key=lambda sample: sample.id, default=None),
+            unseen=merged_unseen(each.unseen for each in kept),
         )
 
     def check(
@@ -114,7 +129,7 @@ class Contrast:
         *,
         among: Collection[Objective] | None = None,
     ) -> None:
-        """Raises if a metric told nothing; see the module docstring.
+        """Raises if a metric told nothing, or does not see the texts of too many examples; see the module docstring.
 
         Args:
           objectives: Those of the scores.
@@ -122,10 +137,11 @@ class Contrast:
           among: Those of them that are checked; None for all.
 
         Raises:
-          MetricError: If a metric told nothing; names an example and what was compared.
+          MetricError: If there is such a metric; names an example and what was compared.
         """
         if not self.examples:
             return
+        self.check_seen({objective.metric for objective in (objectives if among is None else among)})
         for objective, (score, sample), moves in zip(objectives, self.best, self.moves, strict=True):
             if among is not None and objective not in among:
                 continue
@@ -135,6 +151,16 @@ class Contrast:
                 metric = metric_of(objective.metric)
                 if not self._tells_from_others(objective, metric, score=score, best=sample):
                     raise MetricError(self._never_moves(objective, metric, changed=self.changed))
+
+    def check_seen(self, metrics: Collection[str]) -> None:
+        """Raises if one of these metrics does not see the texts of too many examples.
+
+        Raises:
+          MetricError: If there is one; names an example and metrics that see it.
+        """
+        for found in self.unseen:
+            if found.metric in metrics:
+                found.check(examples=self.examples)
 
     def _tells_from_others(self, objective: Objective, metric: Metric, *, score: float, best: Sample) -> bool:
         """Returns whether an output of another example would score otherwise in the place of the best one."""

@@ -15,9 +15,9 @@ class Guarantee:
 
     With `tail`, at most a share delta of outputs loses more than that.
 
-    >>> Guarantee("textual", "rouge_l", delta=0.1).epsilon
+    >>> Guarantee("textual", "rouge_l_unicode", delta=0.1).epsilon
     0.05
-    >>> Guarantee("textual", "rouge_l", delta=0.1, tail=0.3).spec().p_value
+    >>> Guarantee("textual", "rouge_l_unicode", delta=0.1, tail=0.3).spec().p_value
     'exact_binomial'
 
     Source: CALM, Definitions 1 (textual consistency) and 2 (risk consistency).

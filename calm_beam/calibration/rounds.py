@@ -27,6 +27,7 @@ from .contrast import Contrast, Sample
 from .layout import Layout
 from .plan import Plan
 from .totals import CalibrationTotals, GroupTotals
+from .unseen import Unseen, UnseenText
 
 _SCHEMA = "calm-beam/round/v1"
 
@@ -214,7 +215,9 @@ def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> Calibration
 
 def _contrast_to_json(contrast: Contrast) -> dict[str, Any]:
     fields = dataclasses.asdict(contrast)
-    return {**fields, "best": [list(pair) for pair in fields["best"]]}
+    unseen = fields.pop("unseen")
+    # Left out where there is none, as in rounds of earlier versions.
+    return {**fields, "best": [list(pair) for pair in fields["best"]], **({"unseen": unseen} if unseen else {})}
 
 
 def _contrast_from_json(content: Mapping[str, Any]) -> Contrast:
@@ -224,7 +227,15 @@ def _contrast_from_json(content: Mapping[str, Any]) -> Contrast:
         moves=tuple(content["moves"]),
         samples=tuple(map(_sample, content["samples"])),
         changed=None if content["changed"] is None else _sample(content["changed"]),
+        unseen=tuple(map(_unseen, content.get("unseen", ()))),
     )
+
+
+def _unseen(content: Mapping[str, Any]) -> Unseen:
+    samples = {
+        key: tuple(UnseenText(**text) for text in content[key]) for key in ("no_token_samples", "few_letters_samples")
+    }
+    return Unseen(**{**content, **samples})
 
 
 def _sample(content: Mapping[str, Any]) -> Sample:

@@ -1,18 +1,20 @@
 """The losses of one example at every threshold."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation, GenerationsError
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
+from calm_beam.metrics.sight import sight_of
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import losses_of_scores
 
 from .contrast import Contrast
 from .specs import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
+from .unseen import Unseen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,12 @@ def _scored(
     return ScoredGeneration(
         generation=generation,
         losses=to_signed_fixed_point(np.stack(rows)),
-        contrast=Contrast.of(generation.example, texts, scores=scores),
+        contrast=Contrast.of(
+            generation.example,
+            texts,
+            scores=scores,
+            unseen=_unseen(generation.example, texts, objectives=objectives, metrics=metrics),
+        ),
     )
 
 
@@ -130,10 +137,32 @@ def _scores(example: Example, texts: Sequence[str], *, objective: Objective, met
     """Returns the scores of an example's outputs, of which the first is the full model's."""
     if objective.consistency == "risk" and not example.references:
         raise DataError(f"{example.in_words()}: risk consistency needs references, it has none.")
-    references = example.references if objective.consistency == "risk" else texts[:1]
+    references = _references(example, texts, consistency=objective.consistency)
     # Many thresholds give the same text: each distinct one is scored once.
     scores = {
         text: checked_score(metric, objective.metric, candidate=text, references=references, example_id=example.id)
         for text in dict.fromkeys(texts)
     }
     return [scores[text] for text in texts]
+
+
+def _references(example: Example, texts: Sequence[str], *, consistency: str) -> Sequence[str]:
+    """Returns the texts that outputs are held against, of which the first is the full model's."""
+    return example.references if consistency == "risk" else texts[:1]
+
+
+def _unseen(
+    example: Example, texts: Sequence[str], *, objectives: Sequence[Objective], metrics: Mapping[str, Metric]
+) -> Iterator[Unseen]:
+    """Yields what each metric does not see of an example's outputs, and of what they are held against."""
+    outputs = tuple(dict.fromkeys(texts))
+    kinds = dict.fromkeys((objective.metric, objective.consistency) for objective in objectives)
+    for name in dict.fromkeys(metric for metric, _ in kinds):
+        sight = sight_of(metrics[name])
+        if sight is not None:
+            compared = [
+                (outputs, _references(example, texts, consistency=consistency))
+                for metric, consistency in kinds
+                if metric == name
+            ]
+            yield from Unseen.of(name, sight, example_id=example.id, compared=compared)

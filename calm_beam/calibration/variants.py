@@ -16,6 +16,7 @@ from .result import RiskRow, spec_p_values
 from .specs import Spec
 from .split import check_parts
 from .totals import CalibrationTotals
+from .unseen import largest_unseen
 
 
 def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
@@ -40,7 +41,11 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
         first,
         failures=tuple(sorted(failures.items())),
         # They are the same examples.
-        contrast=dataclasses.replace(contrast, examples=max(each.contrast.examples for each in variants)),
+        contrast=dataclasses.replace(
+            contrast,
+            examples=max(each.contrast.examples for each in variants),
+            unseen=largest_unseen(each.contrast.unseen for each in variants),
+        ),
     )
 
 

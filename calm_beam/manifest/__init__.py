@@ -41,6 +41,8 @@ from ._plan import SequentialPlan as SequentialPlan
 from ._record import SCHEMA as SCHEMA
 from ._rounds import external_rounds_in_words as external_rounds_in_words
 from ._rounds import rounds_in_words as rounds_in_words
+from ._unseen import UnseenRecord as UnseenRecord
+from ._unseen import unseen_in_words as unseen_in_words
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
 from .reader import read_any_manifest as read_any_manifest

@@ -3,6 +3,7 @@
 from calm_beam.counted import counted
 
 from ._manifest import Manifest
+from ._unseen import unseen_in_words
 from .records import Calibration, threshold_in_words
 
 
@@ -31,6 +32,7 @@ def confirming_in_words(manifest: Manifest) -> str:
         f"{counted(data.examples, 'other example')}{clusters}, which chose nothing, tested what was chosen, decoded by "
         f"the {found.decoder} decoder that serves (exit head {found.exit_head}, {found.dtype}); "
         f"{counted(data.duplicates, 'repeated input')}, {data.truncated} cut, {data.failed} failed."
+        f"{' ' * bool(data.unseen)}{unseen_in_words(data.unseen or ())}"
     )
 
 

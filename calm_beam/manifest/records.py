@@ -27,6 +27,7 @@ from ._checks import (
 from ._decisions import check_decisions
 from ._looks import check_capital, check_counted, check_counts, check_last
 from ._record import Record, check_record, check_tuple, checked_list, records_from_json
+from ._unseen import UnseenRecord, check_unseen
 
 CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
@@ -354,10 +355,12 @@ class DataRecord(Record):
       failed_ids: Their ids in ascending order, the first `MOST_FAILED_IDS` of them; None in manifests that do not say,
         and where none failed.
       truncated: Examples whose input was cut to the longest allowed.
+      unseen: Examples with texts that a metric did not see, by metric in ascending order; None where there are none,
+        and in manifests that do not say.
       fingerprint: Identifies the examples.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "choosing", "groups", "failed_ids")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "choosing", "groups", "failed_ids", "unseen")
 
     patterns: tuple[str, ...]
     examples: int
@@ -368,12 +371,15 @@ class DataRecord(Record):
     failed: int
     failed_ids: tuple[str, ...] | None = None
     truncated: int
+    unseen: tuple[UnseenRecord, ...] | None = None
     fingerprint: str
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
         if key == "groups":
             return records_from_json(GroupRecord, value, at=at)
+        if key == "unseen":
+            return records_from_json(UnseenRecord, value, at=at)
         return tuple(checked_list(value, at=at)) if key in ("patterns", "failed_ids") else value
 
     def __post_init__(self) -> None:
@@ -388,6 +394,7 @@ class DataRecord(Record):
         check_text("fingerprint", self.fingerprint)
         if self.failed_ids is not None:
             self._check_failed_ids(self.failed_ids)
+        check_unseen(self.unseen, examples=self.examples)
         if self.clusters is not None:
             check_count("clusters", self.clusters, low=1)
             if self.clusters > self.examples:

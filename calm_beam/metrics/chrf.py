@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight
 
 from .by_sacrebleu import fraction_score, sacrebleu_metrics
+
+CHRF_SIGHT = Sight(tokens=str.split)
+"""All but white space."""
 
 
 def chrf(candidate: str, references: Sequence[str]) -> float:
@@ -20,8 +24,8 @@ def chrf(candidate: str, references: Sequence[str]) -> float:
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, also where nothing but space is in them; otherwise a text without
-      characters scores 0.
+      A score in [0, 1]. Identical texts score 1, and so do two texts of nothing but space; such a text against another
+      scores 0.
 
     Raises:
       TypeError: If `references` is a single string.
@@ -34,7 +38,7 @@ def chrf(candidate: str, references: Sequence[str]) -> float:
     >>> round(chrf("the cat sat", ["the cat sat down"]), 4)
     0.6602
     """
-    return best_over_references(_score, candidate, references=references)
+    return best_over_references(_score, candidate, references=references, sight=CHRF_SIGHT)
 
 
 def _score(candidate: str, reference: str) -> float:

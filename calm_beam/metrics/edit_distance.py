@@ -4,6 +4,10 @@ from collections.abc import Sequence
 
 from calm_beam.extras import imported
 from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight
+
+EDIT_DISTANCE_SIGHT = Sight(tokens=iter)
+"""Every character, spaces too."""
 
 
 def edit_distance(candidate: str, references: Sequence[str]) -> float:
@@ -29,7 +33,7 @@ def edit_distance(candidate: str, references: Sequence[str]) -> float:
     >>> edit_distance("kitten", ["sitting"])
     0.5714285714285714
     """
-    return best_over_references(_score, candidate, references=references)
+    return best_over_references(_score, candidate, references=references, sight=EDIT_DISTANCE_SIGHT)
 
 
 def _score(candidate: str, reference: str) -> float:

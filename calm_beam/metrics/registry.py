@@ -11,27 +11,32 @@ from typing import cast
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.metrics.best_reference import Metric as Metric
-from calm_beam.metrics.chrf import chrf
-from calm_beam.metrics.edit_distance import edit_distance
+from calm_beam.metrics.chrf import CHRF_SIGHT, chrf
+from calm_beam.metrics.edit_distance import EDIT_DISTANCE_SIGHT, edit_distance
 from calm_beam.metrics.exact_match import exact_match
-from calm_beam.metrics.rouge_l import rouge_l
-from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
-from calm_beam.metrics.sentence_bleu import sentence_bleu
+from calm_beam.metrics.rouge_l import ROUGE_L_SIGHT, rouge_l
+from calm_beam.metrics.rouge_l_unicode import ROUGE_L_UNICODE_SIGHT, rouge_l_unicode
+from calm_beam.metrics.sentence_bleu import SENTENCE_BLEU_SIGHT, sentence_bleu
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.sight import SightedMetric
+from calm_beam.metrics.squad_text import SQUAD_SIGHT
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.user_code import UserCode, shown, text_of
 
-METRICS: Mapping[str, Metric] = types.MappingProxyType(
+METRICS: Mapping[str, SightedMetric] = types.MappingProxyType(
     {
-        "rouge_l": rouge_l,
-        "rouge_l_unicode": rouge_l_unicode,
-        "token_f1": token_f1,
-        "exact_match": exact_match,
-        "chrf": chrf,
-        "sentence_bleu": sentence_bleu,
-        "edit_distance": edit_distance,
+        "rouge_l": SightedMetric(rouge_l, seen=ROUGE_L_SIGHT),
+        "rouge_l_unicode": SightedMetric(rouge_l_unicode, seen=ROUGE_L_UNICODE_SIGHT),
+        "token_f1": SightedMetric(token_f1, seen=SQUAD_SIGHT),
+        "exact_match": SightedMetric(exact_match, seen=SQUAD_SIGHT),
+        "chrf": SightedMetric(chrf, seen=CHRF_SIGHT),
+        "sentence_bleu": SightedMetric(sentence_bleu, seen=SENTENCE_BLEU_SIGHT),
+        "edit_distance": SightedMetric(edit_distance, seen=EDIT_DISTANCE_SIGHT),
     }
 )
+
+DEFAULT_METRIC = "rouge_l_unicode"
+"""What scores where no metric is named: it reads every script."""
 
 BLEURT = "bleurt"
 """The metric that needs a checkpoint; its full name is `bleurt@` and the first digits of the checkpoint's digest."""

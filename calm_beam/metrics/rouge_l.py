@@ -1,10 +1,22 @@
 """ROUGE-L: how much of two texts is one common subsequence of words, with the usual English tokeniser."""
 
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight
+
+_ENGLISH_TOKEN = re.compile("[a-z0-9]+")
+
+
+def _english_tokens(text: str) -> Iterator[str]:
+    return (found.group() for found in _ENGLISH_TOKEN.finditer(text.lower()))
+
+
+ROUGE_L_SIGHT = Sight(tokens=_english_tokens)
+"""The tokens of the rouge-score package."""
 
 
 class Tokenizer(Protocol):
@@ -28,7 +40,7 @@ def rouge_l(candidate: str, references: Sequence[str]) -> float:
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, even where no token is left of them.
+      A score in [0, 1]. Identical texts score 1, even where no token is left of them; others of that kind score 0.
 
     Raises:
       TypeError: If `references` is a single string.
@@ -41,7 +53,7 @@ def rouge_l(candidate: str, references: Sequence[str]) -> float:
     >>> rouge_l("the cat sat", ["a dog", "the cat sat down"])
     0.8571428571428571
     """
-    return best_over_references(rouge_l_score, candidate, references=references)
+    return best_over_references(rouge_l_score, candidate, references=references, sight=ROUGE_L_SIGHT)
 
 
 def rouge_l_score(candidate: str, reference: str, *, tokenizer: Tokenizer | None = None) -> float:

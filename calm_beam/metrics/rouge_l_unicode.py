@@ -1,10 +1,11 @@
 """ROUGE-L for text that is not plain English: words keep their accents, and every script has words."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from calm_beam.metrics.best_reference import best_over_references
 from calm_beam.metrics.rouge_l import rouge_l_score
+from calm_beam.metrics.sight import Sight
 
 
 class UnicodeTokenizer:
@@ -19,22 +20,27 @@ class UnicodeTokenizer:
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the tokens of a text, in order."""
-        # Decomposed before folding, as Unicode defines caseless matching (D145); folding can leave NFC.
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
-        tokens: list[str] = []
-        current = ""
-        for character in folded:
-            kind = unicodedata.category(character)[0]
-            # A mark on something else (the variation selector behind an emoji) does not make a word.
-            if kind in "LN" or (kind == "M" and current):
-                current += character
-            elif current:
-                tokens.append(current)
-                current = ""
-        if current:
-            tokens.append(current)
-        return tokens
+        return list(_words(text))
 
+
+def _words(text: str) -> Iterator[str]:
+    # Decomposed before folding, as Unicode defines caseless matching (D145); folding can leave NFC.
+    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
+    current = ""
+    for character in folded:
+        kind = unicodedata.category(character)[0]
+        # A mark on something else (the variation selector behind an emoji) does not make a word.
+        if kind in "LN" or (kind == "M" and current):
+            current += character
+        elif current:
+            yield current
+            current = ""
+    if current:
+        yield current
+
+
+ROUGE_L_UNICODE_SIGHT = Sight(tokens=_words)
+"""Words of letters and digits of any script."""
 
 _TOKENIZER = UnicodeTokenizer()
 
@@ -51,7 +57,7 @@ def rouge_l_unicode(candidate: str, references: Sequence[str]) -> float:
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, even where no token is left of them.
+      A score in [0, 1]. Identical texts score 1, even where no token is left of them; others of that kind score 0.
 
     Raises:
       TypeError: If `references` is a single string.
@@ -63,7 +69,7 @@ def rouge_l_unicode(candidate: str, references: Sequence[str]) -> float:
     >>> rouge_l_unicode("Été 2024", ["été 2024"])
     1.0
     """
-    return best_over_references(_score, candidate, references=references)
+    return best_over_references(_score, candidate, references=references, sight=ROUGE_L_UNICODE_SIGHT)
 
 
 def _score(candidate: str, reference: str) -> float:

@@ -2,14 +2,23 @@
 
 import decimal
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight
 
 from .by_sacrebleu import sacrebleu_metrics
 
 _CONTEXT = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN)
+
+
+def _words(text: str) -> Iterator[str]:
+    return iter(_scorer().tokenizer(text).split())
+
+
+SENTENCE_BLEU_SIGHT = Sight(tokens=_words)
+"""The words of the 13a tokeniser, punctuation too."""
 
 
 def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
@@ -27,7 +36,7 @@ def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
 
     Returns:
       A score in [0, 1]. Identical texts score 1, also without any word; otherwise texts without a word in common
-      score 0.
+      score 0, but for two of nothing but space.
 
     Raises:
       TypeError: If `references` is a single string.
@@ -40,7 +49,7 @@ def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
     >>> round(sentence_bleu("the cat sat on the mat", ["the cat sat"]), 4)
     0.3021
     """
-    return best_over_references(_score, candidate, references=references)
+    return best_over_references(_score, candidate, references=references, sight=SENTENCE_BLEU_SIGHT)
 
 
 def _score(candidate: str, reference: str) -> float:

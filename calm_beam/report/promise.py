@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside, threshold_in_words
+from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside, threshold_in_words, unseen_in_words
 from calm_beam.tails import split_tail
 
 Sentence = tuple[str, ...]
@@ -229,6 +229,9 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
                 "serving must cut alike.",
             )
         )
+    for of_part in (data, confirming):
+        if of_part is not None and of_part.unseen:
+            found.append(Caution("note", unseen_in_words(of_part.unseen)))
     return tuple(found)
 
 

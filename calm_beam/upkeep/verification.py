@@ -24,6 +24,7 @@ import numpy as np
 from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.specs import Objective
+from calm_beam.calibration.unseen import Unseen
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation
 from calm_beam.manifest import Calibration
@@ -49,6 +50,7 @@ class FreshLosses:
       lenient_table: The same, but that failed examples have the lowest loss there is: they prove no excess of risk.
       examples: Number of examples.
       failed: Examples that could not be decoded or scored.
+      unseen: Examples with texts that a metric does not see, by metric.
       by_group: Of every group that was asked for and has fresh examples, both tables of them alone.
     """
 
@@ -58,6 +60,7 @@ class FreshLosses:
     lenient_table: np.ndarray
     examples: int
     failed: int
+    unseen: tuple[Unseen, ...] = ()
     by_group: Mapping[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -82,7 +85,8 @@ class FreshLosses:
 
         Raises:
           DataError: If there are no examples, or one lacks references that are needed.
-          MetricError: If a metric fails and `on_error` says so, or tells nothing (see `Contrast`).
+          MetricError: If a metric fails and `on_error` says so, or tells nothing, or does not see the
+            texts (see `Contrast`).
           EvidenceError: If there are too many losses to keep.
         """
         objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
@@ -131,6 +135,7 @@ class FreshLosses:
             lenient_table=lenient_table,
             examples=examples,
             failed=failed,
+            unseen=contrast.unseen,
             by_group=by_group,
         )
 

@@ -6,7 +6,7 @@ The main job, a Beam pipeline. With no flags it calibrates the embedded model on
 
 A model of yours, on this machine:
 
-    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --consistency=textual --metric=rouge_l \
+    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --consistency=textual --metric=rouge_l_unicode \
         --delta=0.05,0.1 --epsilon=0.05 --output=calibration
 
 The same on two worker processes:

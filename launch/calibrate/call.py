@@ -17,6 +17,7 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.launch.flags.metrics import checked_metrics
 from calm_beam.launch.runners import Workers, is_local, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
+from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.storage import joined
@@ -69,7 +70,7 @@ def calibrate(
         manifest = calm.calibrate(
             model="checkpoints/my_t5",
             data="data/*.jsonl.gz",
-            guarantees=[calm.Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)],
+            guarantees=[calm.Guarantee("textual", "rouge_l_unicode", delta=0.1, epsilon=0.05)],
             output="calibration",
         )
 
@@ -82,7 +83,8 @@ def calibrate(
       output: Directory for manifest, risk table and generations.
       model: Folder of the model: native, Hugging Face, T5X or Orbax.
       data: Paths or globs of the calibration set.
-      guarantees: What is asked for; textual consistency by ROUGE-L with delta 0.1 and epsilon 0.05 if omitted.
+      guarantees: What is asked for; textual consistency by `rouge_l_unicode` with delta 0.1 and epsilon 0.05 if
+        omitted.
       exits: How tokens exit; by the softmax measure if omitted.
       thresholds: The grid; multiples of 0.05 if omitted.
       vocabulary: Path of the SentencePiece model; looked for in and beside the model if omitted.
@@ -130,7 +132,7 @@ def calibrate(
         raise UsageError("model and data belong together: name both, or neither for the embedded ones.")
     is_embedded = model is None
     if guarantees is None:
-        guarantees = _embedded_guarantees() if is_embedded else [Guarantee("textual", "rouge_l", delta=0.1)]
+        guarantees = _embedded_guarantees() if is_embedded else [Guarantee("textual", DEFAULT_METRIC, delta=0.1)]
     if thresholds is None:
         thresholds = embedded.THRESHOLDS if is_embedded else uniform_grid(0.05)
     checked_metrics([guarantee.metric for guarantee in guarantees], metric_settings)

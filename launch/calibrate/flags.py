@@ -21,6 +21,7 @@ from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import PARETO, VARIANT_MEASURES, ManifestError, Variant
+from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
@@ -57,7 +58,7 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
     add_job_flags(parser)
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
-    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
+    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: {DEFAULT_METRIC}")
     add_metric_settings(goal)
     goal.add_argument("--delta", type=numbers, help="risk tolerances in (0, 1); default: 0.1")
     goal.add_argument(
@@ -214,7 +215,7 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
     if flags.confirm_share is not None:
         flags.part = SetPart(name=CALIBRATING, confirm_share=flags.confirm_share, salt=salt_of(flags.seed))
     flags.consistency = flags.consistency or ("textual",)
-    flags.metric = flags.metric or ("rouge_l",)
+    flags.metric = flags.metric or (DEFAULT_METRIC,)
     flags.delta = flags.delta or (0.1,)
 
 

@@ -21,6 +21,7 @@ from calm_beam.launch.flags import (
 )
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
+from calm_beam.metrics.registry import DEFAULT_METRIC
 
 from . import splits
 from .flags import OFFERED
@@ -90,7 +91,7 @@ def _parser(name: str) -> FlagParser:
     _add_experiment_flag(parser)
     add_task_flags(parser)
     run = parser.add_argument_group("run")
-    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: rouge_l")
+    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: {DEFAULT_METRIC}")
     add_metric_settings(run)
     run.add_argument(
         "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"

@@ -26,6 +26,7 @@ from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.sweeps.prepared import PreparedSweep
@@ -127,8 +128,7 @@ def _fill_in_defaults(flags: argparse.Namespace) -> None:
         say("no --checkpoint and no --data: the embedded model on the embedded data")
         flags.checkpoint = str(embedded.MODEL)
         flags.data = (str(embedded.CALIBRATION_SET),)
-        flags.metric = flags.metric or "rouge_l_unicode"
-    flags.metric = flags.metric or "rouge_l"
+    flags.metric = flags.metric or DEFAULT_METRIC
 
 
 def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[Example]) -> Task:

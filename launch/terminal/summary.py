@@ -19,6 +19,7 @@ from calm_beam.manifest import (
     engine_in_words,
     near_ties_in_words,
     rounds_in_words,
+    unseen_in_words,
 )
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
@@ -55,6 +56,13 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
     console.print(choices_table(manifest))
     for line in (*confirmation_lines(manifest), *remarks):
         console.print(line)
+    _print_data(console, manifest, seconds=seconds)
+    console.print(printable_line(manifest.guarantee))
+    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
+
+
+def _print_data(console: PlainConsole, manifest: Manifest, *, seconds: float) -> None:
+    """Prints how the tests were made, and what there is to say about the examples."""
     data = manifest.data
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
@@ -65,8 +73,9 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
-    if confirming := confirming_in_words(manifest):
-        console.print(confirming)
+    for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
+        if line:
+            console.print(printable_line(line))
     confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
     console.print(printable_line(engine_in_words(manifest)))
     if near_ties := near_ties_in_words(manifest):
@@ -75,8 +84,6 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
         console.print("Failed examples count with loss 1 at every threshold.")
     if data.duplicates or (confirmed and confirmed.duplicates):
         console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
-    console.print(printable_line(manifest.guarantee))
-    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
 def _of_part(row: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ A new model and its vocabulary, from rows {"input": str, "references": [str, ...
 Fine-tuning a T5 1.1 checkpoint as the paper does, with its own vocabulary, keeping the weights that generate best:
 
     calm-beam train --checkpoint=t5_small/checkpoint_1000000 --data=train.jsonl --validation_data=validation.jsonl \
-        --optimizer=adafactor --validate_every=500 --best_by=rouge_l --output=model --steps=5000
+        --optimizer=adafactor --validate_every=500 --best_by=rouge_l_unicode --output=model --steps=5000
 
 The exit classifier of a model, whose other weights stay as they are:
 

@@ -29,7 +29,7 @@ from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.summary import group_line, variant_lines
-from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest
+from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest, unseen_in_words
 from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name, get_metric
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
@@ -321,6 +321,9 @@ def _print(
     console.print(
         f"{units}, {failed} failed; {never} of the manifest's entries {'says' if never == 1 else 'say'} never exit."
     )
+    for each in fresh:
+        if each.unseen:
+            console.print(printable_line(unseen_in_words([found.record() for found in each.unseen])))
     if others:
         console.print(f"{counted(others, 'promise')} of other metrics {'was' if others == 1 else 'were'} not tested.")
     conclude(console, verdicts, alpha=flags.alpha, evidence=evidence)

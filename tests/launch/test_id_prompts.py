@@ -293,7 +293,7 @@ def test_empty_references_are_told(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their number is said at the end of a run, as ids and as texts alike."""
-    rows = _encoded(_text_rows()[:6], _vocabulary(folder), references=True)
+    rows = _encoded(_text_rows()[:12], _vocabulary(folder), references=True)
     rows[1]["reference_ids"] = [[EOS_ID]]
     rows[2]["reference_ids"] = [[5], []]
     assert _calibrate(folder / "model", write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out") == 0

@@ -10,6 +10,8 @@ from .checkpoint import BleurtConfig, BleurtError
 from .word_pieces import UNKNOWN, word_ids, words
 
 _SPECIAL_TOKENS = ("[CLS]", "[SEP]")
+# How SentencePiece writes a space.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,12 +20,14 @@ class Encoder:
 
     Attributes:
       tokenize: Returns the ids of a text, without special ones.
+      known: Returns what the vocabulary knows of a text.
       cls_id: Id of [CLS].
       sep_id: Id of [SEP].
       max_length: Most ids of a pair, the three special ones included.
     """
 
     tokenize: Callable[[str], list[int]]
+    known: Callable[[str], list[str]]
     cls_id: int
     sep_id: int
     max_length: int
@@ -35,8 +39,10 @@ class Encoder:
         Raises:
           BleurtError: If its vocabulary cannot be read, lacks special tokens or does not fit to its model.
         """
-        tokenize, ids = _sentencepiece(config) if config.is_sentencepiece else _word_pieces(config)
-        return cls(tokenize=tokenize, cls_id=ids["[CLS]"], sep_id=ids["[SEP]"], max_length=config.max_seq_length)
+        tokenize, known, ids = _sentencepiece(config) if config.is_sentencepiece else _word_pieces(config)
+        return cls(
+            tokenize=tokenize, known=known, cls_id=ids["[CLS]"], sep_id=ids["[SEP]"], max_length=config.max_seq_length
+        )
 
     def encode(self, *, reference: str, candidate: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a pair, and for each of them its segment: 0 up to the first [SEP], then 1.
@@ -54,10 +60,11 @@ class Encoder:
 
 
 _Tokenize = Callable[[str], list[int]]
+_Known = Callable[[str], list[str]]
 
 
-def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
-    """Returns how a list of word pieces tokenizes, and the ids of special tokens."""
+def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, _Known, dict[str, int]]:
+    """Returns how a list of word pieces tokenizes, what it knows of a text, and the ids of special tokens."""
     try:
         lines = config.vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -75,11 +82,15 @@ def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
     def tokenize(text: str) -> list[int]:
         return [index for word in words(text, lower_case=config.do_lower_case) for index in word_ids(word, ids)]
 
-    return tokenize, ids
+    def known(text: str) -> list[str]:
+        unknown = ids[UNKNOWN]
+        return [word for word in words(text, lower_case=config.do_lower_case) if word_ids(word, ids) != [unknown]]
+
+    return tokenize, known, ids
 
 
-def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
-    """Returns how a SentencePiece model tokenizes, and the ids of special tokens."""
+def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, _Known, dict[str, int]]:
+    """Returns how a SentencePiece model tokenizes, what it knows of a text, and the ids of special tokens."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(config.vocabulary))
     except (OSError, RuntimeError) as error:
@@ -91,7 +102,13 @@ def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
     for token, index in ids.items():
         if index == processor.unk_id():
             raise BleurtError(f"{_named(config)} has no {token}.")
-    return processor.encode, ids
+
+    def known(text: str) -> list[str]:
+        pieces = (processor.id_to_piece(index) for index in processor.encode(text) if index != processor.unk_id())
+        # A piece of nothing but the mark of a space may stand before an unknown word.
+        return [piece for piece in pieces if piece.strip(_SPACE)]
+
+    return processor.encode, known, ids
 
 
 def _named(config: BleurtConfig) -> str:

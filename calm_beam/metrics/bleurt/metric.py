@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight, Sighted
 
 from .checkpoint import BleurtConfig, BleurtModel, checkpoint_fingerprint, load_model, local_checkpoint
 from .encoding import Encoder
@@ -15,7 +16,7 @@ from .encoding import Encoder
 _SHORTEST = 32
 
 
-class Bleurt:
+class Bleurt(Sighted):
     """BLEURT by one checkpoint, on the CPU, clipped to [0, 1]; threads may share it.
 
     A pair is scored alone, at the smallest of a few lengths that holds it (32, 64, 128, ... tokens; or at the only one
@@ -52,13 +53,19 @@ class Bleurt:
 
         Returns:
           A score in [0, 1]. Identical texts score 1, where BLEURT itself gives them somewhat less: else the full model
-          would not be consistent with itself. Empty texts are scored as any other.
+          would not be consistent with itself. An empty text is scored as any other against a text of which the
+          vocabulary knows something.
 
         Raises:
           TypeError: If `references` is a single string.
           ValueError: If `references` is empty.
         """
-        return best_over_references(self._clipped_score, candidate, references=references)
+        return best_over_references(self._clipped_score, candidate, references=references, sight=self.sight)
+
+    @property
+    def sight(self) -> Sight:
+        """Pieces that the vocabulary knows."""
+        return Sight(tokens=self._encoder.known)
 
     def score(self, *, reference: str, candidate: str) -> float:
         """Returns what the model predicts for a pair of texts, unclipped."""

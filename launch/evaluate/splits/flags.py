@@ -9,6 +9,7 @@ from calm_beam.launch.calibrate.flags import add_tail_flag, calibrate_parser
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 
@@ -78,7 +79,7 @@ def add_own_flags(parser: FlagParser) -> None:
     splits.add_argument("--seed", type=whole_number(0), default=0, help="decides the splits")
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is tried)")
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: both if there are references")
-    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
+    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: {DEFAULT_METRIC}")
     add_metric_settings(goal)
     goal.add_argument("--delta", type=numbers, default=(0.02, 0.05, 0.1, 0.25), help="risk tolerances of the table")
     goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
@@ -130,9 +131,8 @@ def sweep_flags(flags: argparse.Namespace, **changes: object) -> argparse.Namesp
 
 
 def fill_in_metric(flags: argparse.Namespace) -> None:
-    """Sets the metric that the user left open: one for French where that is the embedded task."""
-    is_embedded = flags.generations is None and flags.checkpoint is None and flags.data is None
-    flags.metric = flags.metric or (("rouge_l_unicode",) if is_embedded else ("rouge_l",))
+    """Sets the metric that the user left open."""
+    flags.metric = flags.metric or (DEFAULT_METRIC,)
 
 
 def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:

@@ -14,6 +14,7 @@ from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.rounds import Round, division_digest, has_rounds, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.calibration.unseen import Unseen, UnseenText
 from calm_beam.generations import GenerationsError, StoredShard
 from calm_beam.manifest import SequentialPlan
 
@@ -56,7 +57,7 @@ def test_every_change_of_the_data_is_another_division() -> None:
     assert division_digest(sizes, round_examples=25) not in digests
 
 
-def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2) -> Round:
+def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2, unseen: tuple[Unseen, ...] = ()) -> Round:
     losses = np.random.default_rng(seed).uniform(size=(5, 2, 2))
     generation = build_generation()
     totals = dataclasses.replace(
@@ -66,7 +67,9 @@ def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2) -> Round:
         truncated=1,
         duplicates=2,
         content_sum=2**255 + 3,
-        contrast=Contrast.of(generation.example, ["cat", "cat", "dog"], scores=[[1.0, 0.5], [1 / 3, 1 / 3]]),
+        contrast=Contrast.of(
+            generation.example, ["cat", "cat", "dog"], scores=[[1.0, 0.5], [1 / 3, 1 / 3]], unseen=unseen
+        ),
     )
     shards = tuple(StoredShard(shard=shard, examples=size, failed=0, digest="x") for shard, size in totals.by_shard)
     return Round(
@@ -89,6 +92,16 @@ def test_a_round_comes_back_as_it_was(tmp_path: pathlib.Path) -> None:
     assert found.totals.merge(found.totals) == counted.totals.merge(counted.totals)
     assert has_rounds(str(tmp_path))
     assert Round.read(str(tmp_path), 1, _PLAN) is None
+
+
+def test_what_metrics_did_not_see_comes_back(tmp_path: pathlib.Path) -> None:
+    """Unseen texts are read back with their samples; where there are none, a round's file does not speak of them."""
+    texts = (UnseenText(id="a", text="...", against="!"),)
+    for unseen in ((), (Unseen(metric="rouge_l", no_token=1, no_token_samples=texts),)):
+        counted = _round(unseen=unseen)
+        counted.write(str(tmp_path), _PLAN)
+        assert Round.read(str(tmp_path), 2, _PLAN) == counted
+        assert ('"unseen"' in (tmp_path / "round-00002.json").read_text(encoding="utf-8")) == bool(unseen)
 
 
 def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:

@@ -295,6 +295,21 @@ def test_another_model_is_refused() -> None:
         (("data", "failed_ids"), ["a", "b"], "data.failed_ids must have 1 ids, since failed is 1 (left out where that "
          "is 0), got 2"),
         (("data", "failed_ids"), "row-7", "data.failed_ids must be a list, got {}"),
+        (
+            ("data", "unseen"),
+            [{"metric": "b", "no_token": 1, "few_letters": 0}, {"metric": "a", "no_token": 1, "few_letters": 0}],
+            'data.unseen must have one or more metrics, ascending, each once, got ["b", "a"]',
+        ),
+        (
+            ("data", "unseen"),
+            [{"metric": "a", "no_token": 201, "few_letters": 0}],
+            "data.unseen[0].no_token must be at most examples, which is 200, got 201",
+        ),
+        (
+            ("data", "unseen"),
+            [{"metric": "a", "no_token": 0, "few_letters": 0}],
+            "data.unseen[0].no_token or few_letters must be above 0, got 0 and 0: leave the metric out",
+        ),
         (("calibrations",), [], "calibrations must have at least one entry, got {}"),
         (("calibrations",), {"a": 1}, "calibrations must be a list, got {}"),
         (("software",), ["jax"], "software must be a JSON object, got {}"),

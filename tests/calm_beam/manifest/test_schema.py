@@ -20,6 +20,7 @@ from calm_beam.manifest import (
     EngineRecord,
     Manifest,
     ManifestError,
+    UnseenRecord,
     Variant,
     VocabularyRecord,
     manifest_text,
@@ -49,6 +50,7 @@ _WITH_CHAT = VocabularyRecord(
     chat=ChatRecord(template="{{ bos_token }}", tokens={"bos_token": "<s>"}, system="Be brief."),
 )
 _ENGINE = EngineRecord(name="native", instructions="avx2", head="uint8")
+_UNSEEN = UnseenRecord(metric="token_f1", no_token=3, few_letters=0)
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
@@ -110,6 +112,7 @@ def test_schema_is_strict_and_described() -> None:
         "system",
         "tau",
         "threshold_by_position",
+        "unseen",
         "variant",
         "variant",
     ]
@@ -127,6 +130,7 @@ def test_schema_is_strict_and_described() -> None:
             data=dataclasses.replace(build_manifest().data, clusters=200),
         ),
         build_manifest(data=dataclasses.replace(build_manifest().data, failed=2, failed_ids=("a", "b"))),
+        build_manifest(data=dataclasses.replace(build_manifest().data, unseen=(_UNSEEN,))),
         build_sequential_manifest(),
         build_grouped_manifest(),
         build_variants_manifest(),
@@ -200,7 +204,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(early["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
     clustered = build_planned_manifest(
         plan=build_plan_record(cluster_key="paragraph"),
-        data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",)),
+        data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",), unseen=(_UNSEEN,)),
         vocabulary=_WITH_CHAT,
         decode=dataclasses.replace(
             build_manifest().decode,
@@ -227,6 +231,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(varied["plan"]["pareto"]) == list(_SCHEMA["properties"]["plan"]["properties"]["pareto"]["properties"])
     # Clusters, groups and parts are not told apart at once.
     assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["$defs"]["data"])
+    unseen = _SCHEMA["$defs"]["data"]["properties"]["unseen"]["items"]
+    assert list(content["data"]["unseen"][0]) == list(unseen["properties"])
     for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
     assert list(content["decode"]["engine"]) == list(_SCHEMA["$defs"]["engine"]["properties"])
@@ -321,6 +327,11 @@ def test_core_and_manifest_name_the_same_choices() -> None:
         ((*_PATH_ENTRY, "rejected"), 1),
         ((*_PATH_ENTRY, "layers"), REMOVED),
         (("guarantee",), ""),
+        (("data", "unseen"), []),
+        (("data", "unseen"), None),
+        (("data", "unseen"), [{"metric": "rouge_l", "no_token": 1}]),
+        (("data", "unseen"), [{"metric": "rouge_l", "no_token": -1, "few_letters": 1}]),
+        (("data", "unseen"), [{"metric": "", "no_token": 1, "few_letters": 0}]),
         (("data", "failed_ids"), []),
         (("data", "failed_ids"), None),
         (("data", "failed_ids"), [7]),

@@ -6,6 +6,9 @@ import pytest
 
 from calm_beam.metrics.best_reference import best_over_references
 from calm_beam.metrics.registry import METRICS
+from calm_beam.metrics.sight import Sight
+
+_WORDS = Sight(tokens=str.split)
 
 
 def _share_of_length(candidate: str, reference: str) -> float:
@@ -14,8 +17,8 @@ def _share_of_length(candidate: str, reference: str) -> float:
 
 def test_the_best_reference_counts() -> None:
     """The highest of the pair scores is returned, wherever it stands."""
-    assert best_over_references(_share_of_length, "abcd", references=["a", "abc", "ab"]) == 0.75
-    assert best_over_references(_share_of_length, "abcd", references=("a",)) == 0.25
+    assert best_over_references(_share_of_length, "abcd", references=["a", "abc", "ab"], sight=_WORDS) == 0.75
+    assert best_over_references(_share_of_length, "abcd", references=("a",), sight=_WORDS) == 0.25
 
 
 @pytest.mark.parametrize("name", METRICS)

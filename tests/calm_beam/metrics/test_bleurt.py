@@ -116,13 +116,28 @@ def test_ids_of_sentencepiece(folders: dict[str, pathlib.Path]) -> None:
     assert segments == [0] * (len(reference) + 2) + [1] * (len(candidate) + 1)
 
 
+@pytest.mark.parametrize("kind", ["uncased", "sentencepiece"])
+def test_texts_that_the_vocabulary_does_not_know_are_not_seen(kind: str, folders: dict[str, pathlib.Path]) -> None:
+    """Different texts of unknown pieces score 0, whatever the model gives; what is known is left to the model."""
+    bleurt = Bleurt(folders[kind])
+    assert not bleurt.sight.sees("жук")
+    assert not bleurt.sight.sees("")
+    assert bleurt("жук", ["щи"]) == bleurt("щи", ["жук"]) == bleurt("", ["жук"]) == 0
+    assert bleurt("жук", [" жук\n"]) == 1
+    assert bleurt.sight.drops_letters("the жуки")
+    assert not bleurt.sight.drops_letters("the cat")
+    assert bleurt("жук", ["the cat"]) == min(max(bleurt.score(reference="the cat", candidate="жук"), 0.0), 1.0)
+
+
 @pytest.mark.parametrize(
     ("reference", "candidate", "kept"),
     [(3, 2, (3, 2)), (8, 1, (4, 1)), (1, 8, (1, 4)), (9, 9, (3, 2)), (3, 4, (3, 2)), (5, 0, (5, 0)), (0, 7, (0, 5))],
 )
 def test_the_longer_side_is_trimmed(reference: int, candidate: int, kept: tuple[int, int]) -> None:
     """Ids go one by one from the end of the longer text, from the candidate where both are as long."""
-    encoder = Encoder(tokenize=lambda text: list(range(10, 10 + int(text))), cls_id=1, sep_id=2, max_length=8)
+    encoder = Encoder(
+        tokenize=lambda text: list(range(10, 10 + int(text))), known=str.split, cls_id=1, sep_id=2, max_length=8
+    )
     ids, segments = encoder.encode(reference=str(reference), candidate=str(candidate))
     assert ids == [1, *range(10, 10 + kept[0]), 2, *range(10, 10 + kept[1]), 2]
     assert len(ids) == len(segments) <= 8

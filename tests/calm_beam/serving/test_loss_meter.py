@@ -1,5 +1,7 @@
 """Losses of many answers at once are those of one at a time."""
 
+import dataclasses
+
 import pytest
 
 from calm_beam.manifest import ManifestError
@@ -55,6 +57,19 @@ def test_a_loss_that_cannot_be_measured_is_1(monkeypatch: pytest.MonkeyPatch) ->
     assert ["PromptError: none" in str(failed[0].failure), "no score" in str(failed[3].failure)] == [True, True]
     expected.pop(2)
     assert found == {index + 1: loss for index, loss in expected.items()}
+
+
+@pytest.mark.parametrize(("early", "loss"), [("\n" * 24, 1.0), ("A:", 0.0)])
+def test_texts_that_the_metric_does_not_see_are_losses(
+    early: str, loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In service as in calibration: an output that cannot be told from the full model's has loss 1, an equal one 0."""
+    generator = Generator.from_manifest(build_served_manifest(_CHECKPOINT, (build_entry(0.2),)), _CHECKPOINT)
+    meter = LossMeter(generator, share=1.0, salt="a")
+    answer = dataclasses.replace(generator.generate(_PROMPTS[0]), text=early)
+    full = dataclasses.replace(answer, text="\n\nA:")
+    monkeypatch.setattr(meter._full, "generate", lambda prompt: full)
+    assert meter.measure("a", _PROMPTS[0], answer=answer) == MeasuredLoss(value=loss, failure=None)
 
 
 def test_failures_name_their_reason() -> None:

@@ -1,0 +1,89 @@
+"""What a metric sees of a text, and the rule for texts of which it sees nothing."""
+
+import abc
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+
+Metric = Callable[[str, Sequence[str]], float]
+"""Takes a candidate and its references, returns a score in [0, 1], 1 being best."""
+
+Tokens = Callable[[str], Iterable[str]]
+"""Takes a text, returns parts of it in order."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sight:
+    """How a metric sees a text.
+
+    Attributes:
+      tokens: What the metric compares of a text; nothing for a text that it does not see.
+      read: What its tokeniser reads, if that is more: the metric leaves out articles on purpose. None for the tokens.
+    """
+
+    tokens: Tokens
+    read: Tokens | None = None
+
+    def sees(self, text: str) -> bool:
+        """Returns whether the metric sees any token of a text."""
+        return next(iter(self.tokens(text)), None) is not None
+
+    def is_blind(self, candidate: str, references: Sequence[str]) -> bool:
+        """Returns whether the score of a candidate is 0 for one reason only: the metric cannot tell the texts apart.
+
+        That is so if the candidate equals no reference, up to white space around them, and the metric sees no token of
+        it, nor of one of the references.
+
+        >>> sight = Sight(tokens=str.split)
+        >>> sight.is_blind("", ["a word"]), Sight(tokens=lambda text: []).is_blind("yes", ["no"])
+        (False, True)
+        """
+        if self.sees(candidate) or all(map(self.sees, references)):
+            return False
+        return not any(equal_when_stripped(candidate, reference) for reference in references)
+
+    def drops_letters(self, text: str) -> bool:
+        """Returns whether the tokeniser drops more than half of a text's letters and digits of any script."""
+        # Unicode categories L and N. Folding may make two letters of one, never fewer.
+        return 2 * sum(map(_letters, (self.read or self.tokens)(text))) < _letters(text)
+
+
+class Sighted(abc.ABC):
+    """A metric that says how it sees a text."""
+
+    @property
+    @abc.abstractmethod
+    def sight(self) -> Sight:
+        """How it sees a text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SightedMetric(Sighted):
+    """A function as a metric that says how it sees a text."""
+
+    score: Metric
+    _: dataclasses.KW_ONLY
+    seen: Sight
+
+    def __call__(self, candidate: str, references: Sequence[str]) -> float:
+        """Returns the score, in [0, 1]."""
+        return self.score(candidate, references)
+
+    @property
+    def sight(self) -> Sight:
+        """How it sees a text."""
+        return self.seen
+
+
+def sight_of(metric: Metric) -> Sight | None:
+    """Returns how a metric sees a text; None for a user's own, which does not say."""
+    return metric.sight if isinstance(metric, Sighted) else None
+
+
+def equal_when_stripped(one: str, other: str) -> bool:
+    """Returns whether two texts are the same but for white space around them."""
+    return one.strip() == other.strip()
+
+
+def _letters(text: str) -> int:
+    return sum(unicodedata.category(character)[0] in "LN" for character in text)

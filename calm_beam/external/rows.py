@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from calm_beam.examples import NO_UTF_8, NUL_CHARACTER
 from calm_beam.risk.setting_sums import LossesError
+from calm_beam.written_numbers import written_float
 
 from .tables import Reading
 
@@ -133,8 +134,7 @@ def _number(value: object) -> float:
     """Returns a number; NaN for anything else."""
     if isinstance(value, str):
         try:
-            # Python alone reads underscores between digits.
-            return math.nan if "_" in value else float(value)
+            return written_float(value)
         except ValueError:
             return math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -8,6 +8,7 @@ from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from calm_beam.written_numbers import written_float
 
 _SEQUENTIAL = ("ids", "round_examples", "stop_at_setting", "stop_at_cost", "stop_gain", "next_rounds", "resume")
 _ROUND_EXAMPLES = 100
@@ -180,7 +181,7 @@ def _costs(value: str) -> dict[str, float]:
     for part in texts(value):
         name, sign, number = part.rpartition("=")
         try:
-            cost = float(number)
+            cost = written_float(number)
         except ValueError:
             cost = math.nan
         if not (sign and name and math.isfinite(cost) and cost >= 0) or name in costs:

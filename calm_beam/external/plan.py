@@ -170,6 +170,7 @@ def plan_of(
     baseline: str | None = None,
     task: str | None = None,
     metric: str | None = None,
+    direction: str | None = None,
     sequential: ExternalSequentialPlan | None = None,
 ) -> ExternalPlan:
     """Returns the plan; arguments are its attributes, but that the seed decides the salt, as in a calibration."""
@@ -183,5 +184,6 @@ def plan_of(
         baseline=baseline,
         task=task,
         metric=metric,
+        direction=direction,
         sequential=sequential,
     )

@@ -9,6 +9,7 @@ from ._checks import ManifestError as ManifestError
 from ._confirmation import confirmation_in_words as confirmation_in_words
 from ._confirmation import confirming_in_words as confirming_in_words
 from ._confirmation import p_value_beside as p_value_beside
+from ._external import EXTERNAL_DIRECTIONS as EXTERNAL_DIRECTIONS
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
 from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration

@@ -36,6 +36,9 @@ from ._record import (
 from .digest import content_digest
 from .records import PROCEDURES
 
+EXTERNAL_DIRECTIONS = ("higher", "lower")
+"""Which scores of a metric are better."""
+
 EXTERNAL_LOSSES = ("given", "signed", "relu")
 """Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
@@ -250,10 +253,12 @@ class ExternalPlan(DigestedRecord):
       baseline: Run whose scores the others are compared with; None where losses were given.
       task: Task of the scores; None where nobody named one.
       metric: Metric of the scores; None where losses were given.
+      direction: Which scores of the metric are better, one of `EXTERNAL_DIRECTIONS`; None where losses were given, and
+        in manifests of earlier writers, which took higher ones for better without asking.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("direction", "sequential")
 
     order: tuple[str, ...]
     tests: tuple[ExternalTest, ...]
@@ -264,6 +269,7 @@ class ExternalPlan(DigestedRecord):
     baseline: str | None
     task: str | None
     metric: str | None
+    direction: str | None = None
     sequential: ExternalSequentialPlan | None = None
 
     @classmethod
@@ -289,6 +295,10 @@ class ExternalPlan(DigestedRecord):
             if getattr(self, key) is not None:
                 check_text(key, getattr(self, key))
         check_text("salt", self.salt)
+        if self.direction is not None:
+            check_choice("direction", self.direction, choices=EXTERNAL_DIRECTIONS)
+            if self.metric is None:
+                raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=ExternalSequentialPlan)
             try:

@@ -236,7 +236,13 @@ def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
     ]
     if plan.baseline is not None:
         facts.append(("Baseline", short_place(plan.baseline)))
-    for name, value in (("Task", plan.task), ("Metric", plan.metric), ("Groups by", plan.group_key)):
+    better = None if plan.direction is None else f"a {plan.direction} score"
+    for name, value in (
+        ("Task", plan.task),
+        ("Metric", plan.metric),
+        ("Better", better),
+        ("Groups by", plan.group_key),
+    ):
         if value is not None:
             facts.append((name, value))
     if plan.cluster_key is not None:

@@ -55,6 +55,7 @@ def certify(flags: argparse.Namespace) -> int:
         baseline=source.baseline,
         task=source.task,
         metric=source.metric,
+        direction=source.direction,
     )
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {plan.digest}")

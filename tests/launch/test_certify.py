@@ -103,7 +103,7 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     assert manifest.plan.baseline == str(runs["bf16"])
     capsys.readouterr()
     assert main(["inspect", str(output)]) == 0
-    assert "Losses: exact_match,strict-match of gsm8k, against" in capsys.readouterr().out
+    assert "Losses: exact_match,strict-match of gsm8k (a higher score is better), against" in capsys.readouterr().out
 
 
 _GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"

@@ -156,9 +156,9 @@ def test_losses_against_a_baseline(tmp_path: pathlib.Path) -> None:
     baseline = _read(write_lm_eval(tmp_path / "base", {"none": [1.0, 0.0, 1.0]}))
     run = Run.found(f"int8={write_lm_eval(tmp_path / 'int8', {'none': [1.0, 1.0, 0.0]})}", task=None)
     scores = RunScores.read(run, metric=None)
-    signed = list(losses_of_runs(baseline, [(run, scores)], loss="signed"))
+    signed = list(losses_of_runs(baseline, [(run, scores)], loss="signed", direction="higher"))
     assert signed == [LossRow("0", "int8", 0.0), LossRow("1", "int8", -1.0), LossRow("2", "int8", 1.0)]
-    assert [row.loss for row in losses_of_runs(baseline, [(run, scores)], loss="relu")] == [0, 0, 1]
+    assert [row.loss for row in losses_of_runs(baseline, [(run, scores)], loss="relu", direction="higher")] == [0, 0, 1]
 
 
 def test_ids_have_to_agree(tmp_path: pathlib.Path) -> None:
@@ -167,7 +167,7 @@ def test_ids_have_to_agree(tmp_path: pathlib.Path) -> None:
 
     def pair(name: str, **changes: object) -> None:
         run = Run.found(str(write_lm_eval(tmp_path / name, {"none": [1.0] * 8}, **changes)), task=None)  # type: ignore[arg-type]
-        list(losses_of_runs(baseline, [(run, RunScores.read(run, metric=None))], loss="signed"))
+        list(losses_of_runs(baseline, [(run, RunScores.read(run, metric=None))], loss="signed", direction="higher"))
 
     with pytest.raises(
         LossesError, match=r"lacks 1 id \('0'\) of the baseline and has 1 id \('8'\) that the baseline lacks"

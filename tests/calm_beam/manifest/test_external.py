@@ -246,7 +246,7 @@ def test_schema_and_reader_name_the_same() -> None:
     assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
     assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
     assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
-    assert keys(top["plan"], optional=["sequential"]) == [*fields(ExternalPlan), "digest"]
+    assert keys(top["plan"], optional=["direction", "sequential"]) == [*fields(ExternalPlan), "digest"]
     rules = ["costs", "stop_at_setting", "stop_at_cost", "stop_gain"]
     assert keys(plan["sequential"], optional=rules) == fields(ExternalSequentialPlan)
     assert keys(top["sequential"]) == fields(ExternalSequentialRecord)

@@ -11,9 +11,9 @@ import pytest
 
 from calm_beam.external.rows import LossRow
 from calm_beam.launch.cli import main
-from calm_beam.manifest import ExternalManifest, ManifestError, read_external_manifest
+from calm_beam.manifest import ExternalManifest, ManifestError, content_digest, read_external_manifest
 from calm_beam.serving import Generator
-from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_lm_eval
+from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_helm, write_lm_eval
 
 _ORDER = f"--order={','.join(ORDER)}"
 
@@ -106,6 +106,113 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     assert "Losses: exact_match,strict-match of gsm8k (a higher score is better), against" in capsys.readouterr().out
 
 
+def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A toxicity that rises from .05 to .60 is no improvement; what the files say is in plan, report and `inspect`."""
+    base = write_lm_eval(tmp_path / "base", {"none": [0.05] * 400}, metric="toxicity", higher=False)
+    worse = write_lm_eval(tmp_path / "worse", {"none": [0.6] * 400}, metric="toxicity", higher=False)
+    better = write_lm_eval(tmp_path / "better", {"none": [0.01] * 400}, metric="toxicity", higher=False)
+    output = tmp_path / "out"
+    asked = ["certify", f"--baseline={base}", f"--candidates={better},{worse}", "--delta=0.1", f"--output={output}"]
+    assert main([*asked, "--direction=higher"]) == 1
+    assert "says that a lower toxicity,none is better, and --direction=higher says" in capsys.readouterr().err
+    assert main(asked) == 0
+    assert "toxicity,none: a lower score is better, as the logs say" in capsys.readouterr().err
+    manifest = read_external_manifest(output / "manifest.json")
+    assert manifest.plan.direction == "lower"
+    (entry,) = manifest.calibrations
+    assert entry.setting == "better"
+    assert [step.risk for step in entry.path] == pytest.approx([-0.04, 0.55])
+    assert [step.rejected for step in entry.path] == [True, False]
+    assert main(["inspect", str(output)]) == 0
+    assert "toxicity,none of gsm8k (a lower score is better), against" in capsys.readouterr().out
+    assert "a lower score" in (output / "report.html").read_text()
+    # Fresh runs are read the same way round, whatever flag is given.
+    fresh = [
+        f"{kind}={write_lm_eval(tmp_path / f'fresh-{kind}', {'none': [score] * 300}, metric='toxicity', first=900)}"
+        for kind, score in (("base", 0.05), ("better", 0.5))
+    ]
+    verify = ["verify", f"--manifest={output}", f"--baseline={fresh[0].partition('=')[2]}", f"--candidates={fresh[1]}"]
+    assert main([*verify, "--direction=higher"]) == 2
+    assert "--direction=higher: the manifest says that a lower score is better" in capsys.readouterr().err
+    assert main(verify) == 3
+
+
+def test_a_direction_that_nobody_says(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A metric that no file and no list knows needs the flag, which stands in the plan and changes its hash."""
+    runs = [
+        write_lm_eval(tmp_path / name, {"none": [score] * 300}, metric="quality")
+        for name, score in (("a", 0.9), ("b", 0.8))
+    ]
+    asked = ["certify", f"--baseline={runs[0]}", f"--candidates={runs[1]}", "--delta=0.3"]
+    assert main([*asked, f"--output={tmp_path / 'out'}"]) == 2
+    printed = capsys.readouterr()
+    assert "nothing says whether a higher or a lower quality,none is better" in printed.err
+    assert "--direction=higher or --direction=lower" in printed.err
+    assert not (tmp_path / "out").exists()
+    digests = set()
+    for direction in ("higher", "lower"):
+        output = tmp_path / direction
+        assert main([*asked, f"--direction={direction}", f"--output={output}"]) == 0
+        manifest = read_external_manifest(output / "manifest.json")
+        assert manifest.plan.direction == direction
+        assert manifest.calibrations[0].path[0].risk == pytest.approx(0.1 if direction == "higher" else -0.1)
+        digests.add(manifest.plan.digest)
+    assert len(digests) == 2
+
+
+def test_an_early_manifest_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that took higher scores for better without asking verifies none of which lower are better."""
+    runs = {
+        name: write_lm_eval(tmp_path / name, {"none": [score] * 300}, metric="toxicity", first=first)
+        for name, score, first in (("a", 0.1, 0), ("b", 0.1, 0), ("c", 0.1, 900), ("d", 0.1, 900))
+    }
+    output = tmp_path / "out"
+    asked = [f"--baseline={runs['a']}", f"--candidates=x={runs['b']}"]
+    assert main(["certify", *asked, "--delta=0.3", "--direction=higher", f"--output={output}"]) == 0
+    path = output / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["plan"]["direction"]
+    content["plan"]["digest"] = content_digest(
+        {key: value for key, value in content["plan"].items() if key != "digest"}
+    )
+    content["digest"] = content_digest({key: value for key, value in content.items() if key != "digest"})
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    fresh = [f"--baseline={runs['c']}", f"--candidates=x={runs['d']}"]
+    assert main(["verify", f"--manifest={output}", *fresh]) == 2
+    assert "it promises the opposite of what it says. Certify anew." in capsys.readouterr().err
+    assert main(["verify", f"--manifest={output}", *fresh, "--direction=higher"]) == 0
+
+
+def test_clusters_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Passages that a log names are the units that count, in the manifest and when it is verified."""
+    runs = {
+        name: write_lm_eval(tmp_path / name, {"none": [1.0] * 400}, first=first)
+        for name, first in (("a", 0), ("b", 0), ("c", 900), ("d", 900))
+    }
+    output = tmp_path / "out"
+    asked = [f"--baseline={runs['a']}", f"--candidates=x={runs['b']}", "--cluster_key=doc.passage"]
+    assert main(["certify", *asked, "--delta=0.1", f"--output={output}"]) == 0
+    manifest = read_external_manifest(output / "manifest.json")
+    assert (manifest.data.examples, manifest.data.clusters, manifest.plan.cluster_key) == (400, 200, "doc.passage")
+    assert manifest.calibrations[0].path[0].n == 200
+    assert "drawing a cluster, which doc.passage names" in manifest.guarantee
+    fresh = [f"--baseline={runs['c']}", f"--candidates=x={runs['d']}"]
+    assert main(["verify", f"--manifest={output}", *fresh]) == 0
+    asked[-1] = "--cluster_key=doc.title"
+    assert main(["certify", *asked, "--delta=0.1", f"--output={tmp_path / 'other'}"]) == 1
+    assert "has no doc.title, which --cluster_key names" in capsys.readouterr().err
+
+
+def test_logs_without_what_was_asked(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no log says what was asked, joining by id alone is said; where both do, nothing is."""
+    for number, asked in enumerate(("easy ", None)):
+        runs = [write_helm(tmp_path / f"{name}{number}", [1.0] * 100, asked=asked) for name in "ab"]
+        flags = [f"--baseline={runs[0]}", f"--candidates=x={runs[1]}", "--metric=exact_match", "--delta=0.1"]
+        assert main(["certify", *flags, f"--output={tmp_path / f'out{number}'}"]) == 0
+        assert ("joined by their ids alone" in capsys.readouterr().err) is (asked is None)
+
+
 _GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"
 
 
@@ -126,6 +233,11 @@ _GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"
         (_GOOD, ("--group_key=topic",), "has no column topic"),
         (_GOOD, ("--loss=relu",), "--loss=relu is made of scores"),
         (_GOOD, ("--metric=acc",), "--metric belongs to --baseline"),
+        (_GOOD, ("--direction=lower",), "--direction belongs to --baseline"),
+        (_GOOD, ("--costs=a=1_0,b=2",), "expected NAME=NUMBER for every setting, each once, got 'a=1_0'"),
+        (_GOOD, ("--costs=a=١,b=2",), "expected NAME=NUMBER for every setting, each once, got 'a=١'"),
+        (_GOOD + "2,a,1_0e-1_0\n2,b,0\n", (), r"line 4: the loss must be a number in \[0, 1\], got '1_0e-1_0'"),
+        (_GOOD + "2,a,٠\n2,b,0\n", (), r"line 4: the loss must be a number in \[0, 1\], got '٠'"),
         (_GOOD, ("--baseline=run",), "name either the losses .* or the scores"),
         (_GOOD, ("--costs=a=1",), "--costs must name every setting once: the settings are a, b, it names a"),
         (_GOOD, ("--costs=a=1,b=cheap",), "expected NAME=NUMBER for every setting, each once, got 'b=cheap'"),

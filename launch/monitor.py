@@ -81,11 +81,12 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
-    if isinstance(manifest, Manifest) and manifest.data.groups is not None:
+    if manifest.data.groups:
         whose = "all groups, as they come" if watched.group is None else f"group {printable_line(watched.group)} alone"
-        say(
-            f"the manifest tells groups apart: these have to be losses of prompts of {whose}, at this entry's threshold"
-        )
+        what, where = ("prompts", "at this entry's threshold")
+        if isinstance(manifest, ExternalManifest):
+            what, where = ("examples", "under this entry's setting")
+        say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
     session = _Session(manifest.digest, watched, flags=flags)
     try:
         if flags.losses == _STREAM:

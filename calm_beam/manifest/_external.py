@@ -48,13 +48,18 @@ MOST_SAMPLED_IDS = 256
 
 
 def external_guarantee(
-    *, joint_epsilon: float | None = None, cluster_key: str | None = None, is_sequential: bool = False
+    *,
+    joint_epsilon: float | None = None,
+    cluster_key: str | None = None,
+    group_key: str | None = None,
+    is_sequential: bool = False,
 ) -> str:
     """Returns what an external manifest promises, in words.
 
     Args:
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
       cluster_key: What names the clusters, if they are the independent units.
+      group_key: What names the groups, if they have entries of their own.
       is_sequential: Whether the tests were watched while examples were evaluated.
     """
     draws = "for examples drawn independently from the same distribution as the examples of the sweep"
@@ -74,6 +79,11 @@ def external_guarantee(
         promise += (
             f" An example is drawn here by drawing a cluster, which {cluster_key} names, and then one of its examples: "
             "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if group_key is not None:
+        promise += (
+            f" An entry of a group, which {group_key} names, is about examples drawn from that group alone; an entry "
+            "without a group is about all examples together, and may be broken for some of the groups."
         )
     if is_sequential:
         promise += (

@@ -50,6 +50,16 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert written == ["manifest.json", "report.html", "risk_table.csv"]
 
 
+def test_what_is_said_of_groups(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Terminal, manifest and `inspect` say that what holds for all examples may be broken for a group."""
+    manifest = _certify(losses, _ORDER, "--delta=0.15", "--group_key=group")
+    caution = "is about all examples together, and may be broken for some of the groups."
+    assert caution in manifest.guarantee
+    assert caution in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(losses.parent / "out")]) == 0
+    assert caution in " ".join(capsys.readouterr().out.split())
+
+
 def test_groups_clusters_and_tails(losses: pathlib.Path) -> None:
     """Columns name groups and clusters; every combination is an entry, and they hold together."""
     flags = ("--order_by=cost", "--delta=0.2", "--group_key=group", "--cluster_key=cluster", "--joint")
@@ -404,7 +414,9 @@ def test_monitor(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
     stream.write_text("1\n" * 40)
     asked = ["monitor", f"--manifest={folder / 'out'}", f"--losses={stream}", f"--state={folder / 'state.json'}"]
     assert main([*asked, "--delta=0.3", "--group=b"]) == 3
-    said = capsys.readouterr().out
+    printed = capsys.readouterr()
+    said = printed.out
+    assert "these have to be losses of examples of group b alone, under this entry's setting" in printed.err
     assert said.startswith("group b, loss, delta 0.3, epsilon 0.05 (setting ")
     assert "Go back to a safer setting, and certify anew." in said
     assert main([*asked, "--delta=0.3"]) == 2

@@ -3,12 +3,18 @@
 import csv
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.external.result import SettingRow
 from calm_beam.external.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ExternalManifest, ManifestError, content_digest, read_external_manifest
@@ -651,3 +657,133 @@ def test_a_sequential_certification_is_kept_up(tmp_path: pathlib.Path, capsys: p
     state = tmp_path / "state.json"
     asked = ["monitor", f"--manifest={tmp_path / 'out'}", f"--losses={stream}", f"--state={state}", "--delta=0.15"]
     assert main(asked) == 0
+
+
+_FORMULAS = ("=SUM(1)", "+1+1", "-2", "@A1", "\t=1", "\r=1", "'=1", "''-x", "'quoted'", "＝1", "plain", '"=1,2"')
+
+
+def test_names_that_are_formulas(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that a spreadsheet would compute is a text in the risk table, and comes back as it was."""
+    path = tmp_path / "losses.jsonl"
+    rows = [
+        {"id": f"e{index}", "setting": name, "loss": 0, "cost": place, "group": _FORMULAS[index % len(_FORMULAS)]}
+        for index in range(240)
+        for place, name in enumerate(_FORMULAS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    output = tmp_path / "out"
+    flags = ["--order_by=cost", "--delta=0.5", "--group_key=group", f"--output={output}"]
+    assert main(["certify", f"--losses={path}", *flags]) == 0
+    with (output / "risk_table.csv").open(encoding="utf-8", newline="") as file:
+        cells = [(row["setting"], row["group"]) for row in csv.DictReader(file)]
+    assert not [cell for pair in cells for cell in pair if cell.lstrip("'") == cell and cell[:1] in tuple("=+-@\t\r＝")]
+    assert {"'=SUM(1)", "''=1", "'quoted'", "plain"} < {setting for setting, _ in cells}
+    read = read_risk_table(output / "risk_table.csv", SettingRow)
+    assert {row.setting for row in read} == {row.group for row in read} - {""} == set(_FORMULAS)
+    assert main(["report", f"--calibration={output}"]) == 0
+    fresh = tmp_path / "fresh.jsonl"
+    fresh.write_text(path.read_text(encoding="utf-8").replace('"id": "e', '"id": "f'), encoding="utf-8")
+    assert main(["verify", f"--manifest={output}", f"--losses={fresh}"]) == 0
+    assert "caution" not in capsys.readouterr().err
+
+
+def test_names_that_are_too_long(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting or group whose name is a book is refused before anything is written; other columns may hold books."""
+    book = "b" * 200_000
+    asked = ["certify", f"--losses={tmp_path / 'losses.csv'}", "--delta=0.5", f"--output={tmp_path / 'out'}"]
+    for header, row, flags, named in (
+        ("id,setting,loss,cost", f"{{0}},{book},0,1", ["--order_by=cost"], "setting 'bbbb"),
+        ("id,setting,loss,topic", f"{{0}},a,0,{book}", ["--order=a", "--group_key=topic"], "group 'bbbb"),
+    ):
+        (tmp_path / "losses.csv").write_text("\n".join([header, *(row.format(number) for number in range(30))]))
+        assert main([*asked, *flags]) == 2
+        printed = capsys.readouterr().err
+        assert named in printed
+        assert "its name has 200,000 characters, more than 1,000. Shorten it." in printed
+        assert not (tmp_path / "out").exists()
+    assert main([*asked, "--order=a"]) == 0
+
+
+@pytest.mark.parametrize("name", ["plan.json", "risk_table.csv", "report.html", "next_ids.txt", "manifest.json"])
+@pytest.mark.parametrize("also", [(), ("--sequential", "--ids={ids}")])
+def test_a_folder_in_the_way(
+    name: str, also: tuple[str, ...], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder where a file is to be written is named before a loss is read."""
+    (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "ids.txt").write_text("1\n")
+    flags = [flag.format(ids=tmp_path / "ids.txt") for flag in also]
+    asked = [f"--losses={tmp_path / 'none.csv'}", "--order=a", "--delta=0.1", f"--output={tmp_path / 'out'}"]
+    assert main(["certify", *asked, *flags]) == 2
+    assert f"{name}: exists and is not a file that can be overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x00\xff\xfe\x80" * 100, "is not a risk table, which is CSV in UTF-8"),
+        (b"\x7fELF\x02\x01\x01" + bytes(300), "is not the risk table of the manifest beside it"),
+        (b"group,loss\n\xff,given\n", "is not a risk table, which is CSV in UTF-8"),
+        (b"", "is not the risk table of the manifest beside it"),
+        (b"group\n" + b"x" * 140_000 + b"\n", "risk_table.csv, line 2: is not a row of a risk table"),
+        (b'group,loss\n"given\n', "risk_table.csv, line"),
+        (b"group,loss\na,b,c\n", "line 2: is not a row of a risk table, by its number of cells"),
+        ("group,loss\n".encode("utf-16"), "is not a risk table, which is CSV in UTF-8"),
+    ],
+)
+def test_a_damaged_risk_table(
+    content: bytes, message: str, losses: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table that is no text, or not as it was written, is named with its line."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    output = losses.parent / "out"
+    (output / "risk_table.csv").write_bytes(content)
+    capsys.readouterr()
+    assert main(["report", f"--calibration={output}"]) == 1
+    assert message in capsys.readouterr().err
+
+
+_KILLED = """
+import os, signal, sys
+from calm_beam.launch.certify import published
+from calm_beam.launch.cli import main
+
+def die(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[1] == "report":
+    published._report = die
+else:
+    # After the temporary file was written, and before it is the risk table.
+    import calm_beam.storage._local as local
+    publish_before = local._publish
+    local._publish = lambda temporary, target, **named: die() if target.name == sys.argv[1] else publish_before(
+        temporary, target, **named)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("moment", ["report", "risk_table.csv", "plan.json"])
+def test_a_killed_certification(moment: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second call finishes what a killed one had not, and leaves nothing of it."""
+    (tmp_path / "ids.txt").write_text("".join(f"e{index}\n" for index in range(600)))
+    losses = write_csv(tmp_path / "losses.csv", coin_rows(600))
+    asked = ["certify", "--sequential", f"--ids={tmp_path / 'ids.txt'}", f"--losses={losses}", _ORDER, "--delta=0.15"]
+    assert main([*asked, f"--output={tmp_path / 'whole'}"]) == 0
+    output = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, moment, *asked, f"--output={output}"], check=False, env=environment
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = {path.name for path in output.iterdir()}
+    assert "report.html" not in left
+    assert moment == "report" or [name for name in left if name.startswith(f".{moment}.")]
+    capsys.readouterr()
+    assert main([*asked, f"--output={output}"]) == 0
+    names = {path.name for path in (tmp_path / "whole").iterdir()}
+    assert {path.name for path in output.iterdir()} == names
+    assert "report.html" in names
+    assert (output / "risk_table.csv").read_bytes() == (tmp_path / "whole" / "risk_table.csv").read_bytes()
+    assert main([*asked, f"--output={output}"]) == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err

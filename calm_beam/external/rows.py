@@ -124,8 +124,10 @@ def name_of(value: object, column: str, *, where: str) -> str:
                 ) from error
         if value:
             return value
-    # True is an integer to Python.
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    # True is an integer to Python, and an integer may be too large for a float.
+    elif (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    ):
         return repr(value)
     raise LossesError(f"{where}: {column} must be a text that is not empty, or a number, got {value_in_words(value)}.")
 

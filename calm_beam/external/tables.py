@@ -143,7 +143,10 @@ def _parquet_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
                 for values in batch.to_pylist():
                     number += 1
                     yield values, f"{path}, row {number}"
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+    except LossesError:
+        raise
+    # Of values that Python has no object for, such as dates after the year 9999, these come too.
+    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Of the disk, and not of what is on it.
             raise

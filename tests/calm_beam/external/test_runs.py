@@ -6,10 +6,8 @@ import pathlib
 import re
 import struct
 import zipfile
-import zlib
 from collections.abc import Callable
 
-import pyarrow
 import pytest
 
 from calm_beam.external.frameworks import format_of
@@ -19,7 +17,13 @@ from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.shown import named
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.risk.setting_sums import LossesError
-from tests.calm_beam.external.builders import write_helm, write_inspect, write_lighteval, write_lm_eval
+from tests.calm_beam.external.builders import (
+    pack_in_zstandard,
+    write_helm,
+    write_inspect,
+    write_lighteval,
+    write_lm_eval,
+)
 
 _SCORES = [1.0, 0.0, 1.0, 0.5]
 
@@ -67,14 +71,7 @@ def test_filters_are_parts_of_metrics(tmp_path: pathlib.Path) -> None:
 def test_samples_in_zstandard(tmp_path: pathlib.Path) -> None:
     """Members that Inspect compresses as only later Pythons can read are read too, and compared with their checksum."""
     plain = write_inspect(tmp_path / "plain.eval", ["C", "I"])
-    path = tmp_path / "log.eval"
-    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as target:
-        for name in source.namelist():
-            content = source.read(name)
-            target.writestr(name, pyarrow.compress(content, codec="zstd", asbytes=True))
-            info = target.infolist()[-1]
-            # What the directory says of a member: its way of compression, checksum and size.
-            info.compress_type, info.CRC, info.file_size = 93, zlib.crc32(content), len(content)
+    path = pack_in_zstandard(plain, tmp_path / "log.eval")
     assert _by_number(_read(path)) == [1, 0]
     data = path.read_bytes()
     with zipfile.ZipFile(path) as archive:

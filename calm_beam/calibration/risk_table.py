@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calm_beam.csv_cells import allow_long_cells, csv_line, text_of_cell, text_to_cell
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import open_input, replacing
 
 from .result import RiskRow
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+class RiskTableError(CalmBeamError, ValueError):
+    """A file that is no risk table."""
 
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
@@ -58,7 +63,7 @@ def read_risk_table(path: str | os.PathLike[str], kind: type[_Row]) -> tuple[_Ro
       kind: Dataclass of its rows.
 
     Raises:
-      ValueError: If it is none; says where.
+      RiskTableError: If it is none; says where.
     """
     types = {field.name: _READERS[field.type] for field in dataclasses.fields(kind)}
     rows = []
@@ -66,7 +71,7 @@ def read_risk_table(path: str | os.PathLike[str], kind: type[_Row]) -> tuple[_Ro
         try:
             rows.append(kind(**{name: types[name](text) for name, text in row.items()}))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise RiskTableError(
                 f"{path}, line {number}: is not a row of a risk table ({type(error).__name__}: {error})."
             ) from error
     return tuple(rows)
@@ -76,7 +81,7 @@ def read_cells(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, st
     """Yields the lines of a file of `write_risk_table`: their numbers, and by column what was written as a text.
 
     Raises:
-      ValueError: If it is no CSV, or no text at all; says where.
+      RiskTableError: If it is no CSV, or no text at all; says where.
     """
     allow_long_cells()
     with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
@@ -84,12 +89,12 @@ def read_cells(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, st
         try:
             for row in reader:
                 if None in row or None in row.values():
-                    raise ValueError(
+                    raise RiskTableError(
                         f"{path}, line {reader.line_num}: is not a row of a risk table, by its number of cells."
                     )
                 yield reader.line_num, {name: text_of_cell(cell) for name, cell in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(
+            raise RiskTableError(
                 f"{path}, line {reader.line_num + 1}: is not a risk table, which is CSV in UTF-8 ({error}). Restore it."
             ) from error
 

@@ -23,8 +23,10 @@ import pyarrow.parquet
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import CalmBeamError
 from calm_beam.external.direction import settled_direction
+from calm_beam.external.rows import RowReading
 from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.sweep import SweepLosses
+from calm_beam.external.tables import read_rows
 from calm_beam.generations import read_generations, stored_shard
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.inputs import Reading, parts_of, read_examples
@@ -32,7 +34,10 @@ from calm_beam.manifest import read_manifest
 from calm_beam.vocabulary import Vocabulary
 from tests.calm_beam.external.builders import (
     ZSTANDARD,
+    coin_rows,
     pack_in_zstandard,
+    row_values,
+    write_csv,
     write_helm,
     write_inspect,
     write_lighteval,
@@ -107,6 +112,17 @@ def _log(name: str, metric: str, *, cluster_key: str | None = None) -> Callable[
     return read
 
 
+def _losses(name: str) -> Callable[[pathlib.Path], object]:
+    """Returns what reads a table of losses, as `certify` does."""
+    reading = RowReading(cluster_key="cluster")
+
+    def read(here: pathlib.Path) -> object:
+        sweep = SweepLosses.of(read_rows(str(here / "logs" / name), reading))
+        return sweep.units(order=sweep.settings)
+
+    return read
+
+
 _HARNESS = _log("lm_eval", "exact_match,none", cluster_key="doc.passage")
 _LIGHTEVAL = _log("lighteval", "acc", cluster_key="doc.specific.passage")
 _HELM = _log("helm", "exact_match", cluster_key="extra_data.passage")
@@ -122,8 +138,11 @@ LOGS: Mapping[str, Kind] = {
     "log of HELM": Kind("logs/damaged/helm/*/per_instance_stats.json", _HELM),
     "questions of HELM": Kind("logs/damaged/helm/*/scenario_state.json", _HELM),
     "schema of HELM": Kind("logs/damaged/helm/schema.json", _HELM),
+    "losses in CSV": Kind("logs/losses.csv", _losses("losses.csv")),
+    "losses in JSONL": Kind("logs/losses.jsonl", _losses("losses.jsonl")),
+    "losses in Parquet": Kind("logs/losses.parquet", _losses("losses.parquet")),
 }
-"""Logs of frameworks of evaluation, and the files beside them."""
+"""Logs of frameworks of evaluation, the files beside them, and tables of losses."""
 
 KINDS: Mapping[str, Kind] = {
     **LOGS,
@@ -167,6 +186,12 @@ def add_logs(here: pathlib.Path) -> None:
         for file in ("log.eval", "log.json"):
             write_inspect(folder / file, ["C", "I", "C", "P", "C"], header={"results": {"total_samples": 5}})
         pack_in_zstandard(folder / "log.eval", folder / "packed.eval")
+    rows = coin_rows(8)
+    write_csv(here / "logs" / "losses.csv", rows)
+    write_rows(here / "logs" / "losses.jsonl", [row_values(row) for row in rows])
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([row_values(row) for row in rows]), here / "logs" / "losses.parquet"
+    )
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:

@@ -118,7 +118,9 @@ def _scores(sample: Mapping[str, Any], where: str) -> dict[str, object]:
         raise LossesError(f"{where}: scores must be an object with a score for each scorer, got {found!r:.80}.")
     scores: dict[str, object] = {}
     for scorer, score in (found or {}).items():
-        value = score.get("value") if isinstance(score, dict) else None
+        if score is not None and not isinstance(score, dict):
+            raise LossesError(f"{where}: the score of {scorer} must be an object with a value, got {score!r:.80}.")
+        value = (score or {}).get("value")
         if isinstance(value, dict):
             scores.update((f"{scorer}/{name}", part) for name, part in value.items())
         else:

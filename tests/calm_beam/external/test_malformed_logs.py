@@ -308,7 +308,9 @@ _CASES: Mapping[str, tuple[tuple[str, _Spoil, str], ...]] = {
             _sample(scores={"match": {"value": ["C"]}}),
             r"must be a number in \[0, 1\], got \['C'\]",
         ),
-        ("a score that is a number", _sample(scores={"match": 1}), r"must be a number in \[0, 1\], got None"),
+        ("a score that is a number", _sample(scores={"match": 1}), "the score of match must be an object .* got 1"),
+        ("a score that is a list", _sample(scores={"match": ["C"]}), r"the score of match must be .* got \['C'\]"),
+        ("a score of null", _sample(scores={"match": None}), r"match of example '1' must be a number .* got None"),
         (
             "an unknown grade",
             _sample(scores={"match": {"value": "A+"}}),

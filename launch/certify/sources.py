@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from calm_beam.external.direction import settled_direction
+from calm_beam.external.direction import known_direction, settled_direction
 from calm_beam.external.rows import LossRow, RowReading
 from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.sweep import SweepLosses
@@ -164,4 +164,7 @@ def _direction(flags: argparse.Namespace, baseline: Run, scores: RunScores, runs
     direction = settled_direction(scores.metric, said=known, asked=flags.direction)
     source = "as the logs say" if known else "as --direction says" if flags.direction else "by its name"
     say(f"{scores.metric}: a {direction} score is better, {source}")
+    by_name = known_direction(scores.metric)
+    if by_name not in (None, direction):
+        say(f"caution: of what is usually called {scores.metric}, a {by_name} score is better.")
     return direction

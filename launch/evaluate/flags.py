@@ -49,6 +49,9 @@ def _add_sensitivity_flags(parser: FlagParser) -> None:
     group.add_argument("--rank", type=whole_number(1), default=10, help="rank of the token that replaces in `sampling`")
 
 
+_LAST_POSITION = 1_000_000
+
+
 def _positions(value: str) -> tuple[int, ...]:
     """Returns the whole numbers of a list of numbers and ranges."""
     found: list[int] = []
@@ -59,7 +62,8 @@ def _positions(value: str) -> tuple[int, ...]:
             end = written_int(last) if dash else start
         except ValueError:
             start = end = -1
-        if not 0 <= start <= end:
+        # No output has so many, and a list of a billion would not fit in memory.
+        if not 0 <= start <= end <= _LAST_POSITION:
             raise argparse.ArgumentTypeError(f"expected positions from 0, as in 0-9,15,20; got {part!r}")
         found += range(start, end + 1)
     return tuple(found)

@@ -185,6 +185,7 @@ def test_an_early_manifest_of_scores(tmp_path: pathlib.Path, capsys: pytest.Capt
     output = tmp_path / "out"
     asked = [f"--baseline={runs['a']}", f"--candidates=x={runs['b']}"]
     assert main(["certify", *asked, "--delta=0.3", "--direction=higher", f"--output={output}"]) == 0
+    assert "caution: of what is usually called toxicity,none, a lower score is better." in capsys.readouterr().err
     path = output / "manifest.json"
     content = json.loads(path.read_text())
     del content["plan"]["direction"]

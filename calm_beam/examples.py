@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import re
 import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ NUL_CHARACTER = (
 )
 """What is said of a text with one."""
 
+# Bytes that are not UTF-8, as `errors="surrogateescape"` reads them.
+_ESCAPED = re.compile("[\udc80-\udcff]")
 _NO_CLUSTER = "by which examples were to be clustered. Every line must name its cluster."
 _NO_GROUP = "which was to name its group. Every line must name its group."
 
@@ -187,6 +190,17 @@ def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, An
         check_row_size(len(line), f"{name}, line {number}")
         yield number, line
         number += 1
+
+
+def check_utf_8(line: str, where: str) -> None:
+    """Refuses a line that was not UTF-8 when it was read with `errors="surrogateescape"`; `where` names file and line.
+
+    Raises:
+      DataError: If it holds a byte that is none; shows the first.
+    """
+    if not line.isascii() and (found := _ESCAPED.search(line)):
+        byte = ord(found.group()) & 0xFF
+        raise DataError(f"{where}: is not text in UTF-8: it holds the byte 0x{byte:02x}. Convert it with iconv.")
 
 
 def check_row_size(size: int, where: str) -> None:

@@ -174,7 +174,10 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
     console.print(f"It is about a sweep of {counted(len(manifest.settings), 'setting')} that was made elsewhere.")
     if plan.baseline is not None:
         of_task = "" if plan.task is None else f" of {plan.task}"
-        console.print(printable_line(f"Losses: {plan.metric}{of_task}, against {plan.baseline}."), soft_wrap=True)
+        better = "" if plan.direction is None else f" (a {plan.direction} score is better)"
+        console.print(
+            printable_line(f"Losses: {plan.metric}{of_task}{better}, against {plan.baseline}."), soft_wrap=True
+        )
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     groups = "" if not data.groups else f" and {counted(len(data.groups), 'group')}"
     console.print(

@@ -35,7 +35,7 @@ from typing import IO
 from calm_beam import strict_json
 from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import bounded_lines
+from calm_beam.examples import bounded_lines, check_utf_8
 from calm_beam.manifest import Calibration, ExternalManifest, Manifest, ManifestError, no_group, read_any_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import (
@@ -51,6 +51,7 @@ from calm_beam.storage import (
 )
 from calm_beam.tails import split_tail
 from calm_beam.upkeep.monitor import RiskMonitor
+from calm_beam.written_numbers import written_float
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .flags.manifest import add_entry_flags, entry_in_words, find_manifest
@@ -90,17 +91,18 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
-    if isinstance(manifest, Manifest) and manifest.data.groups is not None:
+    if manifest.data.groups:
         whose = "all groups, as they come" if watched.group is None else f"group {printable_line(watched.group)} alone"
-        say(
-            f"the manifest tells groups apart: these have to be losses of prompts of {whose}, at this entry's threshold"
-        )
+        what, where = ("prompts", "at this entry's threshold")
+        if isinstance(manifest, ExternalManifest):
+            what, where = ("examples", "under this entry's setting")
+        say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
     session = _Session(manifest.digest, watched, flags=flags)
     try:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", session=session))
         else:
-            with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:
+            with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
                 session.take(list(_losses(file, flags.losses, session=session)))
     except KeyboardInterrupt:
         tell(session.report())
@@ -219,6 +221,7 @@ def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float
     """Yields the losses of a text, one a line; None for one that is missing."""
     low = -1 if session.monitor.is_signed else 0
     for number, line in bounded_lines(lines, name=name):
+        check_utf_8(line, f"{name}, line {number}")
         try:
             loss = _loss(line, session)
         except UsageError as error:
@@ -245,7 +248,7 @@ def _loss(line: str, session: "_Session") -> float | None:
     if line.strip() == _MISSING:
         return None
     if not line.lstrip().startswith("{"):
-        return float(line)
+        return written_float(line)
     row = strict_json.loads(line)
     if any(row.get(key) != value for key, value in session.promise.items()):
         raise UsageError(

@@ -4,15 +4,21 @@ import csv
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from calm_beam.csv_cells import allow_long_cells, csv_line, text_of_cell, text_to_cell
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import open_input, replacing
 
 from .result import RiskRow
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+class RiskTableError(CalmBeamError, ValueError):
+    """A file that is no risk table."""
 
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
@@ -31,13 +37,12 @@ _OF_CONFIRMED = ("confirming_n", "confirming_loss_sum", "confirming_risk", "conf
 def risk_table_text(rows: Sequence[Any]) -> str:
     """Returns the table as CSV: a header, then one line per spec and threshold, or per test and setting.
 
-    Numbers are written so that they read back as the same float64; booleans as true and false; nothing for None.
+    Numbers are written so that they read back as the same float64; booleans as true and false; nothing for None. Texts
+    that a spreadsheet would compute begin with an apostrophe.
 
     Args:
       rows: All of one dataclass: `RiskRow`, or `calm_beam.external.result.SettingRow`.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     kind = type(rows[0]) if rows else RiskRow
     names = [field.name for field in dataclasses.fields(kind)]
     # Those of calibrations without groups, variants or confirmations are as they were before there were any.
@@ -52,10 +57,9 @@ def risk_table_text(rows: Sequence[Any]) -> str:
         names = [name for name in names if name not in _OF_CONFIRMED]
     if kind is RiskRow and all(row.near_ties is None for row in rows):
         names.remove("near_ties")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_cell(getattr(row, name)) for name in names])
-    return text.getvalue()
+    return "".join(
+        csv_line(cells) for cells in [names, *([_cell(getattr(row, name)) for name in names] for row in rows)]
+    )
 
 
 def write_risk_table(path: str | os.PathLike[str], rows: Sequence[Any], *, replaces: str | None = None) -> None:
@@ -72,20 +76,40 @@ def read_risk_table(path: str | os.PathLike[str], kind: type[_Row]) -> tuple[_Ro
       kind: Dataclass of its rows.
 
     Raises:
-      ValueError: If it is none; says where.
+      RiskTableError: If it is none; says where.
     """
     types = {field.name: _READERS[field.type] for field in dataclasses.fields(kind)}
     rows = []
-    with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            try:
-                rows.append(kind(**{name: types[name](text) for name, text in row.items()}))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: is not a row of a risk table ({type(error).__name__}: {error})."
-                ) from error
+    for number, row in read_cells(path):
+        try:
+            rows.append(kind(**{name: types[name](text) for name, text in row.items()}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RiskTableError(
+                f"{path}, line {number}: is not a row of a risk table ({type(error).__name__}: {error})."
+            ) from error
     return tuple(rows)
+
+
+def read_cells(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the lines of a file of `write_risk_table`: their numbers, and by column what was written as a text.
+
+    Raises:
+      RiskTableError: If it is no CSV, or no text at all; says where.
+    """
+    allow_long_cells()
+    with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise RiskTableError(
+                        f"{path}, line {reader.line_num}: is not a row of a risk table, by its number of cells."
+                    )
+                yield reader.line_num, {name: text_of_cell(cell) for name, cell in row.items()}
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RiskTableError(
+                f"{path}, line {reader.line_num + 1}: is not a risk table, which is CSV in UTF-8 ({error}). Restore it."
+            ) from error
 
 
 # By the annotations of `RiskRow`.
@@ -105,4 +129,6 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 def _cell(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, str):
+        return text_to_cell(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,6 +14,9 @@ from .shown import named
 from .sweep import SweepLosses
 
 ORDERS = ("cost", "cost_ascending")
+LONGEST_NAME = 1000
+"""Characters of a setting's or a group's name: it stands in every line of tables and in every drawing."""
+_SHOWN = 40
 
 
 def all_tests(
@@ -170,9 +173,20 @@ def plan_of(
     baseline: str | None = None,
     task: str | None = None,
     metric: str | None = None,
+    direction: str | None = None,
     sequential: ExternalSequentialPlan | None = None,
 ) -> ExternalPlan:
-    """Returns the plan; arguments are its attributes, but that the seed decides the salt, as in a calibration."""
+    """Returns the plan; arguments are its attributes, but that the seed decides the salt, as in a calibration.
+
+    Raises:
+      UsageError: If the name of a setting or a group is too long for a table.
+    """
+    for kind, names in (("setting", order), ("group", [test.group for test in tests if test.group is not None])):
+        if longest := next((name for name in names if len(name) > LONGEST_NAME), None):
+            raise UsageError(
+                f"{kind} {longest[:_SHOWN]!r}…: its name has {len(longest):,} characters, more than {LONGEST_NAME:,}. "
+                "Shorten it."
+            )
     return ExternalPlan(
         order=tuple(order),
         tests=tuple(tests),
@@ -183,5 +197,6 @@ def plan_of(
         baseline=baseline,
         task=task,
         metric=metric,
+        direction=direction,
         sequential=sequential,
     )

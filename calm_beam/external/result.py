@@ -207,7 +207,10 @@ def external_manifest(
         sequential=sequential,
         calibrations=tuple(entries),
         guarantee=external_guarantee(
-            joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key, is_sequential=sequential is not None
+            joint_epsilon=plan.joint_epsilon,
+            cluster_key=plan.cluster_key,
+            group_key=plan.group_key,
+            is_sequential=sequential is not None,
         ),
         software=software,
     )

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from calm_beam.examples import NO_UTF_8, NUL_CHARACTER
 from calm_beam.risk.setting_sums import LossesError
+from calm_beam.written_numbers import written_float
 
+from .shown import value_in_words
 from .tables import Reading
-
-_LONGEST_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,15 +73,14 @@ class RowReading:
         loss = _number(values["loss"])
         if not self.lowest <= loss <= 1:
             hint = " For losses in [-1, 1] pass --loss=signed." if -1 <= loss < self.lowest else ""
-            raise LossesError(
-                f"{where}: the loss must be a number in [{self.lowest:g}, 1], got {_shown(values['loss'])}.{hint}"
-            )
+            got = value_in_words(values["loss"])
+            raise LossesError(f"{where}: the loss must be a number in [{self.lowest:g}, 1], got {got}.{hint}")
         cost = None
         if values.get("cost") not in (None, ""):
             cost = _number(values["cost"])
             if not (math.isfinite(cost) and cost >= 0):
                 raise LossesError(
-                    f"{where}: the cost must be a finite number of at least 0, got {_shown(values['cost'])}."
+                    f"{where}: the cost must be a finite number of at least 0, got {value_in_words(values['cost'])}."
                 )
         return LossRow(
             name_of(values["id"], "id", where=where),
@@ -115,26 +114,29 @@ def name_of(value: object, column: str, *, where: str) -> str:
     """
     if isinstance(value, str):
         if "\0" in value:
-            raise LossesError(f"{where}: {column} {_shown(value)} holds {NUL_CHARACTER}")
+            raise LossesError(f"{where}: {column} {value_in_words(value)} holds {NUL_CHARACTER}")
         if not value.isascii():
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise LossesError(f"{where}: {column} {_shown(value)} is not Unicode text: {NO_UTF_8}") from error
+                raise LossesError(
+                    f"{where}: {column} {value_in_words(value)} is not Unicode text: {NO_UTF_8}"
+                ) from error
         if value:
             return value
-    # True is an integer to Python.
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    # True is an integer to Python, and an integer may be too large for a float.
+    elif (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    ):
         return repr(value)
-    raise LossesError(f"{where}: {column} must be a text that is not empty, or a number, got {_shown(value)}.")
+    raise LossesError(f"{where}: {column} must be a text that is not empty, or a number, got {value_in_words(value)}.")
 
 
 def _number(value: object) -> float:
     """Returns a number; NaN for anything else."""
     if isinstance(value, str):
         try:
-            # Python alone reads underscores between digits.
-            return math.nan if "_" in value else float(value)
+            return written_float(value)
         except ValueError:
             return math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -143,8 +145,3 @@ def _number(value: object) -> float:
         except OverflowError:
             return math.inf
     return math.nan
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

@@ -1,7 +1,7 @@
 """Runs of an evaluation: their scores, example by example, and the losses of candidates against a baseline."""
 
+import collections
 import dataclasses
-import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
@@ -10,11 +10,12 @@ import numpy as np
 from calm_beam.counted import counted
 from calm_beam.risk.losses import losses_of_scores
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.storage import base_name, exists, is_cloud_path, is_file, joined, list_files
+from calm_beam.storage import base_name, exists, is_file, joined, list_files
 
-from .frameworks import FRAMEWORKS, ScoreFormat, format_of
+from .direction import LOWER
+from .frameworks import FRAMEWORKS, ScoredExample, ScoreFormat, format_of, glob_of
 from .rows import LossRow
-from .shown import named
+from .shown import named, value_in_words
 
 # Folders above a log: of the output, the model, its organisation, the date.
 _LEVELS = 5
@@ -58,6 +59,10 @@ class Run:
         """Returns the task whose examples were scored, as the log calls it."""
         return self.format.task(self.path)
 
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Returns what the files of the run say of a metric, but for its scores; None where they say nothing."""
+        return self.format.higher_is_better(self.path, metric)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunScores:
@@ -66,69 +71,126 @@ class RunScores:
     Attributes:
       metric: The metric, as the log calls it.
       scores: By example, each in [0, 1].
-      contents: By example, what tells it from others of its id; of those where the log says so.
+      contents: By example, a digest of what was asked; of those where the log has it.
+      clusters: By example, the cluster it was drawn with; empty where nobody asks.
+      higher_is_better: What the run says of the metric, in files or by its grades; None where it says nothing.
     """
 
     metric: str
     scores: Mapping[str, float]
     contents: Mapping[str, str]
+    clusters: Mapping[str, str]
+    higher_is_better: bool | None
 
     @classmethod
-    def read(cls, run: Run, *, metric: str | None) -> Self:
+    def read(cls, run: Run, *, metric: str | None, cluster_key: str | None = None) -> Self:
         """Returns the scores of a run.
 
         Args:
           run: The run.
           metric: As the log calls it, or what that has before a comma; None where the log has one only.
+          cluster_key: Where in the record of an example its cluster is; None if clusters are not asked for.
 
         Raises:
           LossesError: If the metric is not there, or not for every example, or an example is there twice, or a score is
             not a number in [0, 1].
         """
-        by_metric: dict[str, dict[str, object]] = {}
-        contents: dict[str, str] = {}
-        ids: dict[str, None] = {}
-        repeated: dict[str, dict[str, None]] = {}
-        for example in run.format.examples(run.path):
-            ids[example.id] = None
-            if example.content is not None and contents.setdefault(example.id, example.content) != example.content:
-                raise LossesError(f"{run.path}: id {example.id!r} is of two different examples.")
-            for name, score in example.scores.items():
-                of_metric = by_metric.setdefault(name, {})
-                if example.id in of_metric:
-                    repeated.setdefault(name, {})[example.id] = None
-                of_metric[example.id] = score
-        if not ids:
+        gathered = _Gathered(run.path)
+        for example in run.format.examples(run.path, cluster_key=cluster_key):
+            gathered.add(example)
+        if not gathered.ids:
             raise LossesError(f"{run.path}: holds no examples.")
-        chosen = _chosen_metric(metric, list(by_metric), path=run.path)
-        if chosen in repeated:
+        chosen = _chosen_metric(metric, list(gathered.by_metric), path=run.path)
+        scores = gathered.scores(chosen)
+        said = run.higher_is_better(chosen)
+        return cls(
+            metric=chosen,
+            scores=scores,
+            contents=gathered.contents,
+            clusters=gathered.clusters,
+            higher_is_better=True if said is None and gathered.graded[chosen] == len(scores) else said,
+        )
+
+
+class _Gathered:
+    """What a log says of its examples, as they come.
+
+    Attributes:
+      ids: Of all examples.
+      by_metric: The scores of each metric by example, as the log has them.
+      contents: As in `RunScores`.
+      clusters: As in `RunScores`.
+      graded: Of each metric, the number of scores that are grades.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._repeated: dict[str, dict[str, None]] = {}
+        self.ids: dict[str, None] = {}
+        self.by_metric: dict[str, dict[str, object]] = {}
+        self.contents: dict[str, str] = {}
+        self.clusters: dict[str, str] = {}
+        self.graded: collections.Counter[str] = collections.Counter()
+
+    def add(self, example: ScoredExample) -> None:
+        """Takes an example in.
+
+        Raises:
+          LossesError: If it is another one than that of its id before, or of another cluster.
+        """
+        self.ids[example.id] = None
+        if example.content is not None and self.contents.setdefault(example.id, example.content) != example.content:
+            raise LossesError(f"{self._path}: id {value_in_words(example.id)} is of two different examples.")
+        if example.cluster is not None and self.clusters.setdefault(example.id, example.cluster) != example.cluster:
+            raise LossesError(f"{self._path}: example {value_in_words(example.id)} is in two clusters. Name one.")
+        self.graded.update(example.graded)
+        for name, score in example.scores.items():
+            of_metric = self.by_metric.setdefault(name, {})
+            if example.id in of_metric:
+                self._repeated.setdefault(name, {})[example.id] = None
+            of_metric[example.id] = score
+
+    def scores(self, metric: str) -> dict[str, float]:
+        """Returns the scores of a metric by example.
+
+        Raises:
+          LossesError: If an example has several or none, or a score is not a number in [0, 1].
+        """
+        if metric in self._repeated:
             raise LossesError(
-                f"{run.path}: scores {named(repeated[chosen], 'id')} several times. Every example "
+                f"{self._path}: scores {named(self._repeated[metric], 'id')} several times. Every example "
                 "needs one score in every run."
             )
-        scores = by_metric[chosen]
-        if missing := [name for name in ids if name not in scores]:
-            raise LossesError(f"{run.path}: has no {chosen} for {named(missing, 'id')}.")
+        scores = self.by_metric[metric]
+        if missing := [name for name in self.ids if name not in scores]:
+            raise LossesError(f"{self._path}: has no {metric} for {named(missing, 'id')}.")
+        found = {}
         for name, score in scores.items():
+            # True and False are scores too.
             if not isinstance(score, int | float) or not 0 <= score <= 1:
                 raise LossesError(
-                    f"{run.path}: {chosen} of example {name!r} must be a number in [0, 1], got {score!r:.80}. "
-                    "Scores on other scales: write the losses to a file for --losses."
+                    f"{self._path}: {metric} of example {value_in_words(name)} must be a number in [0, 1], got "
+                    f"{value_in_words(score)}. Scores on other scales: write the losses to a file for --losses."
                 )
-        # True and False are scores too.
-        return cls(metric=chosen, scores={name: float(score) for name, score in scores.items()}, contents=contents)  # type: ignore[arg-type]
+            found[name] = float(score)
+        return found
 
 
-def losses_of_runs(baseline: RunScores, candidates: Iterable[tuple[Run, RunScores]], *, loss: str) -> Iterator[LossRow]:
-    """Yields the losses of candidates against a baseline.
+def losses_of_runs(
+    baseline: RunScores, candidates: Iterable[tuple[Run, RunScores]], *, loss: str, direction: str
+) -> Iterator[LossRow]:
+    """Yields the losses of candidates against a baseline: by how much their scores are worse.
 
     Args:
       baseline: Scores of the run that others are compared with.
       candidates: Those of the others.
-      loss: `signed` (baseline's score minus the candidate's) or `relu` (what is positive of that).
+      loss: `signed` (baseline's score minus the candidate's, or where a lower score is better the candidate's minus the
+        baseline's) or `relu` (what is positive of that).
+      direction: Which scores are better, one of `EXTERNAL_DIRECTIONS`.
 
     Raises:
-      LossesError: If a candidate lacks an example, has another, or a different one of the same id; names them.
+      LossesError: If a candidate lacks an example, has another, a different one of the same id or one of another
+        cluster, or says that other scores are better; names them.
     """
     for run, theirs in candidates:
         missing = [name for name in baseline.scores if name not in theirs.scores]
@@ -140,25 +202,31 @@ def losses_of_runs(baseline: RunScores, candidates: Iterable[tuple[Run, RunScore
                 f"{run.path}: {' and '.join(parts)}. Every example needs a score in every run: those that are left out "
                 "may be the ones that fail."
             )
+        if theirs.higher_is_better not in (None, direction != LOWER):
+            raise LossesError(
+                f"{run.path}: says the opposite of what was settled: that a {direction} {theirs.metric} is better. "
+                "Find out which is right, and evaluate all runs alike."
+            )
         changed = [name for name, content in theirs.contents.items() if baseline.contents.get(name, content) != content]
         if changed:
             raise LossesError(
                 f"{run.path}: gives {named(changed, 'id')} to other examples than the baseline does. Evaluate both "
                 "on the same data."
             )
+        if moved := [name for name, cluster in theirs.clusters.items() if baseline.clusters.get(name) != cluster]:
+            raise LossesError(f"{run.path}: has {named(moved, 'id')} in other clusters than the baseline does.")
         names = list(theirs.scores)
-        losses = losses_of_scores(
-            loss,
-            early_score=np.array([theirs.scores[name] for name in names]),
-            full_score=np.array([baseline.scores[name] for name in names]),
-        )
+        worse, better = ([scores[name] for name in names] for scores in (theirs.scores, baseline.scores))
+        if direction == LOWER:
+            worse, better = better, worse
+        losses = losses_of_scores(loss, early_score=np.array(worse), full_score=np.array(better))
         for name, value in zip(names, losses.tolist(), strict=True):
-            yield LossRow(name, run.name, value)
+            yield LossRow(name, run.name, value, cluster=theirs.clusters.get(name))
 
 
 def _log_in(folder: str, *, task: str | None) -> str:
     """Returns the one log in a folder, of a task if one is named."""
-    start = folder if is_cloud_path(folder) else glob.escape(folder)
+    start = glob_of(folder)
     found: dict[str, str] = {}
     for format_ in FRAMEWORKS.values():
         for pattern in format_.files:

@@ -1,4 +1,4 @@
-"""Names in a message: the first few, and how many there are."""
+"""Names and values in a message: the first few names and how many there are, and as much of a value as helps."""
 
 import itertools
 from collections.abc import Collection
@@ -6,6 +6,17 @@ from collections.abc import Collection
 from calm_beam.counted import counted
 
 _MOST = 5
+_LONGEST = 80
+
+
+def value_in_words(value: object) -> str:
+    """Returns a value of a file as Python shows it, cut if it is long.
+
+    >>> value_in_words("a" * 100)[-3:], value_in_words(0.5)
+    ('aa…', '0.5')
+    """
+    text = repr(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def named(names: Collection[str], kind: str) -> str:

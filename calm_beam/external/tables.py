@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from calm_beam import strict_json
+from calm_beam.csv_cells import allow_long_cells
 from calm_beam.examples import numbered_lines
 from calm_beam.inputs.files import matching_files
 from calm_beam.risk.setting_sums import LossesError
@@ -88,6 +89,7 @@ def read_rows(path: str, reading: Reading[_Row]) -> Iterator[_Row]:
 
 
 def _csv_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
+    allow_long_cells()
     with open_input(path) as raw:
         lines = (line.decode("utf-8") for _, line in numbered_lines(raw, path=path))
         table = csv.reader(lines, strict=True)
@@ -141,7 +143,10 @@ def _parquet_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
                 for values in batch.to_pylist():
                     number += 1
                     yield values, f"{path}, row {number}"
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+    except LossesError:
+        raise
+    # Of values that Python has no object for, such as dates after the year 9999, these come too.
+    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Of the disk, and not of what is on it.
             raise

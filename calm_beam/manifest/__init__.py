@@ -11,6 +11,7 @@ from ._confirmation import confirming_in_words as confirming_in_words
 from ._confirmation import p_value_beside as p_value_beside
 from ._engine import engine_in_words as engine_in_words
 from ._engine import near_ties_in_words as near_ties_in_words
+from ._external import EXTERNAL_DIRECTIONS as EXTERNAL_DIRECTIONS
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
 from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration

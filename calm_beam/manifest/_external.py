@@ -36,6 +36,9 @@ from ._record import (
 from .digest import content_digest
 from .records import PROCEDURES
 
+EXTERNAL_DIRECTIONS = ("higher", "lower")
+"""Which scores of a metric are better."""
+
 EXTERNAL_LOSSES = ("given", "signed", "relu")
 """Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
@@ -45,13 +48,18 @@ MOST_SAMPLED_IDS = 256
 
 
 def external_guarantee(
-    *, joint_epsilon: float | None = None, cluster_key: str | None = None, is_sequential: bool = False
+    *,
+    joint_epsilon: float | None = None,
+    cluster_key: str | None = None,
+    group_key: str | None = None,
+    is_sequential: bool = False,
 ) -> str:
     """Returns what an external manifest promises, in words.
 
     Args:
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
       cluster_key: What names the clusters, if they are the independent units.
+      group_key: What names the groups, if they have entries of their own.
       is_sequential: Whether the tests were watched while examples were evaluated.
     """
     draws = "for examples drawn independently from the same distribution as the examples of the sweep"
@@ -71,6 +79,11 @@ def external_guarantee(
         promise += (
             f" An example is drawn here by drawing a cluster, which {cluster_key} names, and then one of its examples: "
             "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if group_key is not None:
+        promise += (
+            f" An entry of a group, which {group_key} names, is about examples drawn from that group alone; an entry "
+            "without a group is about all examples together, and may be broken for some of the groups."
         )
     if is_sequential:
         promise += (
@@ -250,10 +263,12 @@ class ExternalPlan(DigestedRecord):
       baseline: Run whose scores the others are compared with; None where losses were given.
       task: Task of the scores; None where nobody named one.
       metric: Metric of the scores; None where losses were given.
+      direction: Which scores of the metric are better, one of `EXTERNAL_DIRECTIONS`; None where losses were given, and
+        in manifests of earlier writers, which took higher ones for better without asking.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("direction", "sequential")
 
     order: tuple[str, ...]
     tests: tuple[ExternalTest, ...]
@@ -264,6 +279,7 @@ class ExternalPlan(DigestedRecord):
     baseline: str | None
     task: str | None
     metric: str | None
+    direction: str | None = None
     sequential: ExternalSequentialPlan | None = None
 
     @classmethod
@@ -289,6 +305,10 @@ class ExternalPlan(DigestedRecord):
             if getattr(self, key) is not None:
                 check_text(key, getattr(self, key))
         check_text("salt", self.salt)
+        if self.direction is not None:
+            check_choice("direction", self.direction, choices=EXTERNAL_DIRECTIONS)
+            if self.metric is None:
+                raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=ExternalSequentialPlan)
             try:

@@ -94,21 +94,25 @@ def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]
 def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     """Returns a promise with all its numbers, in a sentence."""
     units = _units(entry, manifest)
+    # The parts before the words of either sentence, where it is about a group.
+    whose = () if entry.group is None else ("For examples of group ", entry.group)
     sure = f"{100 * (1 - entry.epsilon):.6g} %"
     bound: tuple[str, ...] = ("loses in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:
         bound = ("makes at most ", f"{100 * entry.delta:.6g} %", " of examples lose more than ", f"{entry.tail:g}")
     if entry.setting is None:
         why = f" was proved safe: from {units}, none could be shown, with probability at least "
-        return sentence("", "No setting", why, sure, f", to be one that {bound[0]}", *bound[1:], ".", warns=True)
+        none = (*whose, ", ", "no setting") if whose else ("", "No setting")
+        return sentence(*none, why, sure, f", to be one that {bound[0]}", *bound[1:], ".", warns=True)
     cost = () if entry.cost is None else (", at cost ", f"{entry.cost:g}")
     drawn = f" over the draw of the {units}, setting "
-    return sentence("With probability at least ", sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
+    begin = (*whose, ", with probability at least ") if whose else ("With probability at least ",)
+    return sentence(*begin, sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
 
 
 def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     n = manifest.data.units_of(entry.group)
-    group = "" if entry.group is None else f" of group {isolated(entry.group)}"
+    group = "" if entry.group is None else " of the group"
     return f"{counted(n, 'example' if manifest.data.clusters is None else 'cluster')}{group}"
 
 
@@ -164,11 +168,17 @@ def _together(manifest: ExternalManifest) -> str:
     joint = manifest.plan.joint_epsilon
     if entries == 1:
         return "There is one."
+    of_groups = ""
+    if manifest.data.groups:
+        of_groups = (
+            " A promise for a group is about examples drawn from that group alone; one for all examples together may "
+            "be broken for some of the groups."
+        )
     if joint is not None:
-        return f"All {entries} hold together with probability at least {100 * (1 - joint):.6g} %."
+        return f"All {entries} hold together with probability at least {100 * (1 - joint):.6g} %.{of_groups}"
     return (
         f"Each of the {entries} holds alone. Which of them is used must have been settled before anybody saw these "
-        "results: choosing the best of them here voids its guarantee."
+        f"results: choosing the best of them here voids its guarantee.{of_groups}"
     )
 
 
@@ -236,7 +246,13 @@ def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
     ]
     if plan.baseline is not None:
         facts.append(("Baseline", short_place(plan.baseline)))
-    for name, value in (("Task", plan.task), ("Metric", plan.metric), ("Groups by", plan.group_key)):
+    better = None if plan.direction is None else f"a {plan.direction} score"
+    for name, value in (
+        ("Task", plan.task),
+        ("Metric", plan.metric),
+        ("Better", better),
+        ("Groups by", plan.group_key),
+    ):
         if value is not None:
             facts.append((name, value))
     if plan.cluster_key is not None:

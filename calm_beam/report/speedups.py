@@ -39,7 +39,7 @@ def read_speedups(directory: str, manifest: Manifest) -> dict[float, float]:
                 for row in csv.DictReader(text)
                 if row["measure"] in names and row["threshold"] and row["speedup"]
             }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ReportError(
             f"{directory}: holds no results of calm-beam evaluate as this version writes them "
             f"({type(error).__name__}: {error})."

@@ -18,6 +18,7 @@ from ._files import open_input as open_input
 from ._files import refuse_links as refuse_links
 from ._files import remove_file as remove_file
 from ._files import remove_folder as remove_folder
+from ._files import remove_unfinished as remove_unfinished
 from ._files import replacing as replacing
 from ._files import size as size
 from ._files import version as version

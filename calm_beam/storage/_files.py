@@ -160,6 +160,15 @@ def make_folder(path: AnyPath) -> None:
         os.makedirs(path, exist_ok=True)
 
 
+def remove_unfinished(path: AnyPath) -> None:
+    """Removes temporary files of `replacing` for a path, which processes that were killed have left beside it.
+
+    Nobody else may be writing the file. On Cloud Storage there are none.
+    """
+    if not is_cloud_path(path):
+        _local.remove_unfinished(path)
+
+
 def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
     """Removes a file, if it is there.
 

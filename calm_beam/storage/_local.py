@@ -6,6 +6,7 @@ import filecmp
 import glob
 import os
 import pathlib
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -93,6 +94,15 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
             _publish(temporary, target, expected=expected)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: AnyPath) -> None:
+    """Removes what processes that were killed have left of a file that they were writing by `replacing`."""
+    target = pathlib.Path(path)
+    unfinished = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
+    for found in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        if unfinished.fullmatch(found.name):
+            found.unlink(missing_ok=True)
 
 
 def remove_file(path: AnyPath, *, expected: str | None) -> None:

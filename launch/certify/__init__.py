@@ -8,7 +8,9 @@ example and setting. Any knob will do: bits of a quantised model, a thinking bud
     calm-beam certify --baseline=runs/full --candidates=int8=runs/int8,int4=runs/int4 --task=gsm8k --delta=0.02
 
 takes the scores of single examples that lm-evaluation-harness (`--log_samples`), lighteval, inspect and HELM log. The
-loss is the baseline's score minus the candidate's. Candidates are tested in the order in which they are listed.
+loss is by how much a candidate's score is worse than the baseline's. Whether a higher or a lower one is better is read
+from the logs, from files beside them or from the metric's name; else `--direction` says it. Candidates are tested in
+the order in which they are listed.
 
 Every example needs one loss under every setting: what is missing, extra or repeated ends the run, by name. The order of
 the settings is declared beforehand, the safest first. Plan and order are hashed, and the hash is printed, before a loss

@@ -10,13 +10,13 @@ from calm_beam.external.result import entries_of, external_manifest, setting_row
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST
-from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder, remove_file
+from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, remove_file
 from calm_beam.versions import certifying_versions
 
 from .asked import groups_of, tests_of
 from .flags import fill_in_sequential
-from .published import publish_and_tell
-from .sequential import NEXT_IDS, certify_sequentially, warn_of_counted
+from .published import NEXT_IDS, files_of, prepare_output, publish_and_tell
+from .sequential import certify_sequentially, warn_of_counted
 from .sources import Source, read_source
 
 
@@ -55,6 +55,7 @@ def certify(flags: argparse.Namespace) -> int:
         baseline=source.baseline,
         task=source.task,
         metric=source.metric,
+        direction=source.direction,
     )
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {plan.digest}")
@@ -68,7 +69,7 @@ def certify(flags: argparse.Namespace) -> int:
         patterns=source.patterns,
         software=certifying_versions(),
     )
-    make_folder(output)
+    prepare_output(output)
     for name in (LEDGER, NEXT_IDS):
         # Of a sequential certification that is overwritten.
         remove_file(joined(output, name))
@@ -107,7 +108,9 @@ def _checked_output(flags: argparse.Namespace) -> str:
         output = absolute(flags.output)
         if is_file(output):
             raise UsageError(f"--output {output}: is a file, expected a directory.")
-        check_writable(joined(output, MANIFEST))
+        # In a bucket nothing can be in the way of a name.
+        for path in (joined(output, MANIFEST),) if is_cloud_path(output) else files_of(output):
+            check_writable(path)
     return output
 
 

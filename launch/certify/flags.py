@@ -5,9 +5,11 @@ import math
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, whole_number
+from calm_beam.manifest import EXTERNAL_DIRECTIONS
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from calm_beam.written_numbers import written_float
 
 _SEQUENTIAL = ("ids", "round_examples", "stop_at_setting", "stop_at_cost", "stop_gain", "next_rounds", "resume")
 _ROUND_EXAMPLES = 100
@@ -18,6 +20,7 @@ _ESSENTIALS = (
     "--candidates",
     "--task",
     "--metric",
+    "--direction",
     "--order",
     "--delta",
     "--epsilon",
@@ -71,7 +74,11 @@ def certify_parser(doc: str | None) -> FlagParser:
     test.add_argument(
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the settings together"
     )
-    test.add_argument("--cluster_key", help="column that names the cluster, where examples are drawn in clusters")
+    test.add_argument(
+        "--cluster_key",
+        help="what names the cluster, where examples are drawn in clusters: a column of --losses or --ids, or a field "
+        "of what a log says of an example, such as doc.title or metadata.passage",
+    )
     test.add_argument(
         "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
     )
@@ -131,7 +138,7 @@ def fill_in_sequential(flags: argparse.Namespace) -> None:
         return
     flags.round_examples = flags.round_examples or _ROUND_EXAMPLES
     flags.next_rounds = flags.next_rounds or 1
-    for name in ("baseline", "candidates", "task", "metric"):
+    for name in ("baseline", "candidates", "task", "metric", "direction"):
         if getattr(flags, name) is not None:
             raise UsageError(
                 f"--{name} names logs of a whole evaluation, and --sequential takes losses as they come: write them to "
@@ -157,6 +164,12 @@ def add_sweep_flags(parser: FlagParser) -> None:
     which = parser.add_argument_group("which of the scores in a log")
     which.add_argument("--task", help="task whose log is meant, where a folder has several")
     which.add_argument("--metric", help="metric of the log, such as exact_match or exact_match,strict-match")
+    which.add_argument(
+        "--direction",
+        choices=EXTERNAL_DIRECTIONS,
+        help="which score is better; needed where neither the logs, nor files beside them, nor the metric's name says "
+        "it",
+    )
 
 
 def add_source_flags(parser: FlagParser) -> None:
@@ -180,7 +193,7 @@ def _costs(value: str) -> dict[str, float]:
     for part in texts(value):
         name, sign, number = part.rpartition("=")
         try:
-            cost = float(number)
+            cost = written_float(number)
         except ValueError:
             cost = math.nan
         if not (sign and name and math.isfinite(cost) and cost >= 0) or name in costs:

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 
-from calm_beam.calibration.file_names import REPORT
+from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.errors import CalmBeamError
+from calm_beam.external.ledger import LEDGER
 from calm_beam.external.result import SettingRow
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.certification import print_certification
-from calm_beam.manifest import ExternalManifest
-from calm_beam.storage import joined
+from calm_beam.manifest import MANIFEST, ExternalManifest
+from calm_beam.storage import is_file, joined, make_folder, remove_unfinished
+
+NEXT_IDS = "next_ids.txt"
 
 
 def publish_and_tell(
@@ -29,6 +32,24 @@ def publish_and_tell(
     publish(output, manifest, rows=[row for of_test in rows for row in of_test], failures=(), earlier=earlier)
     print_certification(manifest, rows)
     _report(output)
+
+
+def files_of(output: str) -> tuple[str, ...]:
+    """Returns the names of all files that a certification may write into a directory."""
+    return tuple(joined(output, name) for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT, LEDGER, NEXT_IDS))
+
+
+def prepare_output(output: str) -> None:
+    """Makes the directory, and takes away what calls that were killed have left of files that they were writing."""
+    make_folder(output)
+    for path in files_of(output):
+        remove_unfinished(path)
+
+
+def report_if_missing(output: str) -> None:
+    """Builds the report of a certification that was killed between its result and its report."""
+    if not is_file(joined(output, REPORT)):
+        _report(output)
 
 
 def _report(output: str) -> None:

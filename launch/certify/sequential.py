@@ -30,14 +30,13 @@ from calm_beam.manifest import (
     read_external_manifest,
 )
 from calm_beam.set_parts import salt_of
-from calm_beam.storage import joined, make_folder, remove_file, replacing, version
+from calm_beam.storage import joined, remove_file, replacing, version
 from calm_beam.versions import certifying_versions
 
 from .asked import groups_of, tests_of
-from .published import publish_and_tell
+from .published import NEXT_IDS, prepare_output, publish_and_tell, report_if_missing
 from .sources import loss_of_losses, rows_of_losses
 
-NEXT_IDS = "next_ids.txt"
 _SEEN_BEFORE = (
     "caution: --overwrite begins anew where losses have been looked at, which have decided how many there are. For the "
     "same examples, what follows proves nothing."
@@ -74,13 +73,15 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     else:
         ledger = settled.going_on(plan, ended=ended, resumes=flags.resume)
     if ended is not None and ledger is settled:
+        prepare_output(output)
+        report_if_missing(output)
         say(f"{output} is finished; nothing is left to do. With --resume, another rule to stop takes it further.")
         return 0
     evaluated = _evaluated(flags, declared, plan)
     found = _watched(evaluated, plan, declared, ledger.continues) if evaluated.rounds else None
     rounds = max(0 if found is None else found.rounds, len(ledger.rounds))
     ledger = ledger.with_rounds(evaluated.digests()[:rounds], missing=evaluated.in_words())
-    make_folder(output)
+    prepare_output(output)
     if flags.overwrite:
         withdraw(output, earlier)
         earlier = EarlierResult()

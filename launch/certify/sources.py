@@ -5,11 +5,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
+from calm_beam.external.direction import known_direction, settled_direction
 from calm_beam.external.rows import LossRow, RowReading
 from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.external.tables import read_rows, table_files
 from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.terminal import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class Source:
       baseline: The run that scores were compared with; None where losses were given.
       task: Task of the scores, if one was named.
       metric: Metric of the scores; None where losses were given.
+      direction: Which scores of it are better; None where losses were given.
     """
 
     sweep: SweepLosses
@@ -33,6 +36,7 @@ class Source:
     baseline: str | None = None
     task: str | None = None
     metric: str | None = None
+    direction: str | None = None
 
 
 def read_source(
@@ -44,7 +48,7 @@ def read_source(
       flags: Those of `add_sweep_flags`.
       loss: What the losses are; None for the default.
       group_key: Column that names the group, if groups are asked for.
-      cluster_key: Column that names the cluster, likewise.
+      cluster_key: Column that names the cluster, likewise; of scores, the field of a log's record of an example.
 
     Raises:
       UsageError: If the flags name nothing, or two things, or do not go together.
@@ -54,16 +58,15 @@ def read_source(
     if (flags.losses is None) == (flags.baseline is None):
         raise UsageError("name either the losses (--losses) or the scores (--baseline and --candidates).")
     if flags.losses is not None:
-        for name in ("candidates", "task", "metric"):
+        for name in ("candidates", "task", "metric", "direction"):
             if getattr(flags, name) is not None:
                 raise UsageError(f"--{name} belongs to --baseline, and --losses is given: leave one of them out.")
         return _of_losses(flags, loss=loss, group_key=group_key, cluster_key=cluster_key)
     if flags.candidates is None:
         raise UsageError("--candidates is missing: the runs that are compared with --baseline.")
-    for name, value in (("group_key", group_key), ("cluster_key", cluster_key)):
-        if value is not None:
-            raise UsageError(f"--{name} names a column of --losses, and scores have none: leave it out.")
-    return _of_scores(flags, loss=loss)
+    if group_key is not None:
+        raise UsageError("--group_key names a column of --losses, and scores have none: leave it out.")
+    return _of_scores(flags, loss=loss, cluster_key=cluster_key)
 
 
 def loss_of_losses(loss: str | None) -> str:
@@ -106,7 +109,7 @@ def _of_losses(
     return Source(sweep=SweepLosses.of(rows), loss=loss, patterns=flags.losses)
 
 
-def _of_scores(flags: argparse.Namespace, *, loss: str | None) -> Source:
+def _of_scores(flags: argparse.Namespace, *, loss: str | None, cluster_key: str | None) -> Source:
     if loss == "given":
         raise UsageError("--loss=given is of --losses. Of scores it is signed or relu.")
     loss = loss or "signed"
@@ -124,14 +127,44 @@ def _of_scores(flags: argparse.Namespace, *, loss: str | None) -> Source:
                 f"--candidates {run.path}: is of task {run.task()!r}, and the baseline of {task!r}. Examples of two "
                 "tasks may have the same ids, and are not the same. Evaluate both on one task, or name it (--task)."
             )
-    scores = RunScores.read(baseline, metric=flags.metric)
-    pairs = ((run, RunScores.read(run, metric=scores.metric)) for run in runs)
+    scores = RunScores.read(baseline, metric=flags.metric, cluster_key=cluster_key)
+    direction = _direction(flags, baseline, scores, runs)
+    joined_by_id: list[str] = []
+
+    def read_candidates() -> Iterator[tuple[Run, RunScores]]:
+        for run in runs:
+            theirs = RunScores.read(run, metric=scores.metric, cluster_key=cluster_key)
+            if not scores.contents.keys() & theirs.contents.keys():
+                joined_by_id.append(run.name)
+            yield run, theirs
+
+    sweep = SweepLosses.of(losses_of_runs(scores, read_candidates(), loss=loss, direction=direction))
+    if joined_by_id:
+        say(
+            f"caution: the logs of the baseline and of {', '.join(joined_by_id)} do not both say what was asked, so "
+            "examples are joined by their ids alone. See to it yourself that the same id is the same question."
+        )
     return Source(
-        sweep=SweepLosses.of(losses_of_runs(scores, pairs, loss=loss)),
+        sweep=sweep,
         loss=loss,
         patterns=(flags.baseline, *flags.candidates),
         listed=names,
         baseline=flags.baseline,
         task=task,
         metric=scores.metric,
+        direction=direction,
     )
+
+
+def _direction(flags: argparse.Namespace, baseline: Run, scores: RunScores, runs: Sequence[Run]) -> str:
+    """Returns which scores are better, and says so."""
+    said = {baseline.path: scores.higher_is_better}
+    said |= {run.path: run.higher_is_better(scores.metric) for run in runs}
+    known = {path: each for path, each in said.items() if each is not None}
+    direction = settled_direction(scores.metric, said=known, asked=flags.direction)
+    source = "as the logs say" if known else "as --direction says" if flags.direction else "by its name"
+    say(f"{scores.metric}: a {direction} score is better, {source}")
+    by_name = known_direction(scores.metric)
+    if by_name not in (None, direction):
+        say(f"caution: of what is usually called {scores.metric}, a {by_name} score is better.")
+    return direction

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from calm_beam.exits.measures import COMPARABLE
 from calm_beam.launch.flags import FlagParser, add_exit_flags, numbers, texts, whole_number
+from calm_beam.written_numbers import written_int
 
 DEFAULT_POSITIONS = 20
 
@@ -48,14 +49,23 @@ def _add_sensitivity_flags(parser: FlagParser) -> None:
     group.add_argument("--rank", type=whole_number(1), default=10, help="rank of the token that replaces in `sampling`")
 
 
+_LAST_POSITION = 1_000_000
+
+
 def _positions(value: str) -> tuple[int, ...]:
     """Returns the whole numbers of a list of numbers and ranges."""
     found: list[int] = []
     for part in texts(value):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        try:
+            start = written_int(first)
+            end = written_int(last) if dash else start
+        except ValueError:
+            start = end = -1
+        # No output has so many, and a list of a billion would not fit in memory.
+        if not 0 <= start <= end <= _LAST_POSITION:
             raise argparse.ArgumentTypeError(f"expected positions from 0, as in 0-9,15,20; got {part!r}")
-        found += range(int(first), int(last or first) + 1)
+        found += range(start, end + 1)
     return tuple(found)
 
 

@@ -116,6 +116,6 @@ def _amount(text: str, values: dict[str, str], *, is_tpu: bool) -> str:
     numbers = values.get(ours, example).split("x" if is_tpu else None)
     if theirs in values or (is_tpu and len(numbers) < 2):
         numbers = []
-    if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
+    if not numbers or not all(number.isascii() and number.isdecimal() and int(number) for number in numbers):
         raise argparse.ArgumentTypeError(f"expected {ours}:{example} for {values['type']}, got {text!r}")
     return values.get(ours, example)

@@ -19,6 +19,7 @@ from calm_beam.exits.rule import TOKEN_SOURCES
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import ENGINES, ManifestError
 from calm_beam.seqio_names import seqio_name
+from calm_beam.written_numbers import written_float, written_int
 
 from .help_pages import HelpFormatter, ShowAll, help_page, summary
 from .model import add_model_flags
@@ -91,6 +92,9 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, conflict_handler="resolve", formatter_class=HelpFormatter, add_help=False, **kwargs
         )
+        # Whatever flag asks for a number: Python's own functions read more than anybody means.
+        self.register("type", float, written_float)
+        self.register("type", int, written_int)
         self._doc, self._essentials = doc or "", essentials
         self.description = self.description or summary(self._doc)
         self._optionals.title = heading
@@ -229,7 +233,7 @@ def paths(value: str) -> tuple[str, ...]:
 def numbers(value: str) -> tuple[float, ...]:
     """Returns the numbers of a comma-separated list."""
     try:
-        return tuple(float(part) for part in texts(value))
+        return tuple(written_float(part) for part in texts(value))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {value!r}") from error
 
@@ -238,7 +242,7 @@ def share(value: str) -> float:
     """Returns a share between 0 and 1, given as such or in per cent."""
     number, percent = value.removesuffix("%"), value.endswith("%")
     try:
-        found = float(number) / (100 if percent else 1)
+        found = written_float(number) / (100 if percent else 1)
     except ValueError:
         found = math.nan
     if not 0 < found < 1:
@@ -251,7 +255,7 @@ def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
 
     def parse(value: str) -> int:
         try:
-            number = int(value)
+            number = written_int(value)
         except ValueError:
             number = low - 1
         if number < low:

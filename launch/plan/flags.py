@@ -5,6 +5,7 @@ import math
 
 from calm_beam.launch.flags import FlagParser, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.written_numbers import written_float
 
 # Flags that mean something for one of the two questions only; without a default.
 POWER_FLAGS = ("risk_guess", "loss_std", "p_value")
@@ -93,7 +94,7 @@ def plan_parser(doc: str | None) -> FlagParser:
 
 def _examples(value: str) -> int:
     try:
-        number = float(value)
+        number = written_float(value)
     except ValueError:
         number = math.nan
     if not (1 <= number <= _MOST_EXAMPLES and number == int(number)):
@@ -117,6 +118,6 @@ def _price(value: str) -> float:
 
 def _number(value: str) -> float:
     try:
-        return float(value)
+        return written_float(value)
     except ValueError:
         return math.nan

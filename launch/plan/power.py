@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.examples import bounded_lines
+from calm_beam.examples import bounded_lines, check_utf_8
 from calm_beam.launch.flags import (
     UsageError,
     as_usage,
@@ -40,6 +40,7 @@ from calm_beam.risk.sample_size import (
     simulated_power,
 )
 from calm_beam.storage import is_file, open_input, why_no_file
+from calm_beam.written_numbers import written_float
 
 from .output import PAGE, check_output
 from .power_page import power_page
@@ -168,10 +169,11 @@ def _pilot_guess(path: str) -> _Guess:
             raise UsageError(f"--pilot {path}: {why_no_file(path)}")
         opened = open_input(path)
     losses = []
-    with opened as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:
+    with opened as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
         for number, line in bounded_lines(file, name=f"--pilot {path}"):
+            check_utf_8(line, f"--pilot {path}, line {number}")
             try:
-                loss = float(line)
+                loss = written_float(line)
             except ValueError:
                 loss = math.nan
             if not -1 <= loss <= 1:

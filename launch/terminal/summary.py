@@ -1,13 +1,13 @@
 """What a calibration found, as tables on the terminal."""
 
-import csv
-import io
 import itertools
 from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.table import Table
 
+from calm_beam.calibration.file_names import RISK_TABLE
+from calm_beam.calibration.risk_table import read_cells
 from calm_beam.counted import counted
 from calm_beam.manifest import (
     PARETO,
@@ -22,7 +22,7 @@ from calm_beam.manifest import (
     unseen_in_words,
 )
 from calm_beam.printable import printable_line
-from calm_beam.storage import joined, open_input
+from calm_beam.storage import joined
 from calm_beam.tails import split_tail, tail_in_words
 
 from . import PlainConsole
@@ -42,8 +42,7 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
       remarks: What else there is to say about what was chosen.
     """
     console = PlainConsole()
-    with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [cells for _, cells in read_cells(joined(output, RISK_TABLE))]
     by_part: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         by_part.setdefault(_of_part(row), []).append(row)

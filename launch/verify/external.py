@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
+from calm_beam.external.direction import LOWER
 from calm_beam.external.verification import (
     check_fresh,
     promised,
@@ -65,9 +66,17 @@ def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
     flags.metric = plan.metric if flags.metric is None else flags.metric
     if plan.metric is not None and flags.metric != plan.metric:
         raise UsageError(f"--metric={flags.metric}: the manifest is about {plan.metric}.")
+    if flags.direction is not None and plan.direction not in (None, flags.direction):
+        raise UsageError(f"--direction={flags.direction}: the manifest says that a {plan.direction} score is better.")
+    flags.direction = plan.direction if flags.direction is None else flags.direction
     source = read_source(
         flags, loss=manifest.calibrations[0].loss, group_key=plan.group_key, cluster_key=plan.cluster_key
     )
+    if plan.metric is not None and plan.direction is None and source.direction == LOWER:
+        raise UsageError(
+            f"a lower {plan.metric} is better, and the manifest is of an earlier calm-beam, which took higher ones for "
+            "better: it promises the opposite of what it says. Certify anew."
+        )
     if plan.task is not None and source.task != plan.task:
         raise UsageError(f"the fresh runs are of task {source.task!r}, and the manifest is about {plan.task!r}.")
     check_fresh(source.sweep, manifest)

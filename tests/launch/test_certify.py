@@ -3,17 +3,23 @@
 import csv
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.external.result import SettingRow
 from calm_beam.external.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ExternalManifest, ManifestError, content_digest, read_external_manifest
 from calm_beam.serving import Generator
-from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_lm_eval
+from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_helm, write_lm_eval
 
 _ORDER = f"--order={','.join(ORDER)}"
 
@@ -48,6 +54,16 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert [row["setting"] for row in table] == [*ORDER, *ORDER]
     written = sorted(path.name for path in (losses.parent / "out").iterdir())
     assert written == ["manifest.json", "report.html", "risk_table.csv"]
+
+
+def test_what_is_said_of_groups(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Terminal, manifest and `inspect` say that what holds for all examples may be broken for a group."""
+    manifest = _certify(losses, _ORDER, "--delta=0.15", "--group_key=group")
+    caution = "is about all examples together, and may be broken for some of the groups."
+    assert caution in manifest.guarantee
+    assert caution in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(losses.parent / "out")]) == 0
+    assert caution in " ".join(capsys.readouterr().out.split())
 
 
 def test_groups_clusters_and_tails(losses: pathlib.Path) -> None:
@@ -103,7 +119,115 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     assert manifest.plan.baseline == str(runs["bf16"])
     capsys.readouterr()
     assert main(["inspect", str(output)]) == 0
-    assert "Losses: exact_match,strict-match of gsm8k, against" in capsys.readouterr().out
+    assert "Losses: exact_match,strict-match of gsm8k (a higher score is better), against" in capsys.readouterr().out
+
+
+def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A toxicity that rises from .05 to .60 is no improvement; what the files say is in plan, report and `inspect`."""
+    base = write_lm_eval(tmp_path / "base", {"none": [0.05] * 400}, metric="toxicity", higher=False)
+    worse = write_lm_eval(tmp_path / "worse", {"none": [0.6] * 400}, metric="toxicity", higher=False)
+    better = write_lm_eval(tmp_path / "better", {"none": [0.01] * 400}, metric="toxicity", higher=False)
+    output = tmp_path / "out"
+    asked = ["certify", f"--baseline={base}", f"--candidates={better},{worse}", "--delta=0.1", f"--output={output}"]
+    assert main([*asked, "--direction=higher"]) == 1
+    assert "says that a lower toxicity,none is better, and --direction=higher says" in capsys.readouterr().err
+    assert main(asked) == 0
+    assert "toxicity,none: a lower score is better, as the logs say" in capsys.readouterr().err
+    manifest = read_external_manifest(output / "manifest.json")
+    assert manifest.plan.direction == "lower"
+    (entry,) = manifest.calibrations
+    assert entry.setting == "better"
+    assert [step.risk for step in entry.path] == pytest.approx([-0.04, 0.55])
+    assert [step.rejected for step in entry.path] == [True, False]
+    assert main(["inspect", str(output)]) == 0
+    assert "toxicity,none of gsm8k (a lower score is better), against" in capsys.readouterr().out
+    assert "a lower score" in (output / "report.html").read_text()
+    # Fresh runs are read the same way round, whatever flag is given.
+    fresh = [
+        f"{kind}={write_lm_eval(tmp_path / f'fresh-{kind}', {'none': [score] * 300}, metric='toxicity', first=900)}"
+        for kind, score in (("base", 0.05), ("better", 0.5))
+    ]
+    verify = ["verify", f"--manifest={output}", f"--baseline={fresh[0].partition('=')[2]}", f"--candidates={fresh[1]}"]
+    assert main([*verify, "--direction=higher"]) == 2
+    assert "--direction=higher: the manifest says that a lower score is better" in capsys.readouterr().err
+    assert main(verify) == 3
+
+
+def test_a_direction_that_nobody_says(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A metric that no file and no list knows needs the flag, which stands in the plan and changes its hash."""
+    runs = [
+        write_lm_eval(tmp_path / name, {"none": [score] * 300}, metric="quality")
+        for name, score in (("a", 0.9), ("b", 0.8))
+    ]
+    asked = ["certify", f"--baseline={runs[0]}", f"--candidates={runs[1]}", "--delta=0.3"]
+    assert main([*asked, f"--output={tmp_path / 'out'}"]) == 2
+    printed = capsys.readouterr()
+    assert "nothing says whether a higher or a lower quality,none is better" in printed.err
+    assert "--direction=higher or --direction=lower" in printed.err
+    assert not (tmp_path / "out").exists()
+    digests = set()
+    for direction in ("higher", "lower"):
+        output = tmp_path / direction
+        assert main([*asked, f"--direction={direction}", f"--output={output}"]) == 0
+        manifest = read_external_manifest(output / "manifest.json")
+        assert manifest.plan.direction == direction
+        assert manifest.calibrations[0].path[0].risk == pytest.approx(0.1 if direction == "higher" else -0.1)
+        digests.add(manifest.plan.digest)
+    assert len(digests) == 2
+
+
+def test_an_early_manifest_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that took higher scores for better without asking verifies none of which lower are better."""
+    runs = {
+        name: write_lm_eval(tmp_path / name, {"none": [score] * 300}, metric="toxicity", first=first)
+        for name, score, first in (("a", 0.1, 0), ("b", 0.1, 0), ("c", 0.1, 900), ("d", 0.1, 900))
+    }
+    output = tmp_path / "out"
+    asked = [f"--baseline={runs['a']}", f"--candidates=x={runs['b']}"]
+    assert main(["certify", *asked, "--delta=0.3", "--direction=higher", f"--output={output}"]) == 0
+    assert "caution: of what is usually called toxicity,none, a lower score is better." in capsys.readouterr().err
+    path = output / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["plan"]["direction"]
+    content["plan"]["digest"] = content_digest(
+        {key: value for key, value in content["plan"].items() if key != "digest"}
+    )
+    content["digest"] = content_digest({key: value for key, value in content.items() if key != "digest"})
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    fresh = [f"--baseline={runs['c']}", f"--candidates=x={runs['d']}"]
+    assert main(["verify", f"--manifest={output}", *fresh]) == 2
+    assert "it promises the opposite of what it says. Certify anew." in capsys.readouterr().err
+    assert main(["verify", f"--manifest={output}", *fresh, "--direction=higher"]) == 0
+
+
+def test_clusters_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Passages that a log names are the units that count, in the manifest and when it is verified."""
+    runs = {
+        name: write_lm_eval(tmp_path / name, {"none": [1.0] * 400}, first=first)
+        for name, first in (("a", 0), ("b", 0), ("c", 900), ("d", 900))
+    }
+    output = tmp_path / "out"
+    asked = [f"--baseline={runs['a']}", f"--candidates=x={runs['b']}", "--cluster_key=doc.passage"]
+    assert main(["certify", *asked, "--delta=0.1", f"--output={output}"]) == 0
+    manifest = read_external_manifest(output / "manifest.json")
+    assert (manifest.data.examples, manifest.data.clusters, manifest.plan.cluster_key) == (400, 200, "doc.passage")
+    assert manifest.calibrations[0].path[0].n == 200
+    assert "drawing a cluster, which doc.passage names" in manifest.guarantee
+    fresh = [f"--baseline={runs['c']}", f"--candidates=x={runs['d']}"]
+    assert main(["verify", f"--manifest={output}", *fresh]) == 0
+    asked[-1] = "--cluster_key=doc.title"
+    assert main(["certify", *asked, "--delta=0.1", f"--output={tmp_path / 'other'}"]) == 1
+    assert "has no doc.title, which --cluster_key names" in capsys.readouterr().err
+
+
+def test_logs_without_what_was_asked(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no log says what was asked, joining by id alone is said; where both do, nothing is."""
+    for number, asked in enumerate(("easy ", None)):
+        runs = [write_helm(tmp_path / f"{name}{number}", [1.0] * 100, asked=asked) for name in "ab"]
+        flags = [f"--baseline={runs[0]}", f"--candidates=x={runs[1]}", "--metric=exact_match", "--delta=0.1"]
+        assert main(["certify", *flags, f"--output={tmp_path / f'out{number}'}"]) == 0
+        assert ("joined by their ids alone" in capsys.readouterr().err) is (asked is None)
 
 
 _GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"
@@ -126,6 +250,11 @@ _GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"
         (_GOOD, ("--group_key=topic",), "has no column topic"),
         (_GOOD, ("--loss=relu",), "--loss=relu is made of scores"),
         (_GOOD, ("--metric=acc",), "--metric belongs to --baseline"),
+        (_GOOD, ("--direction=lower",), "--direction belongs to --baseline"),
+        (_GOOD, ("--costs=a=1_0,b=2",), "expected NAME=NUMBER for every setting, each once, got 'a=1_0'"),
+        (_GOOD, ("--costs=a=١,b=2",), "expected NAME=NUMBER for every setting, each once, got 'a=١'"),
+        (_GOOD + "2,a,1_0e-1_0\n2,b,0\n", (), r"line 4: the loss must be a number in \[0, 1\], got '1_0e-1_0'"),
+        (_GOOD + "2,a,٠\n2,b,0\n", (), r"line 4: the loss must be a number in \[0, 1\], got '٠'"),
         (_GOOD, ("--baseline=run",), "name either the losses .* or the scores"),
         (_GOOD, ("--costs=a=1",), "--costs must name every setting once: the settings are a, b, it names a"),
         (_GOOD, ("--costs=a=1,b=cheap",), "expected NAME=NUMBER for every setting, each once, got 'b=cheap'"),
@@ -385,7 +514,9 @@ def test_monitor(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
     stream.write_text("1\n" * 40)
     asked = ["monitor", f"--manifest={folder / 'out'}", f"--losses={stream}", f"--state={folder / 'state.json'}"]
     assert main([*asked, "--delta=0.3", "--group=b"]) == 3
-    said = capsys.readouterr().out
+    printed = capsys.readouterr()
+    said = printed.out
+    assert "these have to be losses of examples of group b alone, under this entry's setting" in printed.err
     assert said.startswith("group b, loss, delta 0.3, epsilon 0.05 (setting ")
     assert "Go back to a safer setting, and certify anew." in said
     assert main([*asked, "--delta=0.3"]) == 2
@@ -620,3 +751,133 @@ def test_a_sequential_certification_is_kept_up(tmp_path: pathlib.Path, capsys: p
     state = tmp_path / "state.json"
     asked = ["monitor", f"--manifest={tmp_path / 'out'}", f"--losses={stream}", f"--state={state}", "--delta=0.15"]
     assert main(asked) == 0
+
+
+_FORMULAS = ("=SUM(1)", "+1+1", "-2", "@A1", "\t=1", "\r=1", "'=1", "''-x", "'quoted'", "＝1", "plain", '"=1,2"')
+
+
+def test_names_that_are_formulas(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that a spreadsheet would compute is a text in the risk table, and comes back as it was."""
+    path = tmp_path / "losses.jsonl"
+    rows = [
+        {"id": f"e{index}", "setting": name, "loss": 0, "cost": place, "group": _FORMULAS[index % len(_FORMULAS)]}
+        for index in range(240)
+        for place, name in enumerate(_FORMULAS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    output = tmp_path / "out"
+    flags = ["--order_by=cost", "--delta=0.5", "--group_key=group", f"--output={output}"]
+    assert main(["certify", f"--losses={path}", *flags]) == 0
+    with (output / "risk_table.csv").open(encoding="utf-8", newline="") as file:
+        cells = [(row["setting"], row["group"]) for row in csv.DictReader(file)]
+    assert not [cell for pair in cells for cell in pair if cell.lstrip("'") == cell and cell[:1] in tuple("=+-@\t\r＝")]
+    assert {"'=SUM(1)", "''=1", "'quoted'", "plain"} < {setting for setting, _ in cells}
+    read = read_risk_table(output / "risk_table.csv", SettingRow)
+    assert {row.setting for row in read} == {row.group for row in read} - {""} == set(_FORMULAS)
+    assert main(["report", f"--calibration={output}"]) == 0
+    fresh = tmp_path / "fresh.jsonl"
+    fresh.write_text(path.read_text(encoding="utf-8").replace('"id": "e', '"id": "f'), encoding="utf-8")
+    assert main(["verify", f"--manifest={output}", f"--losses={fresh}"]) == 0
+    assert "caution" not in capsys.readouterr().err
+
+
+def test_names_that_are_too_long(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting or group whose name is a book is refused before anything is written; other columns may hold books."""
+    book = "b" * 200_000
+    asked = ["certify", f"--losses={tmp_path / 'losses.csv'}", "--delta=0.5", f"--output={tmp_path / 'out'}"]
+    for header, row, flags, named in (
+        ("id,setting,loss,cost", f"{{0}},{book},0,1", ["--order_by=cost"], "setting 'bbbb"),
+        ("id,setting,loss,topic", f"{{0}},a,0,{book}", ["--order=a", "--group_key=topic"], "group 'bbbb"),
+    ):
+        (tmp_path / "losses.csv").write_text("\n".join([header, *(row.format(number) for number in range(30))]))
+        assert main([*asked, *flags]) == 2
+        printed = capsys.readouterr().err
+        assert named in printed
+        assert "its name has 200,000 characters, more than 1,000. Shorten it." in printed
+        assert not (tmp_path / "out").exists()
+    assert main([*asked, "--order=a"]) == 0
+
+
+@pytest.mark.parametrize("name", ["plan.json", "risk_table.csv", "report.html", "next_ids.txt", "manifest.json"])
+@pytest.mark.parametrize("also", [(), ("--sequential", "--ids={ids}")])
+def test_a_folder_in_the_way(
+    name: str, also: tuple[str, ...], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder where a file is to be written is named before a loss is read."""
+    (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "ids.txt").write_text("1\n")
+    flags = [flag.format(ids=tmp_path / "ids.txt") for flag in also]
+    asked = [f"--losses={tmp_path / 'none.csv'}", "--order=a", "--delta=0.1", f"--output={tmp_path / 'out'}"]
+    assert main(["certify", *asked, *flags]) == 2
+    assert f"{name}: exists and is not a file that can be overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x00\xff\xfe\x80" * 100, "is not a risk table, which is CSV in UTF-8"),
+        (b"\x7fELF\x02\x01\x01" + bytes(300), "is not the risk table of the manifest beside it"),
+        (b"group,loss\n\xff,given\n", "is not a risk table, which is CSV in UTF-8"),
+        (b"", "is not the risk table of the manifest beside it"),
+        (b"group\n" + b"x" * 140_000 + b"\n", "risk_table.csv, line 2: is not a row of a risk table"),
+        (b'group,loss\n"given\n', "risk_table.csv, line"),
+        (b"group,loss\na,b,c\n", "line 2: is not a row of a risk table, by its number of cells"),
+        ("group,loss\n".encode("utf-16"), "is not a risk table, which is CSV in UTF-8"),
+    ],
+)
+def test_a_damaged_risk_table(
+    content: bytes, message: str, losses: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table that is no text, or not as it was written, is named with its line."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    output = losses.parent / "out"
+    (output / "risk_table.csv").write_bytes(content)
+    capsys.readouterr()
+    assert main(["report", f"--calibration={output}"]) == 1
+    assert message in capsys.readouterr().err
+
+
+_KILLED = """
+import os, signal, sys
+from calm_beam.launch.certify import published
+from calm_beam.launch.cli import main
+
+def die(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[1] == "report":
+    published._report = die
+else:
+    # After the temporary file was written, and before it is the risk table.
+    import calm_beam.storage._local as local
+    publish_before = local._publish
+    local._publish = lambda temporary, target, **named: die() if target.name == sys.argv[1] else publish_before(
+        temporary, target, **named)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("moment", ["report", "risk_table.csv", "plan.json"])
+def test_a_killed_certification(moment: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second call finishes what a killed one had not, and leaves nothing of it."""
+    (tmp_path / "ids.txt").write_text("".join(f"e{index}\n" for index in range(600)))
+    losses = write_csv(tmp_path / "losses.csv", coin_rows(600))
+    asked = ["certify", "--sequential", f"--ids={tmp_path / 'ids.txt'}", f"--losses={losses}", _ORDER, "--delta=0.15"]
+    assert main([*asked, f"--output={tmp_path / 'whole'}"]) == 0
+    output = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, moment, *asked, f"--output={output}"], check=False, env=environment
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = {path.name for path in output.iterdir()}
+    assert "report.html" not in left
+    assert moment == "report" or [name for name in left if name.startswith(f".{moment}.")]
+    capsys.readouterr()
+    assert main([*asked, f"--output={output}"]) == 0
+    names = {path.name for path in (tmp_path / "whole").iterdir()}
+    assert {path.name for path in output.iterdir()} == names
+    assert "report.html" in names
+    assert (output / "risk_table.csv").read_bytes() == (tmp_path / "whole" / "risk_table.csv").read_bytes()
+    assert main([*asked, f"--output={output}"]) == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err

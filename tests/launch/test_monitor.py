@@ -213,11 +213,14 @@ def test_a_file_with_a_bad_line_changes_nothing(
     flags = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'state.json'}"]
     assert main([*flags, f"--losses={_write(tmp_path / 'a', [0.5])}"]) == 0
     before = (tmp_path / "state.json").read_text()
-    for line in ("half", "1.5", "-0.5", "nan", ""):
+    for line in ("half", "1.5", "-0.5", "nan", "", "1_0e-1_0", "٠.٥", "0_1"):
         losses = tmp_path / "bad"
         losses.write_text(f"0\n{line}\n")
         assert main([*flags, f"--losses={losses}"]) == 1
         assert f"{losses}, line 2: expected a loss in [0, 1], got {line!r}." in capsys.readouterr().err
+    losses.write_bytes(b"0\n0.5\n\xff\xfe0.5\n")
+    assert main([*flags, f"--losses={losses}"]) == 1
+    assert f"{losses}, line 3: is not text in UTF-8: it holds the byte 0xff." in capsys.readouterr().err
     assert (tmp_path / "state.json").read_text() == before
 
 

@@ -209,15 +209,18 @@ def test_a_missing_extra_is_named(
             "--p_value hoeffding: is for losses in [0, 1] only.",
         ),
         (["--delta=0.1", "--pilot={bad}"], "--pilot {bad}, line 2: expected a loss in [-1, 1], got 'x'."),
+        (["--delta=0.1", "--pilot={digits}"], "--pilot {digits}, line 1: expected a loss in [-1, 1], got '0_1'."),
+        (["--delta=0.1", "--pilot={latin}"], "--pilot {latin}, line 2: is not text in UTF-8: it holds the byte 0xe9."),
         (["--delta=0.1", "--pilot={empty}"], "--pilot {empty}: holds no losses."),
         (["--delta=0.1", "--risk_gues=0.05"], "unknown flag --risk_gues. Did you mean --risk_guess?"),
     ],
 )
 def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each has status 2 and says what was wrong."""
-    files = {name: tmp_path / name for name in ("pilot", "bad", "empty")}
-    for path, content in zip(files.values(), ("0\n-0.5\n", "0\nx\n", ""), strict=True):
-        path.write_text(content)
+    files = {name: tmp_path / name for name in ("pilot", "bad", "empty", "digits", "latin")}
+    contents = (b"0\n-0.5\n", b"0\nx\n", b"", b"0_1\n", "0\né\n".encode("latin-1"))
+    for path, content in zip(files.values(), contents, strict=True):
+        path.write_bytes(content)
     assert main(["plan", *(flag.format(**files) for flag in flags)]) == 2
     printed = capsys.readouterr()
     assert message.format(**files) in printed.err

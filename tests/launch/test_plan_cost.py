@@ -178,6 +178,8 @@ def test_everybody_can_use_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path)
     [
         (("--examples=0",), "argument --examples: expected a number of examples such as 1000000 or 1e6, got '0'"),
         (("--examples=1.5",), "expected a number of examples such as 1000000 or 1e6, got '1.5'"),
+        (("--examples=1_000",), "expected a number of examples such as 1000000 or 1e6, got '1_000'"),
+        (("--examples=١٠",), "expected a number of examples such as 1000000 or 1e6, got '١٠'"),
         (("--examples=many",), "expected a number of examples such as 1000000 or 1e6, got 'many'"),
         (("--price_per_hour=-1",), "argument --price_per_hour: expected a price of at least 0, got '-1'"),
         (("--speedup=0",), "argument --speedup: expected a number above 0, got '0'"),

@@ -88,6 +88,14 @@ _DEEP = "[" * 100_000
 _EMBEDDING = "token_embedder/embedding"
 
 
+_CERTIFY = ("certify", "--losses=losses.csv", "--order=a", "--delta=0.1", "--output=out")
+
+
+def _plan_folder(here: Here) -> None:
+    (here / "losses.csv").write_text("id,setting,loss\n1,a,0\n")
+    (here / "out" / "plan.json").mkdir(parents=True)
+
+
 def _link_to_itself(here: Here) -> None:
     (here / "loop").symlink_to("loop")
 
@@ -393,6 +401,22 @@ CASES: Mapping[str, Case] = {
     ),
     "a nested state": Case(argv=_MONITOR, names=("state.json",), spoil=writing("state.json", _DEEP), stdin=b"0.1\n"),
     "losses that are none": Case(argv=_MONITOR, names=("line 2",), stdin=b"0.1\n7\n", may_write=("state.json",)),
+    "losses as only Python writes numbers": Case(
+        argv=_MONITOR, names=("line 2", "1_0e-1_0"), stdin=b"0.1\n1_0e-1_0\n", may_write=("state.json",)
+    ),
+    "losses in other digits": Case(argv=_MONITOR, names=("line 1",), stdin="٠.١\n".encode(), may_write=("state.json",)),
+    "losses that are no UTF-8": Case(
+        argv=_MONITOR, names=("line 2", "0xff"), stdin=b"0.1\n\xff\xfe\n", may_write=("state.json",)
+    ),
+    "a binary table of losses": Case(
+        argv=_CERTIFY, names=("losses.csv",), spoil=writing("losses.csv", bytes(range(256)))
+    ),
+    "a folder in the place of a plan": Case(argv=_CERTIFY, names=("plan.json",), spoil=_plan_folder),
+    "a log in the place of losses": Case(
+        argv=("certify", "--baseline=log.eval", "--candidates=log.eval", "--delta=0.1", "--output=out"),
+        names=("log.eval",),
+        spoil=writing("log.eval", b"PK\x03\x04" + bytes(200)),
+    ),
     "a word of 80 kB": Case(argv=("inspect", "done/manifest.json"), names=(), spoil=_long_word, statuses=(0, 1)),
     "a schema that clears the screen": inspect("done/manifest.json", "schema", spoil=_escape_in_a_manifest),
     "a nested manifest": inspect(

@@ -7,11 +7,14 @@ defect. Run in batches, each in a process of its own, since a library in C++ may
 
 import dataclasses
 import faulthandler
+import io
 import json
 import pathlib
 import random
 import sys
+import time
 import traceback
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,12 +22,31 @@ import pyarrow.parquet
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import CalmBeamError
+from calm_beam.external.direction import settled_direction
+from calm_beam.external.rows import RowReading
+from calm_beam.external.runs import Run, RunScores, losses_of_runs
+from calm_beam.external.sweep import SweepLosses
+from calm_beam.external.tables import read_rows
 from calm_beam.generations import read_generations, stored_shard
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.inputs import Reading, parts_of, read_examples
 from calm_beam.manifest import read_manifest
 from calm_beam.vocabulary import Vocabulary
+from tests.calm_beam.external.builders import (
+    ZSTANDARD,
+    coin_rows,
+    pack_in_zstandard,
+    row_values,
+    write_csv,
+    write_helm,
+    write_inspect,
+    write_lighteval,
+    write_lm_eval,
+)
 from tests.pipelines import text_rows, write_rows
+
+SLOWEST = 10.0
+"""Seconds that reading a damaged file may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +96,56 @@ def _job(here: pathlib.Path) -> object:
     return FinishedSweep.read(str(folder), DecodeJob.read(str(folder)))
 
 
+def _log(name: str, metric: str, *, cluster_key: str | None = None) -> Callable[[pathlib.Path], object]:
+    """Returns what compares a log with its twin, as `certify` does."""
+
+    def read(here: pathlib.Path) -> object:
+        runs = [Run.found(str(here / "logs" / folder / name), task=None) for folder in ("whole", "damaged")]
+        whole, scores = (RunScores.read(run, metric=metric, cluster_key=cluster_key) for run in runs)
+        said = {run.path: each for run in runs if (each := run.higher_is_better(metric)) is not None}
+        direction = settled_direction(metric, said=said, asked=None)
+        pairs = [(runs[1], scores)]
+        return SweepLosses.of(losses_of_runs(whole, pairs, loss="signed", direction=direction)).units(
+            order=[runs[1].name]
+        )
+
+    return read
+
+
+def _losses(name: str) -> Callable[[pathlib.Path], object]:
+    """Returns what reads a table of losses, as `certify` does."""
+    reading = RowReading(cluster_key="cluster")
+
+    def read(here: pathlib.Path) -> object:
+        sweep = SweepLosses.of(read_rows(str(here / "logs" / name), reading))
+        return sweep.units(order=sweep.settings)
+
+    return read
+
+
+_HARNESS = _log("lm_eval", "exact_match,none", cluster_key="doc.passage")
+_LIGHTEVAL = _log("lighteval", "acc", cluster_key="doc.specific.passage")
+_HELM = _log("helm", "exact_match", cluster_key="extra_data.passage")
+
+LOGS: Mapping[str, Kind] = {
+    "log of lm-eval": Kind("logs/damaged/lm_eval/*/samples_*.jsonl", _HARNESS),
+    "results of lm-eval": Kind("logs/damaged/lm_eval/*/results_*.json", _HARNESS),
+    "log of lighteval": Kind("logs/damaged/lighteval/**/details_*.parquet", _LIGHTEVAL),
+    "results of lighteval": Kind("logs/damaged/lighteval/**/results_*.json", _LIGHTEVAL),
+    "log of Inspect": Kind("logs/damaged/log.eval", _log("log.eval", "match", cluster_key="metadata.passage")),
+    "log of Inspect in zstandard": Kind("logs/damaged/packed.eval", _log("packed.eval", "match")),
+    "log of Inspect in JSON": Kind("logs/damaged/log.json", _log("log.json", "match", cluster_key="metadata.passage")),
+    "log of HELM": Kind("logs/damaged/helm/*/per_instance_stats.json", _HELM),
+    "questions of HELM": Kind("logs/damaged/helm/*/scenario_state.json", _HELM),
+    "schema of HELM": Kind("logs/damaged/helm/schema.json", _HELM),
+    "losses in CSV": Kind("logs/losses.csv", _losses("losses.csv")),
+    "losses in JSONL": Kind("logs/losses.jsonl", _losses("losses.jsonl")),
+    "losses in Parquet": Kind("logs/losses.parquet", _losses("losses.parquet")),
+}
+"""Logs of frameworks of evaluation, the files beside them, and tables of losses."""
+
 KINDS: Mapping[str, Kind] = {
+    **LOGS,
     "native config": Kind("model/config.json", _checkpoint("model")),
     "native weights": Kind("model/model.safetensors", _checkpoint("model")),
     "Hugging Face config": Kind("hugging_face/config.json", _checkpoint("hugging_face")),
@@ -101,10 +172,39 @@ def add_files(here: pathlib.Path) -> None:
     write_rows(here / "rows.jsonl", rows)
     (here / "packed.jsonl.gz").write_bytes(gzip.compress((here / "rows.jsonl").read_bytes()))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), here / "rows.parquet")
+    add_logs(here)
+
+
+def add_logs(here: pathlib.Path) -> None:
+    """Adds a log of every framework, each twice: one that stays whole, and one to be damaged."""
+    scores = [1.0, 0.0, 1.0, 0.5, 1.0]
+    for name in ("whole", "damaged"):
+        folder = here / "logs" / name
+        write_lm_eval(folder / "lm_eval", {"none": scores}, higher=True)
+        write_lighteval(folder / "lighteval", scores, higher=True)
+        write_helm(folder / "helm", scores, asked="", higher=True)
+        for file in ("log.eval", "log.json"):
+            write_inspect(folder / file, ["C", "I", "C", "P", "C"], header={"results": {"total_samples": 5}})
+        pack_in_zstandard(folder / "log.eval", folder / "packed.eval")
+    rows = coin_rows(8)
+    write_csv(here / "logs" / "losses.csv", rows)
+    write_rows(here / "logs" / "losses.jsonl", [row_values(row) for row in rows])
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([row_values(row) for row in rows]), here / "logs" / "losses.parquet"
+    )
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:
-    """Returns the content with one random damage: of its bytes or, where it is JSON, of one of its values."""
+    """Returns the content with one random damage: of its bytes or, where it is JSON, of one of its values.
+
+    Of JSON lines, it is in one of them; of a ZIP file, in one of its members, or in the file itself.
+    """
+    if content.startswith(b"PK") and generator.random() < 0.5:
+        return _with_a_member_changed(content, generator)
+    if content.startswith(b"{") and content.count(b"\n{") and generator.random() < 0.8:
+        lines = content.splitlines()
+        place = generator.randrange(len(lines))
+        return b"\n".join([*lines[:place], damaged(lines[place], generator), *lines[place + 1 :], b""])
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -112,6 +212,17 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
     if generator.random() < 0.3:
         return _with_bytes_changed(content, generator)
     return json.dumps(_with_a_value_changed(value, generator)).encode()
+
+
+def _with_a_member_changed(content: bytes, generator: random.Random) -> bytes:
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as target:
+        members = [member for member in source.infolist() if member.compress_type != ZSTANDARD]
+        place = generator.randrange(max(1, len(members)))
+        for index, member in enumerate(members):
+            part = source.read(member)
+            target.writestr(member.filename, damaged(part, generator) if index == place else part)
+    return changed.getvalue()
 
 
 def _with_bytes_changed(content: bytes, generator: random.Random) -> bytes:
@@ -140,6 +251,7 @@ def _with_bytes_changed(content: bytes, generator: random.Random) -> bytes:
 
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 10**9, 10**30, -0.0, 0.5, 1e308, float("nan"), float("inf")),
+    *(10**400, -1e-3, "C", "attachment://x", [1, [2]], {"type": "type"}),
     *("", "x", "\x00", "\ud800", "9" * 5000, "../../etc", [], {}, [[]], {"a": 1}, [None], ["x"]),
 )
 
@@ -179,6 +291,7 @@ def read_damaged(kind_name: str, count: int, seed: int) -> None:
         path.write_bytes(content)
         # So that a process that dies tells of what.
         print(json.dumps({"number": number}), flush=True)
+        start = time.monotonic()
         try:
             kind.read(here)
             counts["accepted"] += 1
@@ -189,4 +302,6 @@ def read_damaged(kind_name: str, count: int, seed: int) -> None:
             traceback.print_exc(file=sys.stderr)
         finally:
             path.write_bytes(contents[path])
+        if (seconds := time.monotonic() - start) > SLOWEST:
+            print(json.dumps({"defect": number, "file": path.name, "error": f"took {seconds:.0f} s"}), flush=True)
     print(json.dumps(counts), flush=True)

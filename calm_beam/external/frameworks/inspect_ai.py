@@ -1,6 +1,6 @@
 """Inspect: logs in `.eval` (a ZIP file with a member for each sample) or `.json`."""
 
-import json
+import errno
 import os
 import struct
 import zipfile
@@ -9,20 +9,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from calm_beam import strict_json
+from calm_beam.errors import CalmBeamError
 from calm_beam.examples import check_row_size
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import open_input
 
 from ..rows import name_of
-from .example import ScoredExample
+from .example import ScoredExample, cluster_of, digest_of_asked
 
 _HEADER, _SAMPLES = "header.json", "samples/"
 _ZIP = b"PK"
 _ZSTANDARD = 93
+# What Inspect writes; others, whose decoders take as much memory as a file asks for, are not read.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, _ZSTANDARD)
+_ENCRYPTED = 1
 _LOCAL_HEADER = 30
 _BEGINNING = 4096
-# What Inspect itself makes of them.
-_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
+# What Inspect itself makes of them: correct, incorrect, partly correct, no answer.
+_CORRECTNESS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
+_GRADES = {**_CORRECTNESS, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
+_ATTACHMENT = "attachment://"
 
 
 class InspectAi:
@@ -42,43 +48,119 @@ class InspectAi:
     def task(self, path: str) -> str:
         """Returns what the log's header says."""
         task = _part(_log(path), "eval", path=path).get("task")
-        return task if isinstance(task, str) else path
+        return task if isinstance(task, str) and task else path
 
-    def examples(self, path: str) -> Iterator[ScoredExample]:
-        """Yields the samples; a log of an evaluation that did not succeed lacks some, and is refused."""
+    def higher_is_better(self, path: str, metric: str) -> bool | None:
+        """Returns None: Inspect writes nowhere which scores are better, but grades of samples may say it."""
+        return None
+
+    def examples(self, path: str, *, cluster_key: str | None = None) -> Iterator[ScoredExample]:
+        """Yields the samples; a log that did not succeed, was invalidated or lacks some is refused."""
         log = _log(path)
         status = log.get("status")
         if status != "success":
             raise LossesError(
-                f"{path}: the evaluation's status is {status!r}, so samples may be missing. Finish it (inspect "
+                f"{path}: the evaluation's status is {status!r:.80}, so samples may be missing. Finish it (inspect "
                 "eval-retry)."
             )
-        for number, sample in enumerate(_members(path) if path.endswith(".eval") else log.get("samples") or (), 1):
-            where = f"{path}, sample {number}"
-            if not isinstance(sample, dict):
-                raise LossesError(f"{where}: is not a sample of {self.name}.")
-            name = name_of(sample.get("id"), "id", where=where)
-            if sample.get("epoch", 1) != 1:
-                raise LossesError(
-                    f"{path}: sample {name!r} has several epochs, which are not independent draws. Log one epoch, or "
-                    "write all losses to a file for --losses, with the sample as --cluster_key."
-                )
-            yield ScoredExample(id=name, scores=_scores(sample))
+        if log.get("invalidated"):
+            raise LossesError(f"{path}: the log was invalidated, as its header says. {_INVALIDATED}")
+        number = 0
+        for number, sample in enumerate(_samples(log, path), start=1):
+            yield self._example(sample, f"{path}, sample {number}", path=path, cluster_key=cluster_key)
+        results = log.get("results")
+        total = results.get("total_samples") if isinstance(results, dict) else None
+        if isinstance(total, int) and not isinstance(total, bool) and total != number:
+            raise LossesError(f"{path}: holds {number} samples, and its header counts {total}. Restore the whole log.")
+
+    def _example(self, sample: object, where: str, *, path: str, cluster_key: str | None) -> ScoredExample:
+        if not isinstance(sample, dict):
+            raise LossesError(f"{where}: is not a sample of {self.name}.")
+        name = name_of(sample.get("id"), "id", where=where)
+        if sample.get("epoch", 1) != 1:
+            raise LossesError(
+                f"{path}: sample {name!r} has several epochs, which are not independent draws. Log one epoch, or "
+                "write all losses to a file for --losses, with the sample as --cluster_key."
+            )
+        if sample.get("invalidation"):
+            raise LossesError(f"{path}: sample {name!r} was invalidated. {_INVALIDATED}")
+        scores = _scores(sample, where)
+        return ScoredExample(
+            id=name,
+            scores={
+                scorer: _GRADES.get(value, value) if isinstance(value, str) else value
+                for scorer, value in scores.items()
+            },
+            content=_content(sample),
+            cluster=None if cluster_key is None else cluster_of(sample, cluster_key, where=where),
+            graded=frozenset(
+                scorer for scorer, value in scores.items() if isinstance(value, str) and value in _CORRECTNESS
+            ),
+        )
 
 
-def _scores(sample: Mapping[str, Any]) -> dict[str, object]:
+_INVALIDATED = "What somebody has withdrawn proves nothing: run these samples again (inspect eval-retry)."
+
+
+def _samples(log: Mapping[str, Any], path: str) -> Iterator[object]:
+    if path.endswith(".eval"):
+        return _members(path)
+    samples = log.get("samples")
+    if samples is not None and not isinstance(samples, list):
+        raise LossesError(f"{path}: samples must be a list, got {samples!r:.80}.")
+    return iter(samples or ())
+
+
+def _scores(sample: Mapping[str, Any], where: str) -> dict[str, object]:
+    """Returns the values of scores, as the log has them."""
+    found = sample.get("scores")
+    if found is not None and not isinstance(found, dict):
+        raise LossesError(f"{where}: scores must be an object with a score for each scorer, got {found!r:.80}.")
     scores: dict[str, object] = {}
-    for scorer, score in (sample.get("scores") or {}).items():
-        value = score.get("value") if isinstance(score, dict) else None
+    for scorer, score in (found or {}).items():
+        if score is not None and not isinstance(score, dict):
+            raise LossesError(f"{where}: the score of {scorer} must be an object with a value, got {score!r:.80}.")
+        value = (score or {}).get("value")
         if isinstance(value, dict):
-            scores.update((f"{scorer}/{name}", _number(part)) for name, part in value.items())
+            scores.update((f"{scorer}/{name}", part) for name, part in value.items())
         else:
-            scores[scorer] = _number(value)
+            scores[scorer] = value
     return scores
 
 
-def _number(value: object) -> object:
-    return _GRADES.get(value, value) if isinstance(value, str) else value
+def _content(sample: Mapping[str, Any]) -> str | None:
+    """Returns a digest of input, choices and target; None where a log does not have them."""
+    if "input" not in sample:
+        return None
+    attachments = sample.get("attachments")
+    stored = attachments if isinstance(attachments, dict) else {}
+    asked = sample["input"]
+    if isinstance(asked, list):
+        # Messages have ids of their own in every run.
+        asked = [
+            [each.get("role"), _plain(each.get("content"), stored)] if isinstance(each, dict) else each
+            for each in asked
+        ]
+    else:
+        asked = _plain(asked, stored)
+    target = sample.get("target")
+    return digest_of_asked(asked, sample.get("choices"), target if isinstance(target, list) else [target])
+
+
+def _plain(content: object, attachments: Mapping[str, object]) -> object:
+    """Returns the content of a message: one text for a text and for a list of one; attachments are put in place."""
+    if isinstance(content, str):
+        if content.startswith(_ATTACHMENT):
+            return attachments.get(content.removeprefix(_ATTACHMENT), content)
+        return content
+    if isinstance(content, list):
+        parts = [_plain(part, attachments) for part in content]
+        return parts[0] if len(parts) == 1 else parts
+    if isinstance(content, dict):
+        # A text, a picture and so on, which stands under the name of its type.
+        kind = content.get("type")
+        return _plain(content[kind], attachments) if isinstance(kind, str) and kind in content else content
+    return content
 
 
 def _part(log: Mapping[str, Any], key: str, *, path: str) -> Mapping[str, Any]:
@@ -90,63 +172,100 @@ def _part(log: Mapping[str, Any], key: str, *, path: str) -> Mapping[str, Any]:
 
 def _log(path: str) -> Mapping[str, Any]:
     """Returns a log, or the header of one in a ZIP file."""
-    return _loaded(_member(path, _HEADER) if path.endswith(".eval") else _whole(path), path)
-
-
-def _whole(path: str) -> bytes:
-    with open_input(path) as file:
-        return file.read()
+    with open_input(path) as raw:
+        if not path.endswith(".eval"):
+            return _loaded(raw.read(), path)
+        return _loaded(_member(raw, _directory(raw, path).get(_HEADER), f"{path}, {_HEADER}"), path)
 
 
 def _members(path: str) -> Iterator[object]:
     """Yields the samples of a ZIP file."""
     with open_input(path) as raw:
-        names = [name for name in _opened(raw, path).namelist() if name.startswith(_SAMPLES)]
-    for name in names:
-        yield _loaded(_member(path, name), f"{path}, {name}")
+        for name, member in _directory(raw, path).items():
+            if name != _HEADER:
+                yield _loaded(_member(raw, member, f"{path}, {name}"), f"{path}, {name}")
 
 
-def _opened(raw: Any, path: str) -> zipfile.ZipFile:
+def _directory(raw: BinaryIO, path: str) -> dict[str, zipfile.ZipInfo]:
+    """Returns header and samples of a ZIP file, by name.
+
+    Raises:
+      LossesError: If it is damaged, or has two members of one name.
+    """
     try:
-        return zipfile.ZipFile(raw)
-    except zipfile.BadZipFile as error:
+        with zipfile.ZipFile(raw) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, OverflowError, ValueError, struct.error, OSError) as error:
+        _raise_of_disk(error)
         raise LossesError(f"{path}: damaged ZIP data ({error}).") from error
+    members = [member for member in members if member.filename.startswith(_SAMPLES) or member.filename == _HEADER]
+    found = {member.filename: member for member in members}
+    if len(found) < len(members):
+        raise LossesError(f"{path}: has two members of one name. Restore the log, or run the evaluation again.")
+    return found
 
 
-def _member(path: str, name: str) -> bytes:
-    with open_input(path) as raw, _opened(raw, path) as archive:
-        try:
-            member = archive.getinfo(name)
-            check_row_size(member.file_size, f"{path}, {name}")
-            return _zstandard(raw, member) if member.compress_type == _ZSTANDARD else archive.read(name)
-        except (KeyError, NotImplementedError, OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                # Of the disk, and not of what is on it.
-                raise
-            raise LossesError(f"{path}: is not a whole log of inspect ({error}).") from error
+def _member(raw: BinaryIO, member: zipfile.ZipInfo | None, where: str) -> bytes:
+    """Returns the content of a member of a ZIP file, checked against its checksum."""
+    if member is None:
+        raise LossesError(f"{where}: is not there, so that this is not a whole log of inspect.")
+    try:
+        # Either may be any number, and as many bytes are asked for.
+        check_row_size(max(member.file_size, member.compress_size), where)
+        if member.flag_bits & _ENCRYPTED:
+            raise zipfile.BadZipFile("it is encrypted: write it anew without a password")
+        if member.compress_type not in _METHODS:
+            raise zipfile.BadZipFile(f"it is compressed by method {member.compress_type}, which Inspect does not use")
+        return _content_of(raw, member)
+    except CalmBeamError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OverflowError, OSError) as error:
+        _raise_of_disk(error)
+        raise LossesError(f"{where}: is not a whole log of inspect ({error}).") from error
 
 
-def _zstandard(raw: BinaryIO, member: zipfile.ZipInfo) -> bytes:
-    """Returns the content of a member that is compressed as Python's zipfile learns to read in 3.14 only."""
+def _raise_of_disk(error: Exception) -> None:
+    """Raises an error again that is of the disk, and not of what is on it: a place that cannot be is of the latter."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        raise error
+
+
+def _content_of(raw: BinaryIO, member: zipfile.ZipInfo) -> bytes:
+    """Returns what a member holds.
+
+    Zstandard is read by Python's zipfile from 3.14 on only, so members are taken out here.
+    """
+    raw.seek(member.header_offset)
+    header = raw.read(_LOCAL_HEADER)
+    if len(header) < _LOCAL_HEADER or not header.startswith(_ZIP):
+        raise zipfile.BadZipFile(f"nothing begins at {member.header_offset}, where the directory says")
+    # Before the data: this header of fixed size, which ends with the lengths of name and extra field, and these two.
+    raw.seek(sum(struct.unpack("<26xHH", header)), os.SEEK_CUR)
+    packed = raw.read(member.compress_size)
+    content = _unpacked(packed, member)
+    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+        raise zipfile.BadZipFile(f"bad CRC-32 for {member.filename}")
+    return content
+
+
+def _unpacked(packed: bytes, member: zipfile.ZipInfo) -> bytes:
+    """Returns at most as many bytes as the directory says."""
+    if member.compress_type == zipfile.ZIP_STORED:
+        return packed
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.file_size + 1)
     # Here, since importing it takes long.
     import pyarrow
 
-    # Before the data: a header of fixed size that ends with the lengths of name and extra field, and these two.
-    raw.seek(member.header_offset)
-    lengths = struct.unpack("<26xHH", raw.read(_LOCAL_HEADER))
-    raw.seek(sum(lengths), os.SEEK_CUR)
-    compressed = pyarrow.BufferReader(raw.read(member.compress_size))
-    with pyarrow.CompressedInputStream(compressed, "zstd") as stream:
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
         content: bytes = stream.read(member.file_size)
-    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
-        raise zipfile.BadZipFile(f"bad CRC-32 for {member.filename}")
     return content
 
 
 def _loaded(content: bytes, where: str) -> Mapping[str, Any]:
     try:
         value = strict_json.loads(content, constants_allowed=True)
-    except (strict_json.StrictJSONError, json.JSONDecodeError) as error:
+    except strict_json.StrictJSONError as error:
         raise LossesError(f"{where}: {error}.") from error
     if not isinstance(value, dict):
         raise LossesError(f"{where}: expected an object.")

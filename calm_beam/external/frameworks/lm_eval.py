@@ -2,18 +2,18 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calm_beam import strict_json
 from calm_beam.examples import numbered_lines
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.storage import base_name, open_input
+from calm_beam.storage import base_name, is_file, joined, list_files, open_input, parent
 
 from ..rows import name_of
-from .example import ScoredExample
+from .example import ScoredExample, agreed, cluster_of, digest_of_asked, glob_of, loaded_object
 
-_NAME = re.compile(r"samples_(.+)_\d{4}-\d{2}-\d{2}T[^_]*\.jsonl(\.gz)?")
+_NAME = re.compile(r"samples_(.+)_(\d{4}-\d{2}-\d{2}T[^_]*)\.jsonl(\.gz)?")
 _KEYS = {"doc_id", "metrics", "resps"}
 
 
@@ -37,23 +37,72 @@ class LmEval:
         found = _NAME.fullmatch(base_name(path))
         return found[1] if found else base_name(path)
 
-    def examples(self, path: str) -> Iterator[ScoredExample]:
+    def higher_is_better(self, path: str, metric: str) -> bool | None:
+        """Returns what the results of the same run say, a file beside the samples; of those of any run without it."""
+        name, task = metric.partition(",")[0], self.task(path)
+        said = {}
+        for place in _results(path):
+            found = _said(loaded_object(place), task, name)
+            if found is not None:
+                said[place] = found
+        return agreed(said, metric)
+
+    def examples(self, path: str, *, cluster_key: str | None = None) -> Iterator[ScoredExample]:
         """Yields a line's metrics."""
         for where, row in _rows(path):
             metrics = row.get("metrics")
-            if not row.keys() >= _KEYS or not isinstance(metrics, list) or not all(name in row for name in metrics):
+            is_whole = row.keys() >= _KEYS and isinstance(metrics, list)
+            # Early versions write no filter, and do not filter.
+            filter_ = row.get("filter", "none")
+            if not is_whole or not all(isinstance(name, str) and name in row for name in metrics or ()):
                 raise LossesError(
                     f"{where}: is not a sample of {self.name}, which has doc_id, resps, metrics, and a value for each "
                     "of these."
                 )
-            # Early versions write none, and do not filter.
-            filter_ = row.get("filter", "none")
+            if not isinstance(filter_, str):
+                raise LossesError(f"{where}: filter must be a name, got {filter_!r:.80}.")
             content = row.get("doc_hash")
+            if "doc" in row:
+                content = digest_of_asked(row["doc"])
             yield ScoredExample(
                 id=name_of(row["doc_id"], "doc_id", where=where),
-                scores={f"{name},{filter_}": row[name] for name in metrics},
+                scores={f"{name},{filter_}": row[name] for name in metrics or ()},
                 content=content if isinstance(content, str) else None,
+                cluster=None if cluster_key is None else cluster_of(row, cluster_key, where=where),
             )
+
+
+def _results(path: str) -> tuple[str, ...]:
+    """Returns the results beside a log: those of its date, or all that are there."""
+    found = _NAME.fullmatch(base_name(path))
+    if found and is_file(own := joined(parent(path), f"results_{found[2]}.json")):
+        return (own,)
+    return list_files(joined(glob_of(parent(path)), "results_*.json"))
+
+
+def _said(results: Mapping[str, Any], task: str, metric: str) -> bool | None:
+    """Returns whether results say that higher is better: for the metrics of a task, or in its configuration."""
+    by_task = results.get("higher_is_better")
+    of_task = _of_task(by_task, task) if isinstance(by_task, dict) else None
+    found = of_task.get(metric) if isinstance(of_task, dict) else of_task
+    if isinstance(found, bool):
+        return found
+    configs = results.get("configs")
+    config = _of_task(configs, task) if isinstance(configs, dict) else None
+    listed = config.get("metric_list") if isinstance(config, dict) else None
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, dict) and each.get("metric") == metric and isinstance(each.get("higher_is_better"), bool):
+            return bool(each["higher_is_better"])
+    return None
+
+
+def _of_task(by_task: Mapping[str, Any], task: str) -> Any:
+    """Returns what is said of a task, whose name files have without signs."""
+    if task in by_task:
+        return by_task[task]
+    return next(
+        (value for name, value in by_task.items() if re.sub(r"\W", "_", name) == re.sub(r"\W", "_", task)), None
+    )
 
 
 def _rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:

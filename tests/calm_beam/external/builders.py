@@ -5,6 +5,7 @@ import hashlib
 import json
 import pathlib
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ def write_lm_eval(
     metric: str = "exact_match",
     first: int = 0,
     changed: Sequence[int] = (),
+    higher: bool | None = None,
 ) -> pathlib.Path:
     """Writes scores as lm-evaluation-harness 0.4 does with `--log_samples`, and returns the output folder.
 
@@ -79,6 +81,7 @@ def write_lm_eval(
       metric: Name of the metric.
       first: Number of the first document.
       changed: Documents that are others than those of the same number elsewhere.
+      higher: What the results say of the metric; None for nothing.
     """
     place = folder / "org__model"
     place.mkdir(parents=True)
@@ -86,7 +89,7 @@ def write_lm_eval(
     for filter_, of_filter in scores.items():
         for index, score in enumerate(of_filter, start=first):
             question = f"What is {index} + 1?" + (" Really?" if index in changed else "")
-            doc = {"question": question, "answer": str(index + 1)}
+            doc = {"question": question, "answer": str(index + 1), "passage": f"p{index // 2}"}
             answer = str(index + (1 if score else 2))
             lines.append(
                 {
@@ -106,12 +109,28 @@ def write_lm_eval(
             )
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (place / f"samples_{task}_2026-01-31T12-00-00.000000.jsonl").write_text(text, encoding="utf-8")
-    (place / "results_2026-01-31T12-00-00.000000.json").write_text(json.dumps({"results": {task: {}}}))
+    results = {"results": {task: {}}, "higher_is_better": {} if higher is None else {task: {metric: higher}}}
+    (place / "results_2026-01-31T12-00-00.000000.json").write_text(json.dumps(results))
     return folder
 
 
-def write_lighteval(folder: pathlib.Path, scores: Sequence[float]) -> pathlib.Path:
-    """Writes scores as lighteval does with `--save-details`, and returns the output folder."""
+def write_lighteval(
+    folder: pathlib.Path,
+    scores: Sequence[float],
+    *,
+    metric: str = "acc",
+    hard: bool = False,
+    higher: bool | None = None,
+) -> pathlib.Path:
+    """Writes scores as lighteval does with `--save-details`, and returns the output folder.
+
+    Args:
+      folder: Where to.
+      scores: One per document.
+      metric: Name of the metric.
+      hard: Whether the questions are harder ones than elsewhere.
+      higher: What the results say of the metric; None for no results.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -119,24 +138,66 @@ def write_lighteval(folder: pathlib.Path, scores: Sequence[float]) -> pathlib.Pa
     place.mkdir(parents=True)
     rows = [
         {
-            "doc": {"query": f"question {index}", "choices": ["yes", "no"], "id": str(index), "task_name": "boolq"},
-            "metric": {"acc": score, "em": 1.0},
+            "doc": {
+                "query": f"{'hard ' if hard else ''}question {index}",
+                "choices": ["yes", "no"],
+                "gold_index": 0,
+                "id": str(index),
+                "task_name": "boolq",
+                "specific": {"passage": f"p{index // 2}"},
+            },
+            "metric": {metric: score, "em": 1.0},
             "model_response": {"text": ["yes"]},
         }
         for index, score in enumerate(scores)
     ]
+    if higher is not None:
+        results = folder / "results" / "org" / "model" / "results_2026-01-31T12-00-00.000000.json"
+        results.parent.mkdir(parents=True)
+        configured = [{"metric_name": metric, "higher_is_better": higher, "category": "GENERATIVE"}]
+        results.write_text(json.dumps({"results": {}, "config_tasks": {"lighteval|boolq|0": {"metrics": configured}}}))
     path = place / "details_lighteval|boolq|0_2026-01-31T12-00-00.000000.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return folder
 
 
 def write_inspect(
-    path: pathlib.Path, grades: Sequence[object], *, status: str = "success", epochs: int = 1
+    path: pathlib.Path,
+    grades: Sequence[object],
+    *,
+    status: str = "success",
+    epochs: int = 1,
+    scorer: str = "match",
+    header: Mapping[str, object] | None = None,
+    sample: Mapping[str, object] | None = None,
 ) -> pathlib.Path:
-    """Writes grades as a log of Inspect, `.eval` or `.json`, and returns the path."""
-    header = {"version": 2, "status": status, "eval": {"task": "arithmetic", "model": "mockllm/model"}}
+    """Writes grades as a log of Inspect, `.eval` or `.json`, and returns the path.
+
+    Args:
+      path: Where to.
+      grades: One per sample.
+      status: Of the evaluation.
+      epochs: How often each sample is there.
+      scorer: Name of the scorer.
+      header: What else the header says.
+      sample: What else every sample says.
+    """
+    header = {
+        "version": 2,
+        "status": status,
+        "eval": {"task": "arithmetic", "model": "mockllm/model"},
+        **(header or {}),
+    }
     samples = [
-        {"id": index, "epoch": epoch, "input": "?", "target": "!", "scores": {"match": {"value": grade, "answer": "x"}}}
+        {
+            "id": index,
+            "epoch": epoch,
+            "input": f"What is {index} + 1?",
+            "target": str(index + 1),
+            "metadata": {"passage": f"p{index // 2}"},
+            "scores": {scorer: {"value": grade, "answer": "x"}},
+            **(sample or {}),
+        }
         for index, grade in enumerate(grades)
         for epoch in range(1, epochs + 1)
     ]
@@ -150,13 +211,65 @@ def write_inspect(
     return path
 
 
-def write_helm(folder: pathlib.Path, scores: Sequence[float], **changes: object) -> pathlib.Path:
-    """Writes scores as HELM's `per_instance_stats.json`, with keys of the instances changed; returns the folder."""
+ZSTANDARD = 93
+"""Zstandard as a way of compression of ZIP files."""
+
+
+def pack_in_zstandard(source: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    """Writes the members of a ZIP file once more, compressed as only later Pythons do it, and returns the path."""
+    import pyarrow
+
+    with zipfile.ZipFile(source) as plain, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as target:
+        for name in plain.namelist():
+            content = plain.read(name)
+            target.writestr(name, pyarrow.compress(content, codec="zstd", asbytes=True))
+            info = target.infolist()[-1]
+            # What the directory says of a member: its way of compression, checksum and size.
+            info.compress_type, info.CRC, info.file_size = ZSTANDARD, zlib.crc32(content), len(content)
+    return path
+
+
+def write_helm(
+    folder: pathlib.Path,
+    scores: Sequence[float],
+    *,
+    metric: str = "exact_match",
+    asked: str | None = None,
+    higher: bool | None = None,
+    **changes: object,
+) -> pathlib.Path:
+    """Writes scores as HELM's `per_instance_stats.json`, and returns the folder.
+
+    Args:
+      folder: Where to.
+      scores: One per instance.
+      metric: Name of the statistic.
+      asked: With what every question begins, in `scenario_state.json`; None for no such file.
+      higher: What the schema of the suite says of the metric; None for no schema.
+      changes: Keys of the entries, changed.
+    """
     place = folder / "gsm:model=org_model"
     place.mkdir(parents=True)
+    if asked is not None:
+        states = [
+            {
+                "instance": {
+                    "input": {"text": f"{asked}question {index}"},
+                    "references": [{"output": {"text": str(index)}, "tags": ["correct"]}],
+                    "split": "test",
+                    "id": f"id{index}",
+                    "extra_data": {"passage": f"p{index // 2}"},
+                },
+                "request": {"prompt": "..."},
+            }
+            for index in range(len(scores))
+        ]
+        (place / "scenario_state.json").write_text(json.dumps({"adapter_spec": {}, "request_states": states}))
+    if higher is not None:
+        (folder / "schema.json").write_text(json.dumps({"metrics": [{"name": metric, "lower_is_better": not higher}]}))
     rows = [
         {"instance_id": f"id{index}", "train_trial_index": 0, "stats": [_stat(name, value)], **changes}
-        for name, values in (("exact_match", scores), ("num_references", [1.0] * len(scores)))
+        for name, values in ((metric, scores), ("num_references", [1.0] * len(scores)))
         for index, value in enumerate(values)
     ]
     (place / "per_instance_stats.json").write_text(json.dumps(rows, indent=2))

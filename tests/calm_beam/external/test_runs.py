@@ -1,20 +1,29 @@
 """Scores as frameworks of evaluation log them, and the losses of candidates against a baseline."""
 
+import dataclasses
 import json
 import pathlib
+import re
 import struct
 import zipfile
-import zlib
+from collections.abc import Callable
 
-import pyarrow
 import pytest
 
 from calm_beam.external.frameworks import format_of
+from calm_beam.external.frameworks.example import digest_of_asked
 from calm_beam.external.rows import LossRow
 from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.shown import named
+from calm_beam.external.sweep import SweepLosses
 from calm_beam.risk.setting_sums import LossesError
-from tests.calm_beam.external.builders import write_helm, write_inspect, write_lighteval, write_lm_eval
+from tests.calm_beam.external.builders import (
+    pack_in_zstandard,
+    write_helm,
+    write_inspect,
+    write_lighteval,
+    write_lm_eval,
+)
 
 _SCORES = [1.0, 0.0, 1.0, 0.5]
 
@@ -62,14 +71,7 @@ def test_filters_are_parts_of_metrics(tmp_path: pathlib.Path) -> None:
 def test_samples_in_zstandard(tmp_path: pathlib.Path) -> None:
     """Members that Inspect compresses as only later Pythons can read are read too, and compared with their checksum."""
     plain = write_inspect(tmp_path / "plain.eval", ["C", "I"])
-    path = tmp_path / "log.eval"
-    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as target:
-        for name in source.namelist():
-            content = source.read(name)
-            target.writestr(name, pyarrow.compress(content, codec="zstd", asbytes=True))
-            info = target.infolist()[-1]
-            # What the directory says of a member: its way of compression, checksum and size.
-            info.compress_type, info.CRC, info.file_size = 93, zlib.crc32(content), len(content)
+    path = pack_in_zstandard(plain, tmp_path / "log.eval")
     assert _by_number(_read(path)) == [1, 0]
     data = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
@@ -156,9 +158,9 @@ def test_losses_against_a_baseline(tmp_path: pathlib.Path) -> None:
     baseline = _read(write_lm_eval(tmp_path / "base", {"none": [1.0, 0.0, 1.0]}))
     run = Run.found(f"int8={write_lm_eval(tmp_path / 'int8', {'none': [1.0, 1.0, 0.0]})}", task=None)
     scores = RunScores.read(run, metric=None)
-    signed = list(losses_of_runs(baseline, [(run, scores)], loss="signed"))
+    signed = list(losses_of_runs(baseline, [(run, scores)], loss="signed", direction="higher"))
     assert signed == [LossRow("0", "int8", 0.0), LossRow("1", "int8", -1.0), LossRow("2", "int8", 1.0)]
-    assert [row.loss for row in losses_of_runs(baseline, [(run, scores)], loss="relu")] == [0, 0, 1]
+    assert [row.loss for row in losses_of_runs(baseline, [(run, scores)], loss="relu", direction="higher")] == [0, 0, 1]
 
 
 def test_ids_have_to_agree(tmp_path: pathlib.Path) -> None:
@@ -167,7 +169,7 @@ def test_ids_have_to_agree(tmp_path: pathlib.Path) -> None:
 
     def pair(name: str, **changes: object) -> None:
         run = Run.found(str(write_lm_eval(tmp_path / name, {"none": [1.0] * 8}, **changes)), task=None)  # type: ignore[arg-type]
-        list(losses_of_runs(baseline, [(run, RunScores.read(run, metric=None))], loss="signed"))
+        list(losses_of_runs(baseline, [(run, RunScores.read(run, metric=None))], loss="signed", direction="higher"))
 
     with pytest.raises(
         LossesError, match=r"lacks 1 id \('0'\) of the baseline and has 1 id \('8'\) that the baseline lacks"
@@ -175,6 +177,148 @@ def test_ids_have_to_agree(tmp_path: pathlib.Path) -> None:
         pair("shifted", first=1)
     with pytest.raises(LossesError, match=r"gives 1 id \('3'\) to other examples than the baseline does"):
         pair("changed", changed=[3])
+
+
+def test_withdrawn_logs(tmp_path: pathlib.Path) -> None:
+    """A log of Inspect that was invalidated, as a whole or in a sample, or lacks samples is refused."""
+    withdrawn = {"timestamp": "2026-02-01T00:00:00Z", "author": "me", "reason": "leaked"}
+    for name in ("log.eval", "log.json"):
+        with pytest.raises(LossesError, match="the log was invalidated, as its header says"):
+            _read(write_inspect(tmp_path / f"a-{name}", ["C"], header={"invalidated": True}))
+        with pytest.raises(LossesError, match="sample '0' was invalidated"):
+            _read(write_inspect(tmp_path / f"b-{name}", ["C"], sample={"invalidation": withdrawn}))
+        with pytest.raises(LossesError, match="holds 2 samples, and its header counts 3"):
+            _read(write_inspect(tmp_path / f"c-{name}", ["C", "I"], header={"results": {"total_samples": 3}}))
+        whole = {"invalidated": False, "results": {"total_samples": 1, "completed_samples": 1}}
+        assert _by_number(
+            _read(write_inspect(tmp_path / f"d-{name}", ["C"], header=whole, sample={"invalidation": None}))
+        ) == [1]
+
+
+def _messages(text: object, **more: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": text, "source": "input", **more}]
+
+
+_INSPECT_ASKED: list[tuple[dict[str, object], dict[str, object], bool]] = [
+    ({"input": "hard question"}, {"input": "easy question"}, False),
+    ({"input": "q", "target": "1"}, {"input": "q", "target": "2"}, False),
+    ({"input": "q", "choices": ["a", "b"]}, {"input": "q", "choices": ["b", "a"]}, False),
+    ({"input": _messages("hard")}, {"input": _messages("easy")}, False),
+    # Ids of messages are drawn anew in every run, and a text may stand in a list of parts or among attachments.
+    ({"input": _messages("q", id="x1")}, {"input": _messages("q", id="y2")}, True),
+    ({"input": _messages("q")}, {"input": _messages([{"type": "text", "text": "q"}])}, True),
+    ({"input": "q"}, {"input": "attachment://5f", "attachments": {"5f": "q"}}, True),
+    ({"input": "q", "target": "1"}, {"input": "q", "target": ["1"]}, True),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "is_same"), _INSPECT_ASKED)
+def test_what_inspect_asked(
+    ours: dict[str, object], theirs: dict[str, object], is_same: bool, tmp_path: pathlib.Path
+) -> None:
+    """Samples of one id are compared by input, choices and target, and by nothing that every run draws anew."""
+    first, second = (
+        _read(write_inspect(tmp_path / f"{name}.eval", ["C"], sample=sample)).contents
+        for name, sample in (("a", ours), ("b", theirs))
+    )
+    assert (first == second) is is_same
+    assert first.keys() == {"0"}
+
+
+def test_hard_questions_are_not_easy_ones(tmp_path: pathlib.Path) -> None:
+    """Question 7 of one data set is not question 7 of another, in every framework that logs what was asked."""
+
+    def pair(one: pathlib.Path, other: pathlib.Path, metric: str | None = None) -> None:
+        run = Run.found(str(other), task=None)
+        pairs = [(run, RunScores.read(run, metric=metric))]
+        list(losses_of_runs(_read(one, metric=metric), pairs, loss="signed", direction="higher"))
+
+    hard = "gives 2 ids ('0', '1') to other examples than the baseline does"
+    by_lighteval = [
+        write_lighteval(tmp_path / f"lighteval{is_hard}", [1, 1], hard=is_hard) for is_hard in (False, True)
+    ]
+    with pytest.raises(LossesError, match=re.escape(hard)):
+        pair(*by_lighteval, "acc")
+    by_helm = [write_helm(tmp_path / f"helm-{asked}", [1.0, 1.0], asked=asked) for asked in ("easy ", "hard ")]
+    with pytest.raises(LossesError, match=re.escape(hard.replace("'0', '1'", "'id0', 'id1'"))):
+        pair(*by_helm, "exact_match")
+    by_inspect = [
+        write_inspect(tmp_path / f"{asked}.eval", ["C", "C"], sample={"input": asked}) for asked in ("easy", "hard")
+    ]
+    with pytest.raises(LossesError, match=re.escape(hard)):
+        pair(*by_inspect)
+    by_harness = [
+        write_lm_eval(tmp_path / f"lm-{changed}", {"none": [1.0] * 2}, changed=changed) for changed in ([], [1])
+    ]
+    for folder in by_harness:
+        (log,) = folder.rglob("samples_*")
+        # Early versions write no digest of the document, but the document.
+        log.write_text(log.read_text().replace('"doc_hash"', '"other"'))
+    with pytest.raises(LossesError, match=r"gives 1 id \('1'\)"):
+        pair(*by_harness)
+
+
+def test_both_forms_of_helm(tmp_path: pathlib.Path) -> None:
+    """Instances of early versions, whose input is a text, and the list that later ones write are the same questions."""
+    place = write_helm(tmp_path / "a", [1.0, 0.0], asked="")
+    (states,) = place.rglob("scenario_state.json")
+    contents = _read(place, metric="exact_match").contents
+    assert contents.keys() == {"id0", "id1"}
+    instances = [state["instance"] for state in json.loads(states.read_text())["request_states"]]
+    early = [
+        {**each, "input": each["input"]["text"], "references": [_early(r) for r in each["references"]]}
+        for each in instances
+    ]
+    for listed in (instances, early):
+        states.with_name("instances.json").write_text(json.dumps(listed))
+        states.unlink(missing_ok=True)
+        assert _read(place, metric="exact_match").contents == contents
+
+
+def _early(reference: dict[str, dict[str, str]]) -> dict[str, object]:
+    return {**reference, "output": reference["output"]["text"]}
+
+
+def test_an_object_that_is_no_json(tmp_path: pathlib.Path) -> None:
+    """A document with a picture, which a framework writes with its place in memory, is the same in every run."""
+    first, second = (
+        digest_of_asked({"image": f"<PIL.PngImage mode=RGB size=8x8 at {place}>"}) for place in ("0x7f01", "0x7Fa2")
+    )
+    assert first == second != digest_of_asked({"image": "<PIL.PngImage mode=RGB size=9x9 at 0x7f01>"})
+
+
+@pytest.mark.parametrize(
+    ("write", "key"),
+    [
+        (lambda place: write_lm_eval(place, {"none": [1.0, 0.0, 1.0]}), "doc.passage"),
+        (lambda place: write_lighteval(place, [1.0, 0.0, 1.0]), "doc.specific.passage"),
+        (lambda place: write_inspect(place.with_suffix(".eval"), ["C", "I", "C"]), "metadata.passage"),
+        (lambda place: write_inspect(place.with_suffix(".json"), ["C", "I", "C"]), "metadata.passage"),
+        (lambda place: write_helm(place, [1.0, 0.0, 1.0], asked=""), "extra_data.passage"),
+    ],
+)
+def test_clusters_of_logs(write: Callable[[pathlib.Path], pathlib.Path], key: str, tmp_path: pathlib.Path) -> None:
+    """The passage of a question is found in every framework's record of an example, and goes with its loss."""
+    run = Run.found(f"int8={write(tmp_path / 'run')}", task=None)
+    metric = {"lighteval": "acc", "HELM": "exact_match"}.get(run.format.name)
+    scores = RunScores.read(run, metric=metric, cluster_key=key)
+    assert sorted(scores.clusters.values()) == ["p0", "p0", "p1"]
+    rows = list(losses_of_runs(scores, [(run, scores)], loss="signed", direction="higher"))
+    assert sorted(row.cluster or "" for row in rows) == ["p0", "p0", "p1"]
+    assert SweepLosses.of(rows).clusters_of(None) == 2
+    elsewhere = dataclasses.replace(scores, clusters=dict.fromkeys(scores.clusters, "p0"))
+    with pytest.raises(LossesError, match=r"has 1 id \('(id)?2'\) in other clusters than the baseline does"):
+        list(losses_of_runs(elsewhere, [(run, scores)], loss="signed", direction="higher"))
+    for missing in (f"{key}.title", f"{key}s", "nowhere"):
+        with pytest.raises(LossesError, match=f"has no {missing}, which --cluster_key names"):
+            RunScores.read(run, metric=metric, cluster_key=missing)
+
+
+def test_clusters_need_their_file(tmp_path: pathlib.Path) -> None:
+    """Where HELM's log has no file beside it that says what was asked, clusters are refused."""
+    run = Run.found(str(write_helm(tmp_path / "run", [1.0])), task=None)
+    with pytest.raises(LossesError, match=r"is looked for in instances\.json or scenario_state\.json beside it"):
+        RunScores.read(run, metric="exact_match", cluster_key="extra_data.passage")
 
 
 def test_names_in_messages() -> None:

@@ -78,6 +78,18 @@ _GOOD = "id,setting,loss\n"
         ("a.jsonl", '{"id": "a\\u0000", "setting": "x", "loss": 0}\n', "holds"),
         ("a.jsonl", '{"id": 1, "setting": "x", "loss": true}\n', "the loss must be a number"),
         ("a.jsonl", '{"id": 1, "setting": "x", "loss": null}\n', "line 1: has no loss"),
+        (
+            "a.jsonl",
+            f'{{"id": 1, "setting": "x", "loss": {10**400}}}\n',
+            r"the loss must be a number in \[0, 1\], got 1000",
+        ),
+        ("a.jsonl", '{"id": 1, "setting": "x", "loss": "1_0e-1_0"}\n', "got '1_0e-1_0'"),
+        ("a.jsonl", '{"id": 1, "setting": "x", "loss": "٠"}\n', "got '٠'"),
+        ("a.jsonl", '{"id": 1, "setting": "x", "loss": "1\u00a0"}\n', "the loss must be a number"),
+        ("a.jsonl", '{"id": 1, "setting": "x", "loss": 0, "cost": "1_0"}\n', "the cost must be a finite number"),
+        ("a.jsonl", '{"id": 1, "setting": "x", "loss": 0, "cost": "١٠"}\n', "the cost must be a finite number"),
+        ("a.csv", "id,setting,loss,cost\n1,x,0,0_1\n", "the cost must be a finite number of at least 0, got '0_1'"),
+        ("a.csv", _GOOD + "1,x,٠.١\n", "got '٠.١'"),
         ("a.parquet", "PAR1 but no more", "damaged Parquet data"),
     ],
 )
@@ -86,6 +98,27 @@ def test_what_is_no_table_of_losses(tmp_path: pathlib.Path, name: str, text: str
     path = _write(tmp_path / name, text)
     with pytest.raises(LossesError, match=message):
         list(read_rows(path, RowReading()))
+
+
+def test_ids_that_are_no_float(tmp_path: pathlib.Path) -> None:
+    """An integer that is too large for a float is a name as well."""
+    path = _write(tmp_path / "a.jsonl", f'{{"id": {10**400}, "setting": 5, "loss": 0}}\n')
+    assert next(read_rows(path, RowReading())).id == str(10**400)
+
+
+def test_dates_that_python_lacks(tmp_path: pathlib.Path) -> None:
+    """A date far beyond the year 9999 in the place of an id is damage, said so."""
+    column = pyarrow.array([2**31 - 1], pyarrow.int32()).cast(pyarrow.date32())
+    table = pyarrow.table({"id": column, "setting": ["x"], "loss": [0.0]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(LossesError, match="damaged Parquet data after row 0"):
+        list(read_rows(str(tmp_path / "a.parquet"), RowReading()))
+
+
+def test_long_cells(tmp_path: pathlib.Path) -> None:
+    """A column that nobody reads may hold a book."""
+    path = _write(tmp_path / "a.csv", f"id,setting,loss,prompt\n1,x,0,{'b' * 200_000}\n")
+    assert next(read_rows(path, RowReading())).loss == 0
 
 
 def test_damaged_gzip(tmp_path: pathlib.Path) -> None:

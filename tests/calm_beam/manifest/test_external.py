@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from calm_beam.manifest import (
+    EXTERNAL_DIRECTIONS,
     EXTERNAL_ENDS,
     EXTERNAL_LOSSES,
     MOST_SAMPLED_IDS,
@@ -246,7 +247,7 @@ def test_schema_and_reader_name_the_same() -> None:
     assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
     assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
     assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
-    assert keys(top["plan"], optional=["sequential"]) == [*fields(ExternalPlan), "digest"]
+    assert keys(top["plan"], optional=["direction", "sequential"]) == [*fields(ExternalPlan), "digest"]
     rules = ["costs", "stop_at_setting", "stop_at_cost", "stop_gain"]
     assert keys(plan["sequential"], optional=rules) == fields(ExternalSequentialPlan)
     assert keys(top["sequential"]) == fields(ExternalSequentialRecord)
@@ -259,3 +260,25 @@ def test_schema_and_reader_name_the_same() -> None:
     for described in (plan["tests"]["items"], definitions["calibration"]):
         assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES
         assert tuple(described["properties"]["procedure"]["enum"]) == PROCEDURES
+
+
+def test_the_guarantee_says_whom_an_entry_is_about() -> None:
+    """With groups, and only then, it says that the promise for all examples may be broken for some of them."""
+    words = external_guarantee(group_key="topic")
+    assert "An entry of a group, which topic names, is about examples drawn from that group alone" in words
+    assert "is about all examples together, and may be broken for some of the groups." in words
+    assert "group" not in external_guarantee(joint_epsilon=0.1, cluster_key="passage")
+
+
+def test_which_scores_are_better() -> None:
+    """The direction belongs to a metric, is one of two, and changes the plan's digest; early manifests have none."""
+    plan = build_external_manifest().plan
+    assert "direction" not in plan.to_dict()
+    plans = [dataclasses.replace(plan, metric="acc", direction=direction) for direction in (None, *EXTERNAL_DIRECTIONS)]
+    assert len({each.digest for each in plans}) == 3
+    for each in plans:
+        assert ExternalPlan.from_dict(each.to_dict()) == each
+    with pytest.raises(ManifestError, match="direction must be one of higher, lower"):
+        dataclasses.replace(plan, metric="acc", direction="up")
+    with pytest.raises(ManifestError, match="direction must be null without metric"):
+        dataclasses.replace(plan, direction="lower")

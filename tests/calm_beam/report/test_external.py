@@ -12,7 +12,9 @@ from calm_beam.external.result import entries_of, external_manifest, setting_row
 from calm_beam.external.rows import LossRow
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.launch.cli import main
+from calm_beam.manifest import read_external_manifest
 from calm_beam.report import ReportError, build_external_page
+from calm_beam.report.external import promise_html
 from calm_beam.report.parts import source_hash
 from tests.calm_beam.external.builders import ORDER, coin_rows
 from tests.calm_beam.report.accessibility import violations
@@ -52,6 +54,7 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     promise = "at least 99.5\u00a0% over the draw of the 600 examples, setting 4bit loses in expectation at most 0.2"
     assert promise in text
     assert "All 8 hold together with probability at least 96\u00a0%" in text
+    assert "one for all examples together may be broken for some of the groups." in text
     assert page.count('<figure class="panel">') == 7
     assert "<dt>Order</dt><dd><bdi>8bit, 6bit, 4bit, 3bit</bdi></dd>" in page
     assert "secret/losses.csv" in text
@@ -60,6 +63,21 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     assert page.count("<script") == 1
     assert f"script-src {source_hash(ParsedPage(page).texts['script'][0])};" in page
     assert "default-src 'none'" in page
+
+
+def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:
+    """The promise of a group says of which examples it is, whether it found a setting or not."""
+    _write(tmp_path / "out", coin_rows(600))
+    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    whole, of_group, *_ = (re.sub(r"<[^>]+>", "", promise_html(entry, manifest)) for entry in manifest.calibrations)
+    assert whole.startswith("With probability at least 99.5\u00a0% over the draw of the 600 examples, setting")
+    assert of_group.startswith(
+        "For examples of group a, with probability at least 99.5\u00a0% over the draw of the 200 examples of the group"
+    )
+    _write(tmp_path / "none", coin_rows(60), delta=0.001)
+    manifest = read_external_manifest(tmp_path / "none" / "manifest.json")
+    none = re.sub(r"<[^>]+>", "", promise_html(manifest.calibrations[1], manifest))
+    assert none.startswith("For examples of group a, no setting was proved safe: from 20 examples of the group, none ")
 
 
 def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:

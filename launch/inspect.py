@@ -17,11 +17,14 @@ from calm_beam.manifest import (
     Manifest,
     confirming_in_words,
     external_rounds_in_words,
+    plans_in_words,
     read_any_manifest,
+    repeats_in_words,
     rounds_in_words,
 )
+from calm_beam.plan_list import PlanList
 from calm_beam.printable import printable_line
-from calm_beam.storage import exists, is_file, is_folder, joined
+from calm_beam.storage import exists, is_file, is_folder, joined, parent
 from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
@@ -49,9 +52,11 @@ def main(argv: Sequence[str]) -> int:
             if flags.checkpoint or flags.vocabulary:
                 raise UsageError(f"{path}: is of kind external: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
+            _describe_plans(console, manifest, path=manifest_path)
             return 0
         agreed = _check_agreement(manifest, flags)
         _describe_manifest(console, manifest)
+        _describe_plans(console, manifest, path=manifest_path)
         if agreed:
             console.print(agreed)
     elif given := next((name for name in ("checkpoint", "vocabulary") if getattr(flags, name)), None):
@@ -131,6 +136,8 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     )
     if confirming := confirming_in_words(manifest):
         console.print(f"Confirmation: {confirming}")
+    if repeats := repeats_in_words(manifest):
+        console.print(repeats)
     if data.groups is not None and manifest.plan is not None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
@@ -163,6 +170,23 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
         console.print(printable_line(rounds))
     console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
+
+
+def _describe_plans(console: PlainConsole, manifest: Manifest | ExternalManifest, *, path: str) -> None:
+    """Says which plan of the same outputs a manifest is about, what was asked before, and how much since."""
+    earlier = manifest.earlier_plans or ()
+    of = "losses" if isinstance(manifest, ExternalManifest) else "outputs"
+    if earlier:
+        console.print(plans_in_words(earlier, of=of))
+    for each in earlier:
+        seen = "" if each.answered else ", no result shown"
+        console.print(f"  {each.plan}, by {printable_line(each.command)}, {each.asked}{seen}", soft_wrap=True)
+    later = len(PlanList(parent(path)).plans()) - len(earlier) - 1
+    if later > 0:
+        console.print(
+            f"{counted(later, 'more plan was', several='more plans were')} asked of these {of} since. Whoever picks "
+            "one of several results after seeing them has the guarantee of none."
+        )
 
 
 def _load(flags: argparse.Namespace, path: str) -> Checkpoint:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from calm_beam.calibration.guarantee import Guarantee, specs_of
+from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.outcome import CalibrationOutcome
 from calm_beam.calibration.plan import Plan
@@ -41,20 +41,25 @@ class Calibrate(beam.PTransform):
       group_key: Key by which `ReadExamples` read groups; each is then given every guarantee, besides all examples
         together. None tells no groups apart.
       joint: Whether all are to hold together with probability 1 - epsilon.
+      serve: The entry that will be served, such as `textual,0.05`, as `--serve` names it; None leaves that open.
       seed: Of the order in which `wsr` bets on examples.
       max_failures: Most examples that may fail; None for few.
       metric_settings: What metrics need.
       created: When the manifest says that the run began, ISO 8601 in UTC; None for now.
+      confirm_share: Share of the examples that were kept back to confirm what these choose, which the list of plans
+        says; None where none were.
     """
 
     guarantees: Sequence[Guarantee]
     _: dataclasses.KW_ONLY
     group_key: str | None = None
     joint: bool = False
+    serve: str | None = None
     seed: int = 0
     max_failures: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
     created: str | None = None
+    confirm_share: float | None = None
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of one `CalibrationOutcome`, given what `Sweep` or `ReadGenerations` yields."""
@@ -73,12 +78,16 @@ class Calibrate(beam.PTransform):
             joint_epsilon=guarantees[0].epsilon if self.joint else None,
             seed=self.seed,
             on_error=swept.on_error,
+            serve=None if self.serve is None else place_of_served(self.serve, specs),
         )
         self.plan = plan
+        asked = dataclasses.replace(plan, confirm_share=self.confirm_share).record()
+        earlier = swept.plans.ask(swept.question(asked), is_answered=isinstance(swept, ReadGenerations))
+        provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(
             plan=plan,
             plan_digest=plan.record().digest,
-            provenance=RunProvenance.of_job(job, specs, created=self.created),
+            provenance=dataclasses.replace(provenance, earlier_plans=earlier),
             stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
             max_failures=self.max_failures,

@@ -40,6 +40,7 @@ class Plan:
       pareto: How a part of the set chooses what the other part tests, of several variants; None of one.
       confirm_share: Chance of a unit to choose nothing, and to confirm what the others have chosen; None where nothing
         is confirmed.
+      serve: Place of the spec that will be served, which was settled with the rest; None where nobody said.
     """
 
     specs: tuple[Spec, ...]
@@ -55,8 +56,11 @@ class Plan:
     group_key: str | None = None
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
+    serve: int | None = None
 
     def __post_init__(self) -> None:
+        if self.serve is not None and not 0 <= self.serve < len(self.specs):
+            raise ValueError(f"serve must be the place of one of {len(self.specs)} specs, got {self.serve}.")
         if self.confirm_share is not None and not 0 < self.confirm_share < 1:
             raise ValueError(f"confirm_share must be in (0, 1), got {self.confirm_share}. For 30 % pass 0.3.")
         self._check_groups()
@@ -81,6 +85,7 @@ class Plan:
         group_key: str | None = None,
         pareto: ParetoPlan | None = None,
         confirm_share: float | None = None,
+        serve: int | None = None,
     ) -> Self:
         """Returns the plan of a run.
 
@@ -98,6 +103,7 @@ class Plan:
           group_key: As above.
           pareto: As above.
           confirm_share: As above.
+          serve: As above.
 
         Raises:
           ValueError: If tails of clusters are to be tested by the binomial test, a p-value is to be watched that may
@@ -126,6 +132,7 @@ class Plan:
             group_key=group_key,
             pareto=pareto,
             confirm_share=confirm_share,
+            serve=serve,
         )
 
     @classmethod
@@ -141,6 +148,7 @@ class Plan:
         sequential: SequentialPlan | None = None,
         pareto: ParetoPlan | None = None,
         confirm_share: float | None = None,
+        serve: int | None = None,
     ) -> Self:
         """Returns the plan of calibrating generations.
 
@@ -154,6 +162,7 @@ class Plan:
           sequential: As above.
           pareto: As above.
           confirm_share: As above.
+          serve: As above.
         """
         return cls.of(
             specs,
@@ -168,6 +177,7 @@ class Plan:
             sequential=sequential,
             pareto=pareto,
             confirm_share=confirm_share,
+            serve=serve,
             # Generations may have groups that nothing is asked of.
             group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         )
@@ -259,6 +269,7 @@ class Plan:
             sequential=self.sequential,
             pareto=self.pareto,
             confirm_share=self.confirm_share,
+            serve=self.serve,
         )
 
     def tests_digest(self) -> str:

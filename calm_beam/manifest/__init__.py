@@ -9,6 +9,9 @@ from ._checks import ManifestError as ManifestError
 from ._confirmation import confirmation_in_words as confirmation_in_words
 from ._confirmation import confirming_in_words as confirming_in_words
 from ._confirmation import p_value_beside as p_value_beside
+from ._earlier_plans import EarlierPlan as EarlierPlan
+from ._earlier_plans import ordinal as ordinal
+from ._earlier_plans import plans_in_words as plans_in_words
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
 from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration
@@ -37,6 +40,7 @@ from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan
 from ._record import SCHEMA as SCHEMA
+from ._repeats import repeats_in_words as repeats_in_words
 from ._rounds import external_rounds_in_words as external_rounds_in_words
 from ._rounds import rounds_in_words as rounds_in_words
 from .digest import content_digest as content_digest
@@ -68,4 +72,5 @@ from .records import threshold_in_words as threshold_in_words
 from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race
 from .writer import manifest_text as manifest_text
+from .writer import time_of_now as time_of_now
 from .writer import write_manifest as write_manifest

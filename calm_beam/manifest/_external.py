@@ -19,6 +19,7 @@ from ._checks import (
     shown,
 )
 from ._decisions import check_decisions
+from ._earlier_plans import EarlierPlan, check_earlier
 from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
 from ._looks import check_capital, check_counted, check_counts, check_last
 from ._manifest import EXTERNAL, check_digest, check_schema, check_software
@@ -440,6 +441,8 @@ class ExternalManifest(Record):
       settings: All settings in testing order.
       data: The examples.
       plan: What was settled before any loss was summed.
+      earlier_plans: Plans that were asked in the same output directory before, the earliest first; None where there
+        were none, and in manifests that do not say.
       sequential: How it ended, if it was watched round by round; None where all examples count.
       calibrations: The promises, at least one.
       guarantee: What they mean, in words.
@@ -447,12 +450,13 @@ class ExternalManifest(Record):
     """
 
     KIND: ClassVar[str] = EXTERNAL
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("earlier_plans", "sequential")
 
     created: str
     settings: tuple[SettingRecord, ...]
     data: ExternalDataRecord
     plan: ExternalPlan
+    earlier_plans: tuple[EarlierPlan, ...] | None = None
     sequential: ExternalSequentialRecord | None = None
     calibrations: tuple[ExternalCalibration, ...]
     guarantee: str
@@ -493,6 +497,8 @@ class ExternalManifest(Record):
                 return ExternalDataRecord.from_dict(value, at=at)
             case "plan":
                 return ExternalPlan.from_dict(value, at=at)
+            case "earlier_plans":
+                return records_from_json(EarlierPlan, value, at=at)
             case "calibrations":
                 return records_from_json(ExternalCalibration, value, at=at)
             case "sequential":
@@ -516,6 +522,7 @@ class ExternalManifest(Record):
             if (getattr(self.plan, f"{key}_key") is not None) != present:
                 raise ManifestError(f"data.{key}s must be there exactly if plan.{key}_key is not null")
         self.plan.check_calibrations(self.calibrations)
+        check_earlier(self.earlier_plans)
         self._check_steps()
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=ExternalSequentialRecord)

@@ -121,9 +121,10 @@ class PlanRecord(DigestedRecord):
       pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
       confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
         (0, 1). The salt and its name alone decide (`calm_beam.set_parts.part_of`). None where nothing is confirmed.
+      serve: Place of the promise that will be served, counted from 0; None where nobody said.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "serve")
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -138,6 +139,7 @@ class PlanRecord(DigestedRecord):
     sequential: SequentialPlan | None = None
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
+    serve: int | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -173,6 +175,10 @@ class PlanRecord(DigestedRecord):
             check_record("sequential", self.sequential, kind=SequentialPlan)
         if self.confirm_share is not None:
             check_share("confirm_share", self.confirm_share)
+        if self.serve is not None:
+            check_count("serve", self.serve, low=0)
+            if self.serve >= len(self.tests):
+                raise ManifestError(f"serve must be the place of one of {len(self.tests)} tests, got {self.serve}")
         self._check_pareto()
 
     def _check_pareto(self) -> None:

@@ -11,6 +11,7 @@ from calm_beam.manifest import (
     ExternalCalibration,
     ExternalManifest,
     external_rounds_in_words,
+    plans_in_words,
     read_external_manifest,
 )
 from calm_beam.printable import printable_line
@@ -29,7 +30,7 @@ _FILLED = {True: "the setting was proved by then", False: "never here, since not
 _CONDITION = (
     "A promise holds for examples drawn independently from the distribution that the examples of the sweep were drawn "
     "from. Nothing is assumed about what was swept. An order or an entry that was chosen after looking at the losses, "
-    "drift, and examples that repeat void it."
+    "drift, and copies of examples that were added to the sweep void it."
 )
 
 
@@ -53,6 +54,7 @@ def build_external_page(directory: str) -> str:
         title=_of_what(manifest),
         made=manifest.created,
         promise=promise_html(entry, manifest),
+        cautions=external_cautions(manifest),
         condition=_CONDITION,
         risks="Risk of every setting",
         lead=_lead(entry, manifest),
@@ -104,6 +106,12 @@ def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     cost = () if entry.cost is None else (", at cost ", f"{entry.cost:g}")
     drawn = f" over the draw of the {units}, setting "
     return sentence("With probability at least ", sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
+
+
+def external_cautions(manifest: ExternalManifest) -> tuple[str, ...]:
+    """Returns what a reader has to know before the promises."""
+    plans = plans_in_words(manifest.earlier_plans, of="losses")
+    return (plans,) if plans else ()
 
 
 def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside, threshold_in_words
+from calm_beam.manifest import (
+    Calibration,
+    DataRecord,
+    Manifest,
+    p_value_beside,
+    plans_in_words,
+    repeats_in_words,
+    threshold_in_words,
+)
 from calm_beam.tails import split_tail
 
 Sentence = tuple[str, ...]
@@ -15,7 +23,7 @@ Sentence = tuple[str, ...]
 CONDITION = (
     "A promise holds for prompts drawn independently from the distribution that the calibration set was drawn from, "
     "and for the model and the decoding named below. Nothing is assumed about the model or its confidence. Drift, "
-    "prompts that repeat in the calibration set alone, or a set that was used for training void it."
+    "copies of prompts that were added to the calibration set, or a set that was used for training void it."
 )
 
 _AS_MANY = "as many"
@@ -193,16 +201,8 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
             )
         )
     confirming = None if manifest.confirmation is None else manifest.confirmation.data
-    duplicates = data.duplicates + (confirming.duplicates if confirming else 0)
-    if duplicates:
-        found.append(
-            Caution(
-                "void",
-                f"{counted(duplicates, 'example repeats a prompt', several='examples repeat prompts')} of the "
-                "calibration set. Unless prompts repeat by themselves where the model is served, this voids the "
-                "guarantee: take them out and calibrate again.",
-            )
-        )
+    if repeats := repeats_in_words(manifest):
+        found.append(Caution("void", repeats))
     if data.failed or (confirming and confirming.failed):
         failed, examples = data.failed, data.examples
         if confirming is not None:
@@ -215,6 +215,8 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
                 "guarantee holds all the same; that they fail needs an explanation.",
             )
         )
+    if words := plans_in_words(manifest.earlier_plans):
+        found.append(Caution("void", words))
     if manifest.plan is None:
         found.append(
             Caution("void", "The manifest does not say what was planned before any loss was seen: ask who made it.")

@@ -22,13 +22,16 @@ from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import (
     MANIFEST,
+    EarlierPlan,
     ExternalEnd,
     ExternalManifest,
     ExternalPlan,
     ExternalSequentialPlan,
     ExternalSequentialRecord,
+    plans_in_words,
     read_external_manifest,
 )
+from calm_beam.plan_list import PlanList, Question
 from calm_beam.set_parts import salt_of
 from calm_beam.storage import joined, make_folder, remove_file, replacing, version
 from calm_beam.versions import certifying_versions
@@ -81,6 +84,12 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     rounds = max(0 if found is None else found.rounds, len(ledger.rounds))
     ledger = ledger.with_rounds(evaluated.digests()[:rounds], missing=evaluated.in_words())
     make_folder(output)
+    # Before anything is told of what was found, and before an earlier result is taken away.
+    plans = PlanList(output)
+    question = _question(plan, declared, plans, is_new=settled is None)
+    earlier_plans = plans.ask(question, is_answered=found is not None)
+    if words := plans_in_words(earlier_plans, of="losses"):
+        say(words)
     if flags.overwrite:
         withdraw(output, earlier)
         earlier = EarlierResult()
@@ -92,13 +101,28 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
         _name_next(flags, output, evaluated)
         return 0
     remove_file(joined(output, NEXT_IDS))
-    manifest = _manifest(flags, found, evaluated, ledger, declared)
+    manifest = _manifest(flags, found, evaluated, ledger, declared, earlier_plans=earlier_plans)
     publish_and_tell(output, manifest, rows=found.rows, earlier=earlier)
     say(
         f"{manifest.data.examples:,} of {counted(len(declared.ids), 'example')} under "
         f"{counted(len(plan.order), 'setting')} counted: {joined(output, MANIFEST)}"
     )
     return 0
+
+
+def _question(plan: ExternalPlan, declared: DeclaredExamples, plans: PlanList, *, is_new: bool) -> Question:
+    """Returns a plan as it is asked of the losses that the ledger counts; `is_new` if it has counted none yet."""
+    known = plans.data_of_outputs() or declared.fingerprint
+    question = Question.of(plan, data=known, command="certify --sequential", decodes=True)
+    if is_new and plans.is_answered(question):
+        # The same ids, but losses that were evaluated anew, or another look at those that were seen.
+        return Question.of(
+            plan,
+            data=f"{declared.fingerprint}, anew after {len(plans.plans())}",
+            command=question.command,
+            decodes=True,
+        )
+    return question
 
 
 def warn_of_counted(path: str) -> None:
@@ -212,6 +236,8 @@ def _manifest(
     evaluated: EvaluatedLosses,
     ledger: Ledger,
     declared: DeclaredExamples,
+    *,
+    earlier_plans: Sequence[EarlierPlan],
 ) -> ExternalManifest:
     assert found.ended_by is not None
     plan = ledger.plan
@@ -233,4 +259,5 @@ def _manifest(
             ended_by=found.ended_by,
             continues=ledger.continues,
         ),
+        earlier_plans=earlier_plans,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.manifest import ExternalCalibration, ExternalManifest, external_rounds_in_words
+from calm_beam.manifest import ExternalCalibration, ExternalManifest, external_rounds_in_words, plans_in_words
 from calm_beam.printable import printable_line
 
 from . import PlainConsole
@@ -27,6 +27,8 @@ def print_certification(manifest: ExternalManifest, rows: "Sequence[Sequence[Set
     console.print(tests_of_settings(manifest))
     if rounds := external_rounds_in_words(manifest):
         console.print(printable_line(rounds))
+    if plans := plans_in_words(manifest.earlier_plans, of="losses"):
+        console.print(plans)
     console.print(printable_line(manifest.guarantee))
 
 

@@ -16,6 +16,8 @@ from calm_beam.manifest import (
     Variant,
     confirmation_in_words,
     confirming_in_words,
+    plans_in_words,
+    repeats_in_words,
     rounds_in_words,
 )
 from calm_beam.printable import printable_line
@@ -53,25 +55,33 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
     console.print(choices_table(manifest))
     for line in (*confirmation_lines(manifest), *remarks):
         console.print(line)
+    for line in _what_was_counted(manifest, seconds=seconds):
+        console.print(line)
+    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
+
+
+def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
+    """Yields how and on which examples was tested, what has to be known of them, and what is promised."""
     data = manifest.data
-    console.print(tests_in_words(manifest))
+    yield tests_in_words(manifest)
     if rounds := rounds_in_words(manifest):
-        console.print(rounds)
+        yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
-    console.print(
+    yield (
         f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)} in {seconds:.0f} s; "
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
     if confirming := confirming_in_words(manifest):
-        console.print(confirming)
+        yield confirming
     confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
     if data.failed or (confirmed and confirmed.failed):
-        console.print("Failed examples count with loss 1 at every threshold.")
-    if data.duplicates or (confirmed and confirmed.duplicates):
-        console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
-    console.print(printable_line(manifest.guarantee))
-    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
+        yield "Failed examples count with loss 1 at every threshold."
+    if repeats := repeats_in_words(manifest):
+        yield repeats
+    if plans := plans_in_words(manifest.earlier_plans):
+        yield plans
+    yield printable_line(manifest.guarantee)
 
 
 def _of_part(row: dict[str, str]) -> str:

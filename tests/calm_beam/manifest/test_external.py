@@ -16,6 +16,7 @@ from calm_beam.manifest import (
     EXTERNAL_LOSSES,
     MOST_SAMPLED_IDS,
     PROCEDURES,
+    EarlierPlan,
     ExternalCalibration,
     ExternalDataRecord,
     ExternalEnd,
@@ -241,8 +242,14 @@ def test_schema_and_reader_name_the_same() -> None:
 
     top, definitions = _SCHEMA["properties"], _SCHEMA["$defs"]
     plan = top["plan"]["properties"]
-    assert keys(_SCHEMA, optional=["sequential"]) == ["schema", "kind", *fields(ExternalManifest), "digest"]
+    assert keys(_SCHEMA, optional=["earlier_plans", "sequential"]) == [
+        "schema",
+        "kind",
+        *fields(ExternalManifest),
+        "digest",
+    ]
     assert keys(top["settings"]["items"]) == fields(SettingRecord)
+    assert keys(top["earlier_plans"]["items"]) == fields(EarlierPlan)
     assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
     assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
     assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)

@@ -15,7 +15,7 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import ChatRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
+from calm_beam.manifest import ChatRecord, EarlierPlan, Manifest, ManifestError, VocabularyRecord, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -40,6 +40,7 @@ _WITH_CHAT = VocabularyRecord(
     extra_ids=0,
     chat=ChatRecord(template="{{ bos_token }}", tokens={"bos_token": "<s>"}, system="Be brief."),
 )
+_EARLIER = EarlierPlan(plan="sha256:65", command="calibrate", asked="2026-01-31T11:00:00Z", answered=True)
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
@@ -62,7 +63,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 18
+    assert len(objects) == 19
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -77,6 +78,7 @@ def test_schema_is_strict_and_described() -> None:
         "confirm_share",
         "confirmation",
         "confirmation",
+        "earlier_plans",
         "failed_ids",
         "group",
         "group",
@@ -117,6 +119,7 @@ def test_schema_is_strict_and_described() -> None:
         build_grouped_manifest(),
         build_variants_manifest(),
         build_confirmed_manifest(),
+        build_planned_manifest(earlier_plans=(_EARLIER,)),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -199,7 +202,9 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
     confirmed: Any = build_confirmed_manifest().to_dict()
-    assert _all_of(watched, confirmed, like=_SCHEMA)
+    asked_before: Any = build_planned_manifest(earlier_plans=(_EARLIER,)).to_dict()
+    assert list(asked_before["earlier_plans"][0]) == _SCHEMA["properties"]["earlier_plans"]["items"]["required"]
+    assert _all_of(watched, confirmed, asked_before, like=_SCHEMA)
     plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"])
     assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
     assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])

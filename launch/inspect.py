@@ -15,12 +15,14 @@ from calm_beam.counted import counted
 from calm_beam.manifest import (
     ExternalManifest,
     Manifest,
+    clusters_in_words,
     confirming_in_words,
     external_rounds_in_words,
     plans_in_words,
     read_any_manifest,
     repeats_in_words,
     rounds_in_words,
+    served_in_words,
 )
 from calm_beam.plan_list import PlanList
 from calm_beam.printable import printable_line
@@ -147,6 +149,10 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
         console.print(rounds)
+    if per_cluster := clusters_in_words(manifest):
+        console.print(per_cluster)
+    if served := served_in_words(manifest):
+        console.print(printable_line(served))
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
@@ -168,6 +174,8 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
     console.print(tests_of_settings(manifest))
     if rounds := external_rounds_in_words(manifest):
         console.print(printable_line(rounds))
+    if per_cluster := clusters_in_words(manifest):
+        console.print(per_cluster)
     console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
 

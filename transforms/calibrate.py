@@ -9,9 +9,10 @@ import apache_beam as beam
 from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.outcome import CalibrationOutcome
+from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.provenance import RunProvenance
-from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows
+from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError
@@ -22,6 +23,7 @@ from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
 from .sweep import ReadGenerations, Sweep, Swept
@@ -314,14 +316,18 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
 def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, plan: Plan) -> CalibrationTotals:
     """Returns the totals of a cluster, given its name and the losses of all its examples, in the plan's layout."""
     cluster, losses = element
-    return CalibrationTotals.of_losses(
+    part = plan.part_of(cluster)
+    totals = CalibrationTotals.of_losses(
         [cluster],
         losses.mean()[None],
         layout=layout,
         salt=plan.salt,
         scored=losses.size,
-        groups=[plan.part_of(cluster)],
+        groups=[part],
     )
+    if part == CHOOSING:
+        return totals
+    return dataclasses.replace(totals, over_examples=RiskTotals(n=losses.size, sums=losses.sums))
 
 
 class SumTotals(beam.CombineFn):
@@ -370,6 +376,7 @@ def _outcome(
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
+    calibrations = with_example_risks(calibrations, {None: totals}, tested)
     manifest = provenance.manifest(totals, calibrations, plan=plan, digest=digest)
     yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)
 
@@ -395,6 +402,9 @@ def _outcome_of_variants(
     num_layers = provenance.model.layers
     rows = pareto_rows(variants, plan, num_layers=num_layers)
     calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
+    assert plan.pareto is not None
+    by_variant = dict(zip(plan.pareto.variants, variants, strict=True))
+    calibrations = with_example_risks(calibrations, by_variant, plan)
     manifest = provenance.manifest(whole, calibrations, plan=plan, digest=digest)
     return CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)
 

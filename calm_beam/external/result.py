@@ -209,12 +209,21 @@ def external_manifest(
         plan=plan,
         earlier_plans=tuple(earlier_plans) or None,
         sequential=sequential,
-        calibrations=tuple(entries),
+        calibrations=tuple(_with_example_risk(entry, sweep) for entry in entries),
         guarantee=external_guarantee(
             joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key, is_sequential=sequential is not None
         ),
         software=software,
     )
+
+
+def _with_example_risk(entry: ExternalCalibration, sweep: SweepLosses) -> ExternalCalibration:
+    """Returns an entry with the mean loss over examples beside that over clusters, where those are the units."""
+    if sweep.clusters is None or entry.setting is None:
+        return entry
+    single = dataclasses.replace(sweep, clusters=None)
+    ids, fixed = single.units(order=(entry.setting,), group=entry.group, tail=entry.tail)
+    return dataclasses.replace(entry, example_risk=float(loss_sum_upper(fixed.sum()) / len(ids)))
 
 
 def entries_of(plan: ExternalPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[ExternalCalibration, ...]:

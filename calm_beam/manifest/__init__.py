@@ -6,6 +6,7 @@ other are enforced by the records.
 """
 
 from ._checks import ManifestError as ManifestError
+from ._clusters import clusters_in_words as clusters_in_words
 from ._confirmation import confirmation_in_words as confirmation_in_words
 from ._confirmation import confirming_in_words as confirming_in_words
 from ._confirmation import p_value_beside as p_value_beside
@@ -43,6 +44,7 @@ from ._record import SCHEMA as SCHEMA
 from ._repeats import repeats_in_words as repeats_in_words
 from ._rounds import external_rounds_in_words as external_rounds_in_words
 from ._rounds import rounds_in_words as rounds_in_words
+from ._served import served_in_words as served_in_words
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
 from .reader import read_any_manifest as read_any_manifest

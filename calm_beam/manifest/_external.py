@@ -362,15 +362,18 @@ class ExternalCalibration(ExternalTest):
       risk: Its empirical risk; None where there is no setting.
       path: Every setting tested, in testing order.
       looks: What was found after every round of a sequential certification; None of others.
+      example_risk: Mean loss over the examples under the setting, where clusters are the independent units and `risk`
+        is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("looks",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("looks", "example_risk")
 
     setting: str | None
     cost: float | None
     risk: float | None
     path: tuple[ExternalStep, ...]
     looks: tuple[ExternalLook, ...] | None = None
+    example_risk: float | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -405,6 +408,10 @@ class ExternalCalibration(ExternalTest):
                     f"{name} must be {shown(expected)}, as the last one rejected in path says (null for none), "
                     f"got {shown(getattr(self, name))}"
                 )
+        if self.example_risk is not None:
+            check_number("example_risk", self.example_risk, low=-1 if self.is_signed else 0, high=1)
+            if self.setting is None:
+                raise ManifestError(f"example_risk must be left out without a setting, got {shown(self.example_risk)}")
         if self.looks is not None:
             self._check_looks(self.looks)
 
@@ -548,6 +555,8 @@ class ExternalManifest(Record):
                 units = self.data.units_of(entry.group)
             except ManifestError as error:
                 raise ManifestError(f"calibrations[{place}].{error}") from None
+            if entry.example_risk is not None and self.data.clusters is None:
+                raise ManifestError(f"calibrations[{place}].example_risk must be left out where data.clusters is null")
             for index, step in enumerate(entry.path):
                 at = f"calibrations[{place}].path[{index}]"
                 if step.n != units:

@@ -214,6 +214,8 @@ class Manifest(Record):
         if calibration.confirmation is not None and self.confirmation is not None:
             step, data = calibration.confirmation, self.confirmation.data
             self._check_test(f"{at}.confirmation", step, of=calibration, data=data, name="confirmation.data")
+        if calibration.example_risk is not None and self.data.clusters is None:
+            raise ManifestError(f"{at}.example_risk must be left out where there is no data.clusters")
         if calibration.threshold is None and calibration.layers != full:
             raise ManifestError(
                 f"{at}.layers must be model.layers, which is {full}, when threshold is null, "

@@ -10,6 +10,7 @@ from calm_beam.manifest import (
     MANIFEST,
     ExternalCalibration,
     ExternalManifest,
+    clusters_in_words,
     external_rounds_in_words,
     plans_in_words,
     read_external_manifest,
@@ -97,9 +98,11 @@ def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     """Returns a promise with all its numbers, in a sentence."""
     units = _units(entry, manifest)
     sure = f"{100 * (1 - entry.epsilon):.6g} %"
-    bound: tuple[str, ...] = ("loses in expectation at most ", f"{entry.delta:g}")
+    per_cluster = "" if manifest.data.clusters is None else "per cluster "
+    bound: tuple[str, ...] = (f"loses {per_cluster}in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:
-        bound = ("makes at most ", f"{100 * entry.delta:.6g} %", " of examples lose more than ", f"{entry.tail:g}")
+        lose = f" of examples {per_cluster}lose more than "
+        bound = ("makes at most ", f"{100 * entry.delta:.6g} %", lose, f"{entry.tail:g}")
     if entry.setting is None:
         why = f" was proved safe: from {units}, none could be shown, with probability at least "
         return sentence("", "No setting", why, sure, f", to be one that {bound[0]}", *bound[1:], ".", warns=True)
@@ -110,8 +113,8 @@ def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
 
 def external_cautions(manifest: ExternalManifest) -> tuple[str, ...]:
     """Returns what a reader has to know before the promises."""
-    plans = plans_in_words(manifest.earlier_plans, of="losses")
-    return (plans,) if plans else ()
+    found = (plans_in_words(manifest.earlier_plans, of="losses"), clusters_in_words(manifest))
+    return tuple(text for text in found if text)
 
 
 def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:

@@ -14,11 +14,13 @@ from calm_beam.manifest import (
     Calibration,
     Manifest,
     Variant,
+    clusters_in_words,
     confirmation_in_words,
     confirming_in_words,
     plans_in_words,
     repeats_in_words,
     rounds_in_words,
+    served_in_words,
 )
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
@@ -79,8 +81,12 @@ def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
         yield "Failed examples count with loss 1 at every threshold."
     if repeats := repeats_in_words(manifest):
         yield repeats
+    if per_cluster := clusters_in_words(manifest):
+        yield per_cluster
     if plans := plans_in_words(manifest.earlier_plans):
         yield plans
+    if served := served_in_words(manifest):
+        yield printable_line(served)
     yield printable_line(manifest.guarantee)
 
 
@@ -149,7 +155,7 @@ def choices_table(manifest: Manifest) -> Table:
         "threshold",
         f"layers\nof {manifest.model.layers}",
         "layers\nsaved",
-        "risk",
+        "risk" if manifest.data.clusters is None else "risk per\ncluster",
         "ended at",
     ):
         table.add_column(name, justify="right", no_wrap=True)

@@ -261,7 +261,7 @@ def test_schema_and_reader_name_the_same() -> None:
     assert keys(definitions["look"]) == fields(ExternalLook)
     assert tuple(definitions["end"]["enum"]) == EXTERNAL_ENDS
     assert keys(plan["tests"]["items"]) == fields(ExternalTest)
-    assert keys(definitions["calibration"], optional=["looks"]) == fields(ExternalCalibration)
+    assert keys(definitions["calibration"], optional=["looks", "example_risk"]) == fields(ExternalCalibration)
     assert keys(definitions["step"]) == fields(ExternalStep)
     for described in (plan["tests"]["items"], definitions["calibration"]):
         assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES

@@ -79,6 +79,7 @@ def test_schema_is_strict_and_described() -> None:
         "confirmation",
         "confirmation",
         "earlier_plans",
+        "example_risk",
         "failed_ids",
         "group",
         "group",
@@ -92,6 +93,7 @@ def test_schema_is_strict_and_described() -> None:
         "plan",
         "sequential",
         "sequential",
+        "serve",
         "stop_at_layers",
         "stop_at_threshold",
         "stop_gain",
@@ -119,7 +121,7 @@ def test_schema_is_strict_and_described() -> None:
         build_grouped_manifest(),
         build_variants_manifest(),
         build_confirmed_manifest(),
-        build_planned_manifest(earlier_plans=(_EARLIER,)),
+        build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -197,15 +199,17 @@ def test_schema_and_reader_name_the_same_keys() -> None:
             matmul_precision="high",
         ),
     )
+    entry = dataclasses.replace(clustered.calibrations[0], example_risk=0.72)
+    clustered = dataclasses.replace(clustered, calibrations=(entry, *clustered.calibrations[1:]))
     content: Any = clustered.to_dict()
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
     confirmed: Any = build_confirmed_manifest().to_dict()
-    asked_before: Any = build_planned_manifest(earlier_plans=(_EARLIER,)).to_dict()
+    asked_before: Any = build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)).to_dict()
     assert list(asked_before["earlier_plans"][0]) == _SCHEMA["properties"]["earlier_plans"]["items"]["required"]
     assert _all_of(watched, confirmed, asked_before, like=_SCHEMA)
-    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"])
+    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"], asked_before["plan"])
     assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
     assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
@@ -218,7 +222,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(content["vocabulary"]["chat"]) == list(described_chat["properties"])
     definitions = _SCHEMA["$defs"]
     assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
-    entries = [each["calibrations"][0] for each in (watched, varied, confirmed)] + [grouped["calibrations"][1]]
+    entries = [each["calibrations"][0] for each in (watched, varied, confirmed, content)] + [grouped["calibrations"][1]]
     assert _all_of(*entries, like=definitions["calibration"])
     assert list(varied["calibrations"][0]["variant"]) == list(definitions["variant"]["properties"])
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])

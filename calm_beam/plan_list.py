@@ -39,7 +39,7 @@ _CHUNK = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Question:
+class AskedPlan:
     """A plan that is asked of some data.
 
     Attributes:
@@ -58,7 +58,7 @@ class Question:
 
     @classmethod
     def of(cls, plan: PlanRecord | ExternalPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
-        """Returns the question that a plan is; arguments as above."""
+        """Returns a plan as it is asked; arguments as above."""
         return cls(plan=plan.digest, tests=_without_rule(plan).digest, data=data, command=command, decodes=decodes)
 
     def is_same(self, other: Self) -> bool:
@@ -69,9 +69,9 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Event:
-    """A file of the list: a question, when it was asked, and whether its result may have been seen since."""
+    """A file of the list: a plan that was asked, when, and whether its result may have been seen since."""
 
-    question: Question
+    asked: AskedPlan
     time: str
     answered: bool
 
@@ -97,69 +97,69 @@ class PlanList:
 
     def plans(self) -> tuple[EarlierPlan, ...]:
         """Returns every plan once, in the order in which they were first asked."""
-        return tuple(_record(events) for events in self._by_question())
+        return tuple(_record(events) for events in self._by_plan())
 
     def data_of_outputs(self) -> str | None:
         """Returns what identifies the data that the outputs there now were made of; None if the list does not say."""
-        return next((event.question.data for event in reversed(self._events) if event.question.decodes), None)
+        return next((event.asked.data for event in reversed(self._events) if event.asked.decodes), None)
 
-    def ask(self, question: Question, *, is_answered: bool) -> tuple[EarlierPlan, ...]:
+    def ask(self, asked: AskedPlan, *, is_answered: bool) -> tuple[EarlierPlan, ...]:
         """Adds a plan, unless it is there, and returns those that were asked before it.
 
         Args:
-          question: The plan. The same one again, as of a run that is resumed or repeated, is not counted twice.
+          asked: The plan. The same one again, as of a run that is resumed or repeated, is not counted twice.
           is_answered: Whether its result may be seen from now on, and not only once `answer` says so.
 
         Raises:
           UsageError: If the list cannot be written.
         """
         for event in self._of_manifest:
-            if self._place(event.question) is None:
+            if self._place(event.asked) is None:
                 self._add(event)
             if event.answered:
-                self.answer(event.question)
+                self.answer(event.asked)
         self._of_manifest = []
-        event = _Event(question=question, time=time_of_now(), answered=is_answered)
-        if self._place(question) is None or not self._knows_data(question):
+        event = _Event(asked=asked, time=time_of_now(), answered=is_answered)
+        if self._place(asked) is None or not self._knows_data(asked):
             self._add(event)
         if is_answered:
-            self.answer(question)
-        place = self._place(question)
+            self.answer(asked)
+        place = self._place(asked)
         assert place is not None
         return self.plans()[:place]
 
-    def answer(self, question: Question) -> None:
+    def answer(self, asked: AskedPlan) -> None:
         """Adds that the result of a plan which was asked may be seen, unless the list says so already.
 
         Raises:
           UsageError: If the list cannot be written.
         """
-        if not self.is_answered(question):
-            self._add(_Event(question=question, time=time_of_now(), answered=True))
+        if not self.is_answered(asked):
+            self._add(_Event(asked=asked, time=time_of_now(), answered=True))
 
-    def is_answered(self, question: Question) -> bool:
+    def is_answered(self, asked: AskedPlan) -> bool:
         """Returns whether a plan was asked, and its result may have been seen."""
-        place = self._place(question)
-        return place is not None and any(event.answered for event in self._by_question()[place])
+        place = self._place(asked)
+        return place is not None and any(event.answered for event in self._by_plan()[place])
 
-    def _place(self, question: Question) -> int | None:
+    def _place(self, asked: AskedPlan) -> int | None:
         """Returns the place of a plan among all; None if it was not asked."""
-        for place, events in enumerate(self._by_question()):
-            if _are_about(events, question):
+        for place, events in enumerate(self._by_plan()):
+            if _are_about(events, asked):
                 return place
         return None
 
-    def _knows_data(self, question: Question) -> bool:
+    def _knows_data(self, asked: AskedPlan) -> bool:
         """Returns whether the list says which data a plan was asked of, where that is known now."""
-        place = self._place(question)
+        place = self._place(asked)
         assert place is not None
-        known = any(event.question.data is not None for event in self._by_question()[place])
-        return known or question.data is None
+        known = any(event.asked.data is not None for event in self._by_plan()[place])
+        return known or asked.data is None
 
-    def _by_question(self) -> list[list[_Event]]:
+    def _by_plan(self) -> list[list[_Event]]:
         found: list[list[_Event]] = []
         for event in self._events:
-            same = next((events for events in found if _are_about(events, event.question)), None)
+            same = next((events for events in found if _are_about(events, event.asked)), None)
             if same is None:
                 found.append([event])
             else:
@@ -175,7 +175,7 @@ class PlanList:
                 "schema": _SCHEMA,
                 "number": number,
                 "previous": self._digests[-1] if self._digests else None,
-                **dataclasses.asdict(event.question),
+                **dataclasses.asdict(event.asked),
                 "time": event.time,
                 "answered": event.answered,
             }
@@ -231,8 +231,8 @@ def _content_of(path: str) -> str:
     return digest.hexdigest()
 
 
-def _are_about(events: Sequence[_Event], question: Question) -> bool:
-    return all(question.is_same(event.question) for event in events)
+def _are_about(events: Sequence[_Event], asked: AskedPlan) -> bool:
+    return all(asked.is_same(event.asked) for event in events)
 
 
 def _path(home: str, number: int) -> str:
@@ -252,9 +252,9 @@ def _read(home: str) -> tuple[list[_Event], list[str]]:
         try:
             if (content["number"], content["previous"]) != (number, digests[-1] if digests else None):
                 raise ValueError("it does not follow the file before it")
-            fields = [field.name for field in dataclasses.fields(Question)]
-            question = Question(**{name: content[name] for name in fields})
-            events.append(_Event(question=question, time=content["time"], answered=content["answered"]))
+            fields = [field.name for field in dataclasses.fields(AskedPlan)]
+            asked = AskedPlan(**{name: content[name] for name in fields})
+            events.append(_Event(asked=asked, time=content["time"], answered=content["answered"]))
             _record(events[-1:])
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: is not as calm-beam writes it ({error}). {_RESTORE}") from error
@@ -280,7 +280,7 @@ def _of_manifest(home: str) -> list[_Event]:
         return []
     earlier = [
         _Event(
-            question=Question(plan=each.plan, tests=each.plan, data=None, command=each.command),
+            asked=AskedPlan(plan=each.plan, tests=each.plan, data=None, command=each.command),
             time=each.asked,
             answered=each.answered,
         )
@@ -288,8 +288,8 @@ def _of_manifest(home: str) -> list[_Event]:
     ]
     if manifest.plan is None:
         return earlier
-    question = Question.of(manifest.plan, data=None, command=_MADE_BY[type(manifest.plan)])
-    return [*earlier, _Event(question=question, time=manifest.created, answered=True)]
+    asked = AskedPlan.of(manifest.plan, data=None, command=_MADE_BY[type(manifest.plan)])
+    return [*earlier, _Event(asked=asked, time=manifest.created, answered=True)]
 
 
 _MADE_BY: dict[type, str] = {PlanRecord: "calibrate", ExternalPlan: "certify"}
@@ -299,8 +299,8 @@ def _record(events: Sequence[_Event]) -> EarlierPlan:
     """Returns a plan as manifests have it, given all events of it."""
     first = events[0]
     return EarlierPlan(
-        plan=first.question.plan,
-        command=first.question.command,
+        plan=first.asked.plan,
+        command=first.asked.command,
         asked=first.time,
         answered=any(event.answered for event in events),
     )

@@ -83,8 +83,8 @@ class Calibrate(beam.PTransform):
             serve=None if self.serve is None else place_of_served(self.serve, specs),
         )
         self.plan = plan
-        asked = dataclasses.replace(plan, confirm_share=self.confirm_share).record()
-        earlier = swept.plans.ask(swept.question(asked), is_answered=isinstance(swept, ReadGenerations))
+        listed = dataclasses.replace(plan, confirm_share=self.confirm_share).record()
+        earlier = swept.plans.ask(swept.asked_plan(listed), is_answered=isinstance(swept, ReadGenerations))
         provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(
             plan=plan,

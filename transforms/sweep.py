@@ -14,7 +14,7 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.manifest import GroupRecord, PlanRecord
-from calm_beam.plan_list import PlanList, Question, digest_of_files, home_of
+from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
@@ -41,7 +41,7 @@ class Swept(Protocol):
     on_error: str
     plans: PlanList
 
-    def question(self, plan: PlanRecord) -> Question:
+    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
         """Returns a plan as it is asked of the outputs, to be listed."""
         ...
 
@@ -139,9 +139,9 @@ class Sweep(beam.PTransform):
         )
         return examples | DecodeExamples(prepared.assignment(self.folder), self.progress)
 
-    def question(self, plan: PlanRecord) -> Question:
+    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
         """Returns a plan as it is asked of the data files, for which it reads them."""
-        return Question.of(plan, data=digest_of_files(self.job.files), command="Calibrate", decodes=True)
+        return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="Calibrate", decodes=True)
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, for which it reads them."""
@@ -199,10 +199,10 @@ class ReadGenerations(beam.PTransform):
         check_may_choose(self.folder, self.job)
         self.plans = PlanList(home_of(self.folder))
 
-    def question(self, plan: PlanRecord) -> Question:
+    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
         """Returns a plan as it is asked of the data that the generations were made of."""
         data = self.plans.data_of_outputs() or FinishedSweep.read(self.folder, self.job).digest()
-        return Question.of(plan, data=data, command="Calibrate of ReadGenerations")
+        return AskedPlan.of(plan, data=data, command="Calibrate of ReadGenerations")
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, as they are stored."""

@@ -77,8 +77,8 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
         # Before an earlier result is taken away, which shows what was asked for it.
         plans = PlanList(run.source.home)
         first = run.source.next_block()
-        question = run.source.question(run.plan.record(), plans)
-        earlier = plans.ask(question, is_answered=_shows_losses_early(run, flags))
+        asked = run.source.asked_plan(run.plan.record(), plans)
+        earlier = plans.ask(asked, is_answered=_shows_losses_early(run, flags))
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {run.plan.record().digest}")
@@ -97,7 +97,7 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     if finished is None:
         tell(f"Template: {run.workers.template}. It has not run.")
         return 0
-    plans.answer(question)
+    plans.answer(asked)
     manifest, folder = finished
     try:
         print_summary(manifest, run.output, seconds=time.monotonic() - start, remarks=_remarks(run, manifest))

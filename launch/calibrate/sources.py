@@ -21,7 +21,7 @@ from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord, PlanRecord
 from calm_beam.metrics.settings import MetricSettings
-from calm_beam.plan_list import PlanList, Question, digest_of_files, home_of
+from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.folders import (
@@ -78,7 +78,7 @@ class Source(Protocol):
     blocks: int
     home: str
 
-    def question(self, plan: PlanRecord, plans: PlanList) -> Question:
+    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
         """Returns a plan as it is asked of them, to be listed.
 
         Args:
@@ -129,9 +129,9 @@ class DecodedSource:
         self.blocks = len(blocks)
         self.home = output
 
-    def question(self, plan: PlanRecord, plans: PlanList) -> Question:
+    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
         """Returns a plan as it is asked of the data files, for which it reads them."""
-        return Question.of(plan, data=digest_of_files(self.job.files), command="calibrate", decodes=True)
+        return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="calibrate", decodes=True)
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, for which it reads them."""
@@ -249,10 +249,10 @@ class StoredSource:
         self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
         self.home = home_of(folder)
 
-    def question(self, plan: PlanRecord, plans: PlanList) -> Question:
+    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
         """Returns a plan as it is asked of the data that the generations were made of."""
         data = plans.data_of_outputs() or self._finished.digest()
-        return Question.of(plan, data=data, command="calibrate --generations")
+        return AskedPlan.of(plan, data=data, command="calibrate --generations")
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, as they are stored."""

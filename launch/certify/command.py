@@ -10,7 +10,7 @@ from calm_beam.external.result import entries_of, external_manifest, setting_row
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, plans_in_words
-from calm_beam.plan_list import PlanList, Question
+from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder, remove_file
 from calm_beam.versions import certifying_versions
 
@@ -62,8 +62,8 @@ def certify(flags: argparse.Namespace) -> int:
     costs = declared or dict(sweep.costs)
     rows = setting_rows(sweep, plan, costs=costs)
     # Before anything is told of what was found.
-    question = Question.of(plan, data=sweep.fingerprint(), command="certify")
-    earlier_plans = PlanList(output).ask(question, is_answered=True)
+    asked = AskedPlan.of(plan, data=sweep.fingerprint(), command="certify")
+    earlier_plans = PlanList(output).ask(asked, is_answered=True)
     if words := plans_in_words(earlier_plans, of="losses"):
         say(words)
     manifest = external_manifest(

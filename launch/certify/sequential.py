@@ -31,7 +31,7 @@ from calm_beam.manifest import (
     plans_in_words,
     read_external_manifest,
 )
-from calm_beam.plan_list import PlanList, Question
+from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.set_parts import salt_of
 from calm_beam.storage import joined, make_folder, remove_file, replacing, version
 from calm_beam.versions import certifying_versions
@@ -86,8 +86,8 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     make_folder(output)
     # Before anything is told of what was found, and before an earlier result is taken away.
     plans = PlanList(output)
-    question = _question(plan, declared, plans, is_new=settled is None)
-    earlier_plans = plans.ask(question, is_answered=found is not None)
+    asked = _asked_plan(plan, declared, plans, is_new=settled is None)
+    earlier_plans = plans.ask(asked, is_answered=found is not None)
     if words := plans_in_words(earlier_plans, of="losses"):
         say(words)
     if flags.overwrite:
@@ -110,19 +110,19 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     return 0
 
 
-def _question(plan: ExternalPlan, declared: DeclaredExamples, plans: PlanList, *, is_new: bool) -> Question:
+def _asked_plan(plan: ExternalPlan, declared: DeclaredExamples, plans: PlanList, *, is_new: bool) -> AskedPlan:
     """Returns a plan as it is asked of the losses that the ledger counts; `is_new` if it has counted none yet."""
     known = plans.data_of_outputs() or declared.fingerprint
-    question = Question.of(plan, data=known, command="certify --sequential", decodes=True)
-    if is_new and plans.is_answered(question):
+    asked = AskedPlan.of(plan, data=known, command="certify --sequential", decodes=True)
+    if is_new and plans.is_answered(asked):
         # The same ids, but losses that were evaluated anew, or another look at those that were seen.
-        return Question.of(
+        return AskedPlan.of(
             plan,
             data=f"{declared.fingerprint}, anew after {len(plans.plans())}",
-            command=question.command,
+            command=asked.command,
             decodes=True,
         )
-    return question
+    return asked
 
 
 def warn_of_counted(path: str) -> None:

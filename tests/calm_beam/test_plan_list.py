@@ -11,16 +11,17 @@ import pytest
 
 from calm_beam.errors import UsageError
 from calm_beam.manifest import EarlierPlan, SequentialPlan, plans_in_words, write_manifest
-from calm_beam.plan_list import PLANS, PlanList, Question, digest_of_files, home_of
+from calm_beam.plan_list import PLANS, AskedPlan, PlanList, digest_of_files, home_of
+from calm_beam.storage import replacing
 from tests.calm_beam.manifest.builders import build_plan_record, build_planned_manifest
 
-_FIRST = Question(plan="sha256:1", tests="sha256:1", data="a", command="calibrate", decodes=True)
+_FIRST = AskedPlan(plan="sha256:1", tests="sha256:1", data="a", command="calibrate", decodes=True)
 _SECOND = dataclasses.replace(_FIRST, plan="sha256:2", tests="sha256:2")
 _THIRD = dataclasses.replace(_FIRST, plan="sha256:3", tests="sha256:3")
 
 
-def _asked(home: pathlib.Path, question: Question, *, is_answered: bool = True) -> tuple[EarlierPlan, ...]:
-    return PlanList(str(home)).ask(question, is_answered=is_answered)
+def _asked(home: pathlib.Path, asked: AskedPlan, *, is_answered: bool = True) -> tuple[EarlierPlan, ...]:
+    return PlanList(str(home)).ask(asked, is_answered=is_answered)
 
 
 def _digests(plans: tuple[EarlierPlan, ...]) -> list[str]:
@@ -36,8 +37,8 @@ def test_plans_are_counted_in_the_order_in_which_they_were_asked(tmp_path: pathl
 
 def test_the_same_plan_again_is_not_counted_twice(tmp_path: pathlib.Path) -> None:
     """A run that is resumed or repeated keeps its place, whatever was asked meanwhile."""
-    for question in (_FIRST, _SECOND, _FIRST, _FIRST):
-        _asked(tmp_path, question)
+    for asked in (_FIRST, _SECOND, _FIRST, _FIRST):
+        _asked(tmp_path, asked)
     assert _digests(_asked(tmp_path, _FIRST)) == []
     assert _digests(_asked(tmp_path, _SECOND)) == ["sha256:1"]
     assert len(list((tmp_path / PLANS).iterdir())) == 2
@@ -50,17 +51,17 @@ def test_the_same_plan_of_other_data_is_counted(tmp_path: pathlib.Path) -> None:
 
 
 def test_another_rule_to_stop_is_not_counted() -> None:
-    """Tests that may be watched stay the same question by whatever rule they stop; their round size is part of it."""
+    """Tests that may be watched stay the same plan by whatever rule they stop; their round size is part of it."""
     plan = build_plan_record(sequential=SequentialPlan(round_examples=100, stop_at_layers=3))
     other = build_plan_record(sequential=SequentialPlan(round_examples=100, stop_gain=0.02))
     larger = build_plan_record(sequential=SequentialPlan(round_examples=200))
-    asked = [Question.of(each, data="a", command="calibrate") for each in (plan, other, larger)]
+    asked = [AskedPlan.of(each, data="a", command="calibrate") for each in (plan, other, larger)]
     assert asked[0].is_same(asked[1])
     assert asked[0].plan != asked[1].plan
     assert not asked[0].is_same(asked[2])
 
 
-def test_an_answer_is_told_apart_from_a_question(tmp_path: pathlib.Path) -> None:
+def test_an_answer_is_told_apart_from_a_plan_that_was_asked(tmp_path: pathlib.Path) -> None:
     """A plan whose run never ended has shown nothing, until its result may be seen."""
     _asked(tmp_path, _FIRST, is_answered=False)
     assert [each.answered for each in _asked(tmp_path, _SECOND, is_answered=False)] == [False]
@@ -72,11 +73,11 @@ def test_an_answer_is_told_apart_from_a_question(tmp_path: pathlib.Path) -> None
 
 def test_runs_that_ask_at_the_same_time_are_all_listed(tmp_path: pathlib.Path) -> None:
     """Of many who write the next file, each comes to stand somewhere, and after each other."""
-    questions = [dataclasses.replace(_FIRST, plan=f"sha256:{k}", tests=f"sha256:{k}") for k in range(12)]
+    asked_plans = [dataclasses.replace(_FIRST, plan=f"sha256:{k}", tests=f"sha256:{k}") for k in range(12)]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        told = list(pool.map(lambda question: _asked(tmp_path, question), questions))
+        told = list(pool.map(lambda asked: _asked(tmp_path, asked), asked_plans))
     assert sorted(len(earlier) for earlier in told) == list(range(12))
-    assert {each.plan for each in PlanList(str(tmp_path)).plans()} == {question.plan for question in questions}
+    assert {each.plan for each in PlanList(str(tmp_path)).plans()} == {asked.plan for asked in asked_plans}
 
 
 def test_a_manifest_shows_its_plan_by_itself(tmp_path: pathlib.Path) -> None:
@@ -103,7 +104,7 @@ def test_the_plan_of_a_manifest_is_no_other_plan(tmp_path: pathlib.Path) -> None
     manifest = build_planned_manifest()
     write_manifest(manifest, tmp_path / "manifest.json")
     assert manifest.plan is not None
-    same = Question.of(manifest.plan, data="a", command="calibrate")
+    same = AskedPlan.of(manifest.plan, data="a", command="calibrate")
     assert _asked(tmp_path, same) == ()
     assert len(_asked(tmp_path, dataclasses.replace(same, data="a and more"))) == 1
 
@@ -137,8 +138,8 @@ def _change(path: pathlib.Path) -> None:
 )
 def test_a_damaged_list_is_refused(tmp_path: pathlib.Path, damage: object, message: str) -> None:
     """A file that is missing, changed, torn or in another's place ends the run: nothing is counted by half a list."""
-    for question in (_FIRST, _SECOND, _THIRD):
-        _asked(tmp_path, question)
+    for asked in (_FIRST, _SECOND, _THIRD):
+        _asked(tmp_path, asked)
     assert callable(damage)
     damage(tmp_path / PLANS)
     with pytest.raises(UsageError, match=message):
@@ -192,3 +193,23 @@ def test_what_it_does_to_a_promise_is_said() -> None:
         "Unless this plan was settled before that, or all of its examples are new, epsilon does not bound the chance "
         "that a promise here is wrong."
     )
+
+
+def test_a_list_on_cloud_storage(bucket: str) -> None:
+    """Objects are added on the condition that they are not there, so that none is lost; what is asked twice is one."""
+    home = f"{bucket}/out"
+    asked_plans = [dataclasses.replace(_FIRST, plan=f"sha256:{k}", tests=f"sha256:{k}") for k in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda asked: PlanList(home).ask(asked, is_answered=True), asked_plans))
+    assert sorted(len(earlier) for earlier in told) == list(range(4))
+    assert len(PlanList(home).ask(asked_plans[0], is_answered=True)) < 4
+    assert len(PlanList(home).plans()) == 4
+
+
+def test_data_on_cloud_storage_are_known_by_content(bucket: str) -> None:
+    """By size and checksum, which the service keeps, whatever an object is called."""
+    for name, text in (("a", "1"), ("b", "1"), ("c", "2")):
+        with replacing(f"{bucket}/{name}") as temporary:
+            temporary.write_text(text)
+    a, b, c = (digest_of_files([f"{bucket}/{name}"]) for name in "abc")
+    assert a == b != c

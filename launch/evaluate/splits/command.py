@@ -40,7 +40,7 @@ from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.manifest import content_digest
 from calm_beam.metrics.corpus_bleu import is_bleu_available
-from calm_beam.plan_list import PlanList, Question, home_of
+from calm_beam.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
@@ -169,7 +169,7 @@ def _list_plans(sources: Sequence[SplitSource], splits: Splits) -> None:
         plans = PlanList(home_of(source.stored.directory))
         digest = content_digest({"plan": source.plan.record().to_dict(), "splits": dataclasses.asdict(splits)})
         data = plans.data_of_outputs() or source.finished.digest()
-        plans.ask(Question(plan=digest, tests=digest, data=data, command="evaluate"), is_answered=True)
+        plans.ask(AskedPlan(plan=digest, tests=digest, data=data, command="evaluate"), is_answered=True)
 
 
 @contextlib.contextmanager

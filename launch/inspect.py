@@ -15,16 +15,21 @@ from calm_beam.counted import counted
 from calm_beam.manifest import (
     ExternalManifest,
     Manifest,
+    clusters_in_words,
     confirming_in_words,
     engine_in_words,
     external_rounds_in_words,
     near_ties_in_words,
+    plans_in_words,
     read_any_manifest,
+    repeats_in_words,
     rounds_in_words,
+    served_in_words,
     unseen_in_words,
 )
+from calm_beam.plan_list import PlanList
 from calm_beam.printable import printable_line
-from calm_beam.storage import exists, is_file, is_folder, joined
+from calm_beam.storage import exists, is_file, is_folder, joined, parent
 from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
@@ -52,9 +57,11 @@ def main(argv: Sequence[str]) -> int:
             if flags.checkpoint or flags.vocabulary:
                 raise UsageError(f"{path}: is of kind external: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
+            _describe_plans(console, manifest, path=manifest_path)
             return 0
         agreed = _check_agreement(manifest, flags)
         _describe_manifest(console, manifest)
+        _describe_plans(console, manifest, path=manifest_path)
         if agreed:
             console.print(agreed)
     elif given := next((name for name in ("checkpoint", "vocabulary") if getattr(flags, name)), None):
@@ -154,6 +161,8 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         console.print(printable_line(unseen_in_words(data.unseen)))
     if confirming := confirming_in_words(manifest):
         console.print(f"Confirmation: {confirming}")
+    if repeats := repeats_in_words(manifest):
+        console.print(repeats)
     if data.groups is not None and manifest.plan is not None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
@@ -163,6 +172,10 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
         console.print(rounds)
+    if per_cluster := clusters_in_words(manifest):
+        console.print(per_cluster)
+    if served := served_in_words(manifest):
+        console.print(printable_line(served))
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
@@ -187,8 +200,27 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
     console.print(tests_of_settings(manifest))
     if rounds := external_rounds_in_words(manifest):
         console.print(printable_line(rounds))
+    if per_cluster := clusters_in_words(manifest):
+        console.print(per_cluster)
     console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
+
+
+def _describe_plans(console: PlainConsole, manifest: Manifest | ExternalManifest, *, path: str) -> None:
+    """Says which plan of the same outputs a manifest is about, what was asked before, and how much since."""
+    earlier = manifest.earlier_plans or ()
+    of = "losses" if isinstance(manifest, ExternalManifest) else "outputs"
+    if earlier:
+        console.print(plans_in_words(earlier, of=of))
+    for each in earlier:
+        seen = "" if each.answered else ", no result shown"
+        console.print(f"  {each.plan}, by {printable_line(each.command)}, {each.asked}{seen}", soft_wrap=True)
+    later = len(PlanList(parent(path)).plans()) - len(earlier) - 1
+    if later > 0:
+        console.print(
+            f"{counted(later, 'more plan was', several='more plans were')} asked of these {of} since. Whoever picks "
+            "one of several results after seeing them has the guarantee of none."
+        )
 
 
 def _load(flags: argparse.Namespace, path: str) -> Checkpoint:

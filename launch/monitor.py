@@ -203,6 +203,8 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     if flags.group is not None and manifest.data.units_of(flags.group) is None:
         raise UsageError(f"--group: {no_group(flags.group, manifest.data)}")
     of_group = [entry for entry in manifest.calibrations if entry.group == flags.group]
+    if not asked and manifest.served is not None:
+        of_group = [manifest.calibration(group=flags.group)]
     named = [entry for entry in of_group if all(getattr(entry, name) == value for name, value in asked.items())]
     found = [entry for entry in named if entry.threshold is not None]
     if named and not found:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from calm_beam.calibration.guarantee import Guarantee, specs_of
+from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.outcome import CalibrationOutcome
+from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.provenance import RunProvenance
-from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows
+from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.specs import COUNT_NEAR_TIES
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
@@ -23,6 +24,7 @@ from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
 from .sweep import ReadGenerations, Sweep, Swept
@@ -42,23 +44,28 @@ class Calibrate(beam.PTransform):
       group_key: Key by which `ReadExamples` read groups; each is then given every guarantee, besides all examples
         together. None tells no groups apart.
       joint: Whether all are to hold together with probability 1 - epsilon.
+      serve: The entry that will be served, such as `textual,0.05`, as `--serve` names it; None leaves that open.
       seed: Of the order in which `wsr` bets on examples.
       max_failures: Most examples that may fail; None for few.
       metric_settings: What metrics need.
       near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
         otherwise: `count`, or `worst_case` for loss 1.
       created: When the manifest says that the run began, ISO 8601 in UTC; None for now.
+      confirm_share: Share of the examples that were kept back to confirm what these choose, which the list of plans
+        says; None where none were.
     """
 
     guarantees: Sequence[Guarantee]
     _: dataclasses.KW_ONLY
     group_key: str | None = None
     joint: bool = False
+    serve: str | None = None
     seed: int = 0
     max_failures: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
     near_ties: str = COUNT_NEAR_TIES
     created: str | None = None
+    confirm_share: float | None = None
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of one `CalibrationOutcome`, given what `Sweep` or `ReadGenerations` yields."""
@@ -78,12 +85,16 @@ class Calibrate(beam.PTransform):
             seed=self.seed,
             on_error=swept.on_error,
             near_ties=self.near_ties,
+            serve=None if self.serve is None else place_of_served(self.serve, specs),
         )
         self.plan = plan
+        listed = dataclasses.replace(plan, confirm_share=self.confirm_share).record()
+        earlier = swept.plans.ask(swept.asked_plan(listed), is_answered=isinstance(swept, ReadGenerations))
+        provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(
             plan=plan,
             plan_digest=plan.record().digest,
-            provenance=RunProvenance.of_job(job, specs, created=self.created),
+            provenance=dataclasses.replace(provenance, earlier_plans=earlier),
             stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
             max_failures=self.max_failures,
@@ -310,14 +321,18 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
 def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, plan: Plan) -> CalibrationTotals:
     """Returns the totals of a cluster, given its name and the losses of all its examples, in the plan's layout."""
     cluster, losses = element
-    return CalibrationTotals.of_losses(
+    part = plan.part_of(cluster)
+    totals = CalibrationTotals.of_losses(
         [cluster],
         losses.mean()[None],
         layout=layout,
         salt=plan.salt,
         scored=losses.size,
-        groups=[plan.part_of(cluster)],
+        groups=[part],
     )
+    if part == CHOOSING:
+        return totals
+    return dataclasses.replace(totals, over_examples=RiskTotals(n=losses.size, sums=losses.sums))
 
 
 class SumTotals(beam.CombineFn):
@@ -366,6 +381,7 @@ def _outcome(
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
+    calibrations = with_example_risks(calibrations, {None: totals}, tested)
     manifest = provenance.manifest(totals, calibrations, plan=plan, digest=digest)
     yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)
 
@@ -391,6 +407,9 @@ def _outcome_of_variants(
     num_layers = provenance.model.layers
     rows = pareto_rows(variants, plan, num_layers=num_layers)
     calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
+    assert plan.pareto is not None
+    by_variant = dict(zip(plan.pareto.variants, variants, strict=True))
+    calibrations = with_example_risks(calibrations, by_variant, plan)
     manifest = provenance.manifest(whole, calibrations, plan=plan, digest=digest)
     return CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)
 

@@ -13,7 +13,8 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
-from calm_beam.manifest import GroupRecord
+from calm_beam.manifest import GroupRecord, PlanRecord
+from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
@@ -32,11 +33,17 @@ class Swept(Protocol):
       job: What the generations are.
       folder: Where they are.
       on_error: What becomes of prompts that cannot be decoded.
+      plans: Those that were asked of the outputs before.
     """
 
     job: DecodeJob
     folder: str
     on_error: str
+    plans: PlanList
+
+    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
+        """Returns a plan as it is asked of the outputs, to be listed."""
+        ...
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, which were read with a key of groups."""
@@ -128,10 +135,16 @@ class Sweep(beam.PTransform):
         self.prepared = prepared
         self.job, self._data = prepared.job(), prepared.data
         make_folder(output)
+        # Before an earlier result is taken away, which shows what was asked for it.
+        self.plans = PlanList(output)
         self.folder = begin_generations(
             output, [self.job], resume=self.resume, overwrite=self.overwrite, earlier=earlier, tell=lambda _: None
         )
         return examples | DecodeExamples(prepared.assignment(self.folder), self.progress)
+
+    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
+        """Returns a plan as it is asked of the data files, for which it reads them."""
+        return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="Calibrate", decodes=True)
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, for which it reads them."""
@@ -168,9 +181,12 @@ class Sweep(beam.PTransform):
 
 @dataclasses.dataclass
 class ReadGenerations(beam.PTransform):
-    """Takes what an earlier `Sweep` has stored, to be calibrated again.
+    """Takes what an earlier `Sweep` has stored.
 
-        pipeline | ReadGenerations("calibration") | Calibrate([Guarantee("textual", "token_f1", delta=0.05)])
+        pipeline | ReadGenerations("sweep") | Calibrate([Guarantee("textual", "token_f1", delta=0.05)])
+
+    Every plan that `Calibrate` asks of it is listed beside it. Only the first is sure to have been settled before its
+    losses were seen.
 
     Attributes:
       directory: Its output directory, or a folder below `generations/` in it.
@@ -185,6 +201,12 @@ class ReadGenerations(beam.PTransform):
         self.folder = find_generations(absolute(self.directory))
         self.job = DecodeJob.read(self.folder)
         check_may_choose(self.folder, self.job)
+        self.plans = PlanList(home_of(self.folder))
+
+    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
+        """Returns a plan as it is asked of the data that the generations were made of."""
+        data = self.plans.data_of_outputs() or FinishedSweep.read(self.folder, self.job).digest()
+        return AskedPlan.of(plan, data=data, command="Calibrate of ReadGenerations")
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, as they are stored."""

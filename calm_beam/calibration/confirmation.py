@@ -20,7 +20,7 @@ from calm_beam.set_parts import CONFIRMING, part_of
 from .outcome import CalibrationOutcome
 from .plan import Plan
 from .provenance import data_record
-from .result import RiskRow, spec_p_values
+from .result import RiskRow, example_risk, spec_p_values
 from .specs import Spec
 from .split import check_parts, check_split
 from .totals import CalibrationTotals
@@ -152,7 +152,8 @@ def confirmed_outcome(
         check_parts(manifest.data.units, of_variant.risk.n, verb="confirm")
         place = asked[chosen.variant].index(chosen.threshold)
         loss_sum, step = _tested(of_variant, spec, place, chosen=chosen, num_layers=num_layers)
-        entries.append(_confirmed(entry, step, num_layers=num_layers))
+        over_examples = example_risk(of_variant, spec, place)
+        entries.append(_confirmed(entry, step, num_layers=num_layers, example_risk=over_examples))
         for at in range(index * per_spec, (index + 1) * per_spec):
             if (rows[at].threshold, rows[at].variant) == (chosen.threshold, chosen.variant):
                 rows[at] = _with_confirmation(rows[at], step, loss_sum)
@@ -199,9 +200,11 @@ def _tested(
     )
 
 
-def _confirmed(entry: Calibration, step: PathEntry, *, num_layers: int) -> Calibration:
+def _confirmed(entry: Calibration, step: PathEntry, *, num_layers: int, example_risk: float | None) -> Calibration:
     if step.rejected:
-        return dataclasses.replace(entry, confirmation=step, layers=step.layers, risk=step.risk)
+        return dataclasses.replace(
+            entry, confirmation=step, layers=step.layers, risk=step.risk, example_risk=example_risk
+        )
     return dataclasses.replace(
         entry,
         confirmation=step,
@@ -210,6 +213,7 @@ def _confirmed(entry: Calibration, step: PathEntry, *, num_layers: int) -> Calib
         threshold_by_position=None,
         layers=num_layers,
         risk=0.0,
+        example_risk=None,
     )
 
 

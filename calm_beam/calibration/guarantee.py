@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calm_beam.tails import tail_name
 
-from .specs import LOSSES, Objective, Spec, default_p_value, default_risk_loss
+from .specs import CONSISTENCIES, LOSSES, Objective, Spec, default_p_value, default_risk_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,3 +148,78 @@ def all_specs(
         for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
     ]
     return specs_of(guarantees, groups=groups, joint=joint)
+
+
+def place_of_served(asked: str, specs: Sequence[Spec]) -> int:
+    """Returns the place of the guarantee that is to be served, among all that are asked for.
+
+    >>> specs = all_specs(consistencies=["textual", "risk"], metrics=["rouge_l"], deltas=[0.05, 0.1], epsilons=[0.05])
+    >>> place_of_served("textual,0.1", specs), place_of_served("delta=0.05,consistency=risk", specs)
+    (1, 2)
+
+    Args:
+      asked: What tells it from the others, with commas between: its consistency, delta, metric or loss as they are, or
+        any of these, epsilon and group as NAME=VALUE. Without a group it is one about all prompts.
+      specs: All, in the order of the manifest's entries.
+
+    Raises:
+      ValueError: If it fits none of them, or several.
+    """
+    wanted: dict[str, str | float | None] = {"group": None}
+    for part in asked.split(","):
+        name, sign, value = part.strip().partition("=")
+        if not sign:
+            name, value = _name_of(name, specs), name
+        if name not in _SERVED or not value:
+            raise ValueError(
+                f"serve takes {', '.join(_SERVED)}, as NAME=VALUE or the first four as they are; got {part!r}."
+            )
+        if wanted.get(name) is not None:
+            raise ValueError(f"serve names {name} twice: {asked}.")
+        wanted[name] = _number(name, value) if name in ("delta", "epsilon") else value
+    found = [
+        place for place, spec in enumerate(specs) if all(_fits(spec, name, value) for name, value in wanted.items())
+    ]
+    if len(found) != 1:
+        all_of_them = "; ".join(_in_words(spec) for spec in specs)
+        raise ValueError(
+            f"serve must name one entry, and {asked} fits {len(found) or 'none'} of those that are asked for: "
+            f"{all_of_them}."
+        )
+    return found[0]
+
+
+_SERVED = ("consistency", "delta", "metric", "loss", "epsilon", "group")
+
+
+def _name_of(value: str, specs: Sequence[Spec]) -> str:
+    """Returns what a value is that stands without a name."""
+    if value in CONSISTENCIES:
+        return "consistency"
+    if value in {spec.objective.loss for spec in specs}:
+        return "loss"
+    try:
+        float(value)
+    except ValueError:
+        return "metric"
+    return "delta"
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"serve: {name} must be a number, got {value!r}.") from None
+
+
+def _fits(spec: Spec, name: str, value: str | float | None) -> bool:
+    """Returns whether a guarantee has a value; of BLEURT, the name without its checkpoint's digest will do."""
+    of: Objective | Spec = spec.objective if name in ("consistency", "metric", "loss") else spec
+    own = getattr(of, name)
+    return own == value or (name == "metric" and str(own).startswith(f"{value}@"))
+
+
+def _in_words(spec: Spec) -> str:
+    group = "" if spec.group is None else f"group={spec.group},"
+    objective = spec.objective
+    return f"{group}{objective.consistency},{objective.metric},{objective.loss},{spec.delta:g},epsilon={spec.epsilon:g}"

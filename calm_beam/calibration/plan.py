@@ -42,6 +42,7 @@ class Plan:
       confirm_share: Chance of a unit to choose nothing, and to confirm what the others have chosen; None where nothing
         is confirmed.
       near_ties: What becomes of outputs that hung on a decision within rounding: `count`, or `worst_case` for loss 1.
+      serve: Place of the spec that will be served, which was settled with the rest; None where nobody said.
     """
 
     specs: tuple[Spec, ...]
@@ -58,8 +59,11 @@ class Plan:
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
     near_ties: str = COUNT_NEAR_TIES
+    serve: int | None = None
 
     def __post_init__(self) -> None:
+        if self.serve is not None and not 0 <= self.serve < len(self.specs):
+            raise ValueError(f"serve must be the place of one of {len(self.specs)} specs, got {self.serve}.")
         if self.confirm_share is not None and not 0 < self.confirm_share < 1:
             raise ValueError(f"confirm_share must be in (0, 1), got {self.confirm_share}. For 30 % pass 0.3.")
         if self.near_ties not in NEAR_TIES:
@@ -87,6 +91,7 @@ class Plan:
         pareto: ParetoPlan | None = None,
         confirm_share: float | None = None,
         near_ties: str = COUNT_NEAR_TIES,
+        serve: int | None = None,
     ) -> Self:
         """Returns the plan of a run.
 
@@ -105,6 +110,7 @@ class Plan:
           pareto: As above.
           confirm_share: As above.
           near_ties: As above.
+          serve: As above.
 
         Raises:
           ValueError: If near ties count as the worst and are not seen by the measure, tails of clusters are tested
@@ -140,6 +146,7 @@ class Plan:
             pareto=pareto,
             confirm_share=confirm_share,
             near_ties=near_ties,
+            serve=serve,
         )
 
     @classmethod
@@ -156,6 +163,7 @@ class Plan:
         pareto: ParetoPlan | None = None,
         confirm_share: float | None = None,
         near_ties: str = COUNT_NEAR_TIES,
+        serve: int | None = None,
     ) -> Self:
         """Returns the plan of calibrating generations.
 
@@ -170,6 +178,7 @@ class Plan:
           pareto: As above.
           confirm_share: As above.
           near_ties: As above.
+          serve: As above.
         """
         return cls.of(
             specs,
@@ -185,6 +194,7 @@ class Plan:
             pareto=pareto,
             confirm_share=confirm_share,
             near_ties=near_ties,
+            serve=serve,
             # Generations may have groups that nothing is asked of.
             group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         )
@@ -277,6 +287,7 @@ class Plan:
             pareto=self.pareto,
             confirm_share=self.confirm_share,
             near_ties=None if self.near_ties == COUNT_NEAR_TIES else self.near_ties,
+            serve=self.serve,
         )
 
     def tests_digest(self) -> str:

@@ -1,7 +1,6 @@
 """What a run is and where its data come from, and the manifest that says so."""
 
 import dataclasses
-import datetime
 from collections.abc import Sequence
 from typing import Self
 
@@ -14,12 +13,14 @@ from calm_beam.manifest import (
     Calibration,
     DataRecord,
     DecodeRecord,
+    EarlierPlan,
     GroupRecord,
     Manifest,
     ManifestError,
     ModelRecord,
     SequentialRecord,
     VocabularyRecord,
+    time_of_now,
 )
 from calm_beam.metrics.registry import source_digests
 from calm_beam.versions import run_versions
@@ -41,6 +42,7 @@ class RunProvenance:
       settings: How it was decoded; of several variants, by the first.
       patterns: Data patterns as the user gave them.
       software: Versions by name.
+      earlier_plans: Those that were asked of the same outputs before this one.
     """
 
     created: str
@@ -49,6 +51,7 @@ class RunProvenance:
     settings: DecodeSettings
     patterns: tuple[str, ...]
     software: dict[str, str]
+    earlier_plans: tuple[EarlierPlan, ...] = ()
 
     @classmethod
     def of_job(
@@ -112,6 +115,7 @@ class RunProvenance:
             decode=decode_record(self.settings),
             data=data_record(totals, plan, patterns=self.patterns),
             plan=planned,
+            earlier_plans=self.earlier_plans or None,
             sequential=sequential,
             calibrations=tuple(self._with_positions(entry) for entry in calibrations),
             guarantee=plan.guarantee(),
@@ -154,11 +158,6 @@ def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, .
         unseen=tuple(found.record() for found in totals.contrast.unseen) or None,
         fingerprint=totals.data_fingerprint(),
     )
-
-
-def time_of_now() -> str:
-    """Returns the time as manifests have it: ISO 8601 in UTC, to the second, ending in Z."""
-    return datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
 
 
 def decode_record(settings: DecodeSettings) -> DecodeRecord:

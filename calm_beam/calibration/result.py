@@ -1,7 +1,7 @@
 """From totals to chosen thresholds: p-values, tests of the whole grid, and the table of risks."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -207,6 +207,34 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
             )
         )
     return tuple(entries)
+
+
+def with_example_risks(
+    calibrations: Sequence[Calibration], totals: Mapping[Variant | None, CalibrationTotals], plan: Plan
+) -> tuple[Calibration, ...]:
+    """Returns entries with the mean loss over examples beside that over clusters; unchanged where units are examples.
+
+    Args:
+      calibrations: From `choose_thresholds`.
+      totals: By variant; of None where there is one way of decoding.
+      plan: By which the totals were counted.
+    """
+    return tuple(
+        entry
+        if entry.threshold is None
+        else dataclasses.replace(
+            entry, example_risk=example_risk(totals[entry.variant], spec, plan.thresholds.index(entry.threshold))
+        )
+        for entry, spec in zip(calibrations, plan.specs, strict=True)
+    )
+
+
+def example_risk(totals: CalibrationTotals, spec: Spec, place: int) -> float | None:
+    """Returns the mean loss over examples at a threshold, by its place; None where units are examples."""
+    found = totals.over_examples
+    if found is None:
+        return None
+    return float(loss_sum_upper(found.sums[totals.layout.objectives.index(spec.objective), place]) / found.n)
 
 
 def has_ended(calibrations: Sequence[Calibration]) -> bool:

@@ -158,6 +158,7 @@ def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
         **_sums_to_json(totals),
         # Only where there are some: rounds of earlier versions know nothing of them.
         **({"groups": {name: _sums_to_json(group) for name, group in totals.groups}} if totals.groups else {}),
+        **({"over_examples": _over_examples_to_json(totals.over_examples)} if totals.over_examples else {}),
         "scored": totals.scored,
         "by_shard": [list(pair) for pair in totals.by_shard],
         "failures": [list(pair) for pair in totals.failures],
@@ -203,6 +204,7 @@ def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> Calibration
         groups=tuple(
             (name, _sums_from_json(group, layout)) for name, group in sorted(content.get("groups", {}).items())
         ),
+        over_examples=_over_examples_from_json(content.get("over_examples")),
         scored=content["scored"],
         by_shard=tuple((shard, count) for shard, count in content["by_shard"]),
         failures=tuple((name, reason) for name, reason in content["failures"]),
@@ -211,6 +213,14 @@ def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> Calibration
         content_sum=int(content["content_sum"], 16),
         contrast=_contrast_from_json(content["contrast"]),
     )
+
+
+def _over_examples_to_json(totals: RiskTotals) -> dict[str, Any]:
+    return {"n": totals.n, "sums": totals.sums.tolist()}
+
+
+def _over_examples_from_json(content: Mapping[str, Any] | None) -> RiskTotals | None:
+    return None if content is None else RiskTotals(n=content["n"], sums=np.array(content["sums"], np.int64))
 
 
 def _contrast_to_json(contrast: Contrast) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class CalibrationTotals:
       layout: What the sums are of.
       risk: Number of independent units (examples, or clusters of them) and sums over their losses.
       table: Single losses, where a p-value needs them.
+      over_examples: Number of examples and sums over their losses, where units are clusters, shape (objectives,
+        thresholds); None where units are examples.
       scored: Number of examples whose losses are in these sums, by themselves or within their cluster.
       layer_sums: For the full model and each threshold, decoder layers used by all tokens; length 1 + thresholds.
       token_counts: For the full model and each threshold, tokens generated; same length.
@@ -82,6 +84,7 @@ class CalibrationTotals:
     layout: Layout
     risk: RiskTotals
     table: LossTable = dataclasses.field(default_factory=LossTable)
+    over_examples: RiskTotals | None = None
     scored: int = 0
     layer_sums: tuple[int, ...]
     token_counts: tuple[int, ...]
@@ -212,6 +215,7 @@ class CalibrationTotals:
             self,
             risk=self.risk.merge(other.risk),
             table=self.table.merge(other.table),
+            over_examples=_merged_totals(self.over_examples, other.over_examples),
             scored=self.scored + other.scored,
             layer_sums=_sum(self.layer_sums, other.layer_sums),
             token_counts=_sum(self.token_counts, other.token_counts),
@@ -309,6 +313,12 @@ def _added_ties(counts: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, 
 
 def _near_ties(counts: tuple[int, ...], place: int) -> int | None:
     return None if not counts or counts[0] else counts[1 + place]
+
+
+def _merged_totals(one: RiskTotals | None, other: RiskTotals | None) -> RiskTotals | None:
+    if one is None or other is None:
+        return one or other
+    return one.merge(other)
 
 
 def _added(counts: tuple[tuple[int, int], ...], others: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calm_beam.calibration.fingerprint import fingerprint_text
-from calm_beam.calibration.provenance import time_of_now
 from calm_beam.manifest import (
+    EarlierPlan,
     ExternalCalibration,
     ExternalDataRecord,
     ExternalGroup,
@@ -18,6 +18,7 @@ from calm_beam.manifest import (
     ExternalTest,
     SettingRecord,
     external_guarantee,
+    time_of_now,
 )
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import loss_sum_upper
@@ -171,6 +172,7 @@ def external_manifest(
     patterns: Sequence[str],
     software: Mapping[str, str],
     sequential: ExternalSequentialRecord | None = None,
+    earlier_plans: Sequence[EarlierPlan] = (),
     created: str | None = None,
 ) -> ExternalManifest:
     """Returns the manifest of a certification.
@@ -183,6 +185,7 @@ def external_manifest(
       patterns: Where the losses came from.
       software: Versions of what computed this.
       sequential: How it ended, if it was watched round by round.
+      earlier_plans: Those that were asked in the same output directory before.
       created: When the run began, ISO 8601 in UTC; None for now.
     """
     groups = sorted({test.group for test in plan.tests if test.group is not None})
@@ -204,8 +207,9 @@ def external_manifest(
             id_sample=id_sample(sweep.ids),
         ),
         plan=plan,
+        earlier_plans=tuple(earlier_plans) or None,
         sequential=sequential,
-        calibrations=tuple(entries),
+        calibrations=tuple(_with_example_risk(entry, sweep) for entry in entries),
         guarantee=external_guarantee(
             joint_epsilon=plan.joint_epsilon,
             cluster_key=plan.cluster_key,
@@ -214,6 +218,15 @@ def external_manifest(
         ),
         software=software,
     )
+
+
+def _with_example_risk(entry: ExternalCalibration, sweep: SweepLosses) -> ExternalCalibration:
+    """Returns an entry with the mean loss over examples beside that over clusters, where those are the units."""
+    if sweep.clusters is None or entry.setting is None:
+        return entry
+    single = dataclasses.replace(sweep, clusters=None)
+    ids, fixed = single.units(order=(entry.setting,), group=entry.group, tail=entry.tail)
+    return dataclasses.replace(entry, example_risk=float(loss_sum_upper(fixed.sum()) / len(ids)))
 
 
 def entries_of(plan: ExternalPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[ExternalCalibration, ...]:

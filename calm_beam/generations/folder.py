@@ -257,6 +257,10 @@ class FinishedSweep:
             )
         return finished
 
+    def digest(self) -> str:
+        """Returns `sha256:` and 64 digits, over the job and every shard's content."""
+        return content_digest({"job": self.job, "shards": [dataclasses.asdict(shard) for shard in self.shards]})
+
     def write(self, folder: str, name: str = COMPLETE) -> None:
         """Writes the mark: `complete.json`, or another name for shards that are not all."""
         write_sealed(

@@ -6,9 +6,13 @@ other are enforced by the records.
 """
 
 from ._checks import ManifestError as ManifestError
+from ._clusters import clusters_in_words as clusters_in_words
 from ._confirmation import confirmation_in_words as confirmation_in_words
 from ._confirmation import confirming_in_words as confirming_in_words
 from ._confirmation import p_value_beside as p_value_beside
+from ._earlier_plans import EarlierPlan as EarlierPlan
+from ._earlier_plans import ordinal as ordinal
+from ._earlier_plans import plans_in_words as plans_in_words
 from ._engine import engine_in_words as engine_in_words
 from ._engine import near_ties_in_words as near_ties_in_words
 from ._external import EXTERNAL_DIRECTIONS as EXTERNAL_DIRECTIONS
@@ -40,8 +44,10 @@ from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan
 from ._record import SCHEMA as SCHEMA
+from ._repeats import repeats_in_words as repeats_in_words
 from ._rounds import external_rounds_in_words as external_rounds_in_words
 from ._rounds import rounds_in_words as rounds_in_words
+from ._served import served_in_words as served_in_words
 from ._unseen import UnseenRecord as UnseenRecord
 from ._unseen import unseen_in_words as unseen_in_words
 from .digest import content_digest as content_digest
@@ -77,4 +83,5 @@ from .records import threshold_in_words as threshold_in_words
 from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race
 from .writer import manifest_text as manifest_text
+from .writer import time_of_now as time_of_now
 from .writer import write_manifest as write_manifest

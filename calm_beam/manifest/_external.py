@@ -19,6 +19,7 @@ from ._checks import (
     shown,
 )
 from ._decisions import check_decisions
+from ._earlier_plans import EarlierPlan, check_earlier
 from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
 from ._looks import check_capital, check_counted, check_counts, check_last
 from ._manifest import EXTERNAL, check_digest, check_schema, check_software
@@ -381,15 +382,18 @@ class ExternalCalibration(ExternalTest):
       risk: Its empirical risk; None where there is no setting.
       path: Every setting tested, in testing order.
       looks: What was found after every round of a sequential certification; None of others.
+      example_risk: Mean loss over the examples under the setting, where clusters are the independent units and `risk`
+        is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("looks",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("looks", "example_risk")
 
     setting: str | None
     cost: float | None
     risk: float | None
     path: tuple[ExternalStep, ...]
     looks: tuple[ExternalLook, ...] | None = None
+    example_risk: float | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -424,6 +428,10 @@ class ExternalCalibration(ExternalTest):
                     f"{name} must be {shown(expected)}, as the last one rejected in path says (null for none), "
                     f"got {shown(getattr(self, name))}"
                 )
+        if self.example_risk is not None:
+            check_number("example_risk", self.example_risk, low=-1 if self.is_signed else 0, high=1)
+            if self.setting is None:
+                raise ManifestError(f"example_risk must be left out without a setting, got {shown(self.example_risk)}")
         if self.looks is not None:
             self._check_looks(self.looks)
 
@@ -460,6 +468,8 @@ class ExternalManifest(Record):
       settings: All settings in testing order.
       data: The examples.
       plan: What was settled before any loss was summed.
+      earlier_plans: Plans that were asked in the same output directory before, the earliest first; None where there
+        were none, and in manifests that do not say.
       sequential: How it ended, if it was watched round by round; None where all examples count.
       calibrations: The promises, at least one.
       guarantee: What they mean, in words.
@@ -467,12 +477,13 @@ class ExternalManifest(Record):
     """
 
     KIND: ClassVar[str] = EXTERNAL
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("earlier_plans", "sequential")
 
     created: str
     settings: tuple[SettingRecord, ...]
     data: ExternalDataRecord
     plan: ExternalPlan
+    earlier_plans: tuple[EarlierPlan, ...] | None = None
     sequential: ExternalSequentialRecord | None = None
     calibrations: tuple[ExternalCalibration, ...]
     guarantee: str
@@ -513,6 +524,8 @@ class ExternalManifest(Record):
                 return ExternalDataRecord.from_dict(value, at=at)
             case "plan":
                 return ExternalPlan.from_dict(value, at=at)
+            case "earlier_plans":
+                return records_from_json(EarlierPlan, value, at=at)
             case "calibrations":
                 return records_from_json(ExternalCalibration, value, at=at)
             case "sequential":
@@ -536,6 +549,7 @@ class ExternalManifest(Record):
             if (getattr(self.plan, f"{key}_key") is not None) != present:
                 raise ManifestError(f"data.{key}s must be there exactly if plan.{key}_key is not null")
         self.plan.check_calibrations(self.calibrations)
+        check_earlier(self.earlier_plans)
         self._check_steps()
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=ExternalSequentialRecord)
@@ -561,6 +575,8 @@ class ExternalManifest(Record):
                 units = self.data.units_of(entry.group)
             except ManifestError as error:
                 raise ManifestError(f"calibrations[{place}].{error}") from None
+            if entry.example_risk is not None and self.data.clusters is None:
+                raise ManifestError(f"calibrations[{place}].example_risk must be left out where data.clusters is null")
             for index, step in enumerate(entry.path):
                 at = f"calibrations[{place}].path[{index}]"
                 if step.n != units:

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from calm_beam.notebook import html_of
 
 from ._checks import ManifestError, check_text, check_utc_time, shown
+from ._earlier_plans import EarlierPlan, check_earlier
 from ._plan import PlanRecord
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
 from ._schedule import check_positions
@@ -101,6 +102,8 @@ class Manifest(Record):
       decode: How it decodes; where an entry has a variant of its own, that goes before (`decode_of`).
       data: The calibration set.
       plan: What was settled before any loss was seen; None in manifests that do not say.
+      earlier_plans: Plans that were asked of the same outputs before, the earliest first, by the list beside them; None
+        where there were none, and in manifests that do not say.
       calibrations: The promises, at least one.
       confirmation: What has confirmed them; None where nothing was to be confirmed.
       sequential: How it ended, if it was watched round by round; None where all examples count.
@@ -108,7 +111,7 @@ class Manifest(Record):
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "sequential", "confirmation")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "earlier_plans", "sequential", "confirmation")
 
     created: str
     model: ModelRecord
@@ -116,6 +119,7 @@ class Manifest(Record):
     decode: DecodeRecord
     data: DataRecord
     plan: PlanRecord | None = None
+    earlier_plans: tuple[EarlierPlan, ...] | None = None
     sequential: SequentialRecord | None = None
     confirmation: ConfirmationRecord | None = None
     calibrations: tuple[Calibration, ...]
@@ -161,6 +165,8 @@ class Manifest(Record):
                 return records_from_json(Calibration, value, at=at)
             case "plan":
                 return PlanRecord.from_dict(value, at=at)
+            case "earlier_plans":
+                return records_from_json(EarlierPlan, value, at=at)
             case "sequential":
                 return SequentialRecord.from_dict(value, at=at)
             case "confirmation":
@@ -190,6 +196,7 @@ class Manifest(Record):
         if self.plan is not None:
             check_record("plan", self.plan, kind=PlanRecord)
             self._check_against_plan(self.plan)
+        check_earlier(self.earlier_plans)
         self._check_rounds()
         self._check_variants()
         self._check_confirmation()
@@ -216,6 +223,8 @@ class Manifest(Record):
         if calibration.confirmation is not None and self.confirmation is not None:
             step, data = calibration.confirmation, self.confirmation.data
             self._check_test(f"{at}.confirmation", step, of=calibration, data=data, name="confirmation.data")
+        if calibration.example_risk is not None and self.data.clusters is None:
+            raise ManifestError(f"{at}.example_risk must be left out where there is no data.clusters")
         if calibration.threshold is None and calibration.layers != full:
             raise ManifestError(
                 f"{at}.layers must be model.layers, which is {full}, when threshold is null, "
@@ -402,6 +411,9 @@ class Manifest(Record):
     ) -> Calibration:
         """Returns the one calibration that was run with these settings; any may be left out where one matches the rest.
 
+        With none of them, it is the one that the plan says will be served, if it says so. A group is then served by the
+        entry of the same promise that is about it.
+
         Args:
           consistency: "textual" or "risk".
           metric: Name of the metric.
@@ -420,6 +432,10 @@ class Manifest(Record):
             raise ManifestError(no_group(group, self.data))
         settings = {"consistency": consistency, "metric": metric, "loss": loss, "delta": delta, "epsilon": epsilon}
         asked = {name: value for name, value in settings.items() if value is not None}
+        if not asked and self.served is not None:
+            if group is None:
+                return self.served
+            return next(entry for entry in self.of_same_promise(self.served) if entry.group == group)
         of_group = [entry for entry in self.calibrations if entry.group == group]
         found = [entry for entry in of_group if all(getattr(entry, name) == asked[name] for name in asked)]
         if len(found) == 1:
@@ -435,6 +451,13 @@ class Manifest(Record):
         remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
         has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
         raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
+
+    @property
+    def served(self) -> Calibration | None:
+        """The entry that the plan says will be served; None where it does not say."""
+        if self.plan is None or self.plan.serve is None:
+            return None
+        return self.calibrations[self.plan.serve]
 
     def of_same_promise(self, entry: Calibration) -> tuple[Calibration, ...]:
         """Returns the entries that differ from one in nothing but their group, itself among them."""

@@ -126,9 +126,10 @@ class PlanRecord(DigestedRecord):
         (0, 1). The salt and its name alone decide (`calm_beam.set_parts.part_of`). None where nothing is confirmed.
       near_ties: `worst_case` where outputs that hung on a decision within rounding count with loss 1; None where they
         count as they are.
+      serve: Place of the promise that will be served, counted from 0; None where nobody said.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "near_ties")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "near_ties", "serve")
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -144,6 +145,7 @@ class PlanRecord(DigestedRecord):
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
     near_ties: str | None = None
+    serve: int | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -181,6 +183,10 @@ class PlanRecord(DigestedRecord):
             check_share("confirm_share", self.confirm_share)
         if self.near_ties is not None:
             check_choice("near_ties", self.near_ties, choices=("worst_case",))
+        if self.serve is not None:
+            check_count("serve", self.serve, low=0)
+            if self.serve >= len(self.tests):
+                raise ManifestError(f"serve must be the place of one of {len(self.tests)} tests, got {self.serve}")
         self._check_pareto()
 
     def _check_pareto(self) -> None:

@@ -658,6 +658,9 @@ class Calibration(Record):
         outputs came from the decoder that serves. Unless it was rejected too, `threshold` is None. None where nothing
         was to be confirmed.
       looks: What was found after every round of a sequential calibration; None of others.
+      example_risk: Mean loss over the examples at the threshold, where clusters are the independent units and `risk` is
+        the mean over them. Nothing is promised of it. None elsewhere, where it is None, and in manifests that do not
+        say.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = (
@@ -667,6 +670,7 @@ class Calibration(Record):
         "threshold_by_position",
         "confirmation",
         "looks",
+        "example_risk",
     )
 
     consistency: str
@@ -685,6 +689,7 @@ class Calibration(Record):
     path: tuple[PathEntry, ...]
     confirmation: PathEntry | None = None
     looks: tuple[Look, ...] | None = None
+    example_risk: float | None = None
 
     @property
     def chosen(self) -> PathEntry | None:
@@ -734,6 +739,7 @@ class Calibration(Record):
             check_text("group", self.group)
         lowest = -1 if self.loss == "signed" else 0
         check_number("risk", self.risk, low=lowest, high=1)
+        self._check_example_risk(lowest)
         check_tuple("path", self.path, of=PathEntry)
         if not self.path:
             raise ManifestError("path must have an entry for every threshold tested, got []")
@@ -773,6 +779,13 @@ class Calibration(Record):
                 f"{shown(confirmation.rejected)}: p_value is {shown(confirmation.p_value)} and epsilon "
                 f"{shown(self.epsilon)}"
             )
+
+    def _check_example_risk(self, lowest: float) -> None:
+        if self.example_risk is None:
+            return
+        check_number("example_risk", self.example_risk, low=lowest, high=1)
+        if self.threshold is None:
+            raise ManifestError(f"example_risk must be left out when threshold is null, got {shown(self.example_risk)}")
 
     def _check_testing_order(self) -> None:
         is_pareto = self.procedure == PARETO

@@ -1,5 +1,6 @@
 """Writing a manifest, whole or not at all, and over no other by accident."""
 
+import datetime
 import json
 import os
 import re
@@ -87,3 +88,8 @@ def _known_by(path: str) -> str:
     except (ManifestError, OSError) as error:
         return f"which cannot be read: {error}"
     return f"of {found.created}, {found.digest}"
+
+
+def time_of_now() -> str:
+    """Returns the time as manifests have it: ISO 8601 in UTC, to the second, ending in Z."""
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")

@@ -10,7 +10,9 @@ from calm_beam.manifest import (
     MANIFEST,
     ExternalCalibration,
     ExternalManifest,
+    clusters_in_words,
     external_rounds_in_words,
+    plans_in_words,
     read_external_manifest,
 )
 from calm_beam.printable import printable_line
@@ -29,7 +31,7 @@ _FILLED = {True: "the setting was proved by then", False: "never here, since not
 _CONDITION = (
     "A promise holds for examples drawn independently from the distribution that the examples of the sweep were drawn "
     "from. Nothing is assumed about what was swept. An order or an entry that was chosen after looking at the losses, "
-    "drift, and examples that repeat void it."
+    "drift, and copies of examples that were added to the sweep void it."
 )
 
 
@@ -53,6 +55,7 @@ def build_external_page(directory: str) -> str:
         title=_of_what(manifest),
         made=manifest.created,
         promise=promise_html(entry, manifest),
+        cautions=external_cautions(manifest),
         condition=_CONDITION,
         risks="Risk of every setting",
         lead=_lead(entry, manifest),
@@ -97,9 +100,11 @@ def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     # The parts before the words of either sentence, where it is about a group.
     whose = () if entry.group is None else ("For examples of group ", entry.group)
     sure = f"{100 * (1 - entry.epsilon):.6g} %"
-    bound: tuple[str, ...] = ("loses in expectation at most ", f"{entry.delta:g}")
+    per_cluster = "" if manifest.data.clusters is None else "per cluster "
+    bound: tuple[str, ...] = (f"loses {per_cluster}in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:
-        bound = ("makes at most ", f"{100 * entry.delta:.6g} %", " of examples lose more than ", f"{entry.tail:g}")
+        lose = f" of examples {per_cluster}lose more than "
+        bound = ("makes at most ", f"{100 * entry.delta:.6g} %", lose, f"{entry.tail:g}")
     if entry.setting is None:
         why = f" was proved safe: from {units}, none could be shown, with probability at least "
         none = (*whose, ", ", "no setting") if whose else ("", "No setting")
@@ -108,6 +113,12 @@ def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     drawn = f" over the draw of the {units}, setting "
     begin = (*whose, ", with probability at least ") if whose else ("With probability at least ",)
     return sentence(*begin, sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
+
+
+def external_cautions(manifest: ExternalManifest) -> tuple[str, ...]:
+    """Returns what a reader has to know before the promises."""
+    found = (plans_in_words(manifest.earlier_plans, of="losses"), clusters_in_words(manifest))
+    return tuple(text for text in found if text)
 
 
 def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:

@@ -11,6 +11,7 @@ from calm_beam.printable import printable_line
 from calm_beam.tails import tail_in_words
 
 from .contents import facts
+from .external import external_cautions
 from .external import promise_html as external_promise_html
 from .palette import layer_styles
 from .parts import file_text
@@ -105,6 +106,7 @@ def external_manifest_html(manifest: ExternalManifest) -> str:
         f"calm-beam certification: {counted(len(manifest.calibrations), 'promise')}",
         external_promise_html(first, manifest),
         _drawn(steps, chosen=first.setting, what="settings"),
+        "".join(f"<p class='caution'>{html.escape(text)}</p>" for text in external_cautions(manifest)),
         _table(("group", "loss", "δ", "ε", "setting", "cost", "risk"), rows, of=len(manifest.calibrations)),
         _paragraph(manifest.guarantee),
     )

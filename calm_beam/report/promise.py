@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside, threshold_in_words, unseen_in_words
+from calm_beam.manifest import (
+    Calibration,
+    DataRecord,
+    Manifest,
+    clusters_in_words,
+    p_value_beside,
+    plans_in_words,
+    repeats_in_words,
+    served_in_words,
+    threshold_in_words,
+    unseen_in_words,
+)
 from calm_beam.tails import split_tail
 
 Sentence = tuple[str, ...]
@@ -15,7 +26,7 @@ Sentence = tuple[str, ...]
 CONDITION = (
     "A promise holds for prompts drawn independently from the distribution that the calibration set was drawn from, "
     "and for the model and the decoding named below. Nothing is assumed about the model or its confidence. Drift, "
-    "prompts that repeat in the calibration set alone, or a set that was used for training void it."
+    "copies of prompts that were added to the calibration set, or a set that was used for training void it."
 )
 
 _AS_MANY = "as many"
@@ -47,6 +58,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
     # The parts before the words of either sentence, where it is about a group.
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
+    per_cluster = "" if manifest.data.clusters is None else " per cluster"
     if entry.threshold is None:
         why = ", no threshold could be proved with probability at least "
         if (failed := entry.confirmation) is not None:
@@ -63,7 +75,12 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             why,
             sure,
             *_bounded(
-                entry, before=" to", costs="cost", lets="let", after=f". {'Its only' if layers == 1 else 'All'} "
+                entry,
+                before=" to",
+                costs="cost",
+                lets="let",
+                after=f". {'Its only' if layers == 1 else 'All'} ",
+                per_cluster=per_cluster,
             ),
             "layer" if layers == 1 else f"{layers} layers",
             f" {'runs' if layers == 1 else 'run'} for every token, and nothing is saved.",
@@ -84,7 +101,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         _units(manifest, entry.group) if entry.confirmation is None else _confirming(manifest, entry),
         ", exiting at threshold ",
         threshold_in_words(entry.threshold, entry.variant),
-        *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
+        *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves ", per_cluster=per_cluster),
         f"{1 - entry.layers / layers:.0%}".replace("%", " %"),
         " of the decoder layers: tokens use ",
         f"{entry.layers:.2f} of {layers}",
@@ -171,6 +188,8 @@ def together_in_words(manifest: Manifest) -> str:
     if manifest.plan is not None and manifest.plan.joint_epsilon is not None:
         sure = f"{100 * (1 - manifest.plan.joint_epsilon):.6g} %"
         return f"All {entries} promises of this manifest hold together with probability at least {sure}.{of_groups}"
+    if served := served_in_words(manifest):
+        return f"Each of the {entries} promises holds alone. {served}{of_groups}"
     return (
         f"Each of the {entries} promises holds alone. Which of them is served must have been settled before anybody "
         f"saw these results: choosing the best of them here voids its guarantee.{of_groups}"
@@ -193,16 +212,8 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
             )
         )
     confirming = None if manifest.confirmation is None else manifest.confirmation.data
-    duplicates = data.duplicates + (confirming.duplicates if confirming else 0)
-    if duplicates:
-        found.append(
-            Caution(
-                "void",
-                f"{counted(duplicates, 'example repeats a prompt', several='examples repeat prompts')} of the "
-                "calibration set. Unless prompts repeat by themselves where the model is served, this voids the "
-                "guarantee: take them out and calibrate again.",
-            )
-        )
+    if repeats := repeats_in_words(manifest):
+        found.append(Caution("void", repeats))
     if data.failed or (confirming and confirming.failed):
         failed, examples = data.failed, data.examples
         if confirming is not None:
@@ -215,10 +226,14 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
                 "guarantee holds all the same; that they fail needs an explanation.",
             )
         )
+    if words := plans_in_words(manifest.earlier_plans):
+        found.append(Caution("void", words))
     if manifest.plan is None:
         found.append(
             Caution("void", "The manifest does not say what was planned before any loss was seen: ask who made it.")
         )
+    if words := clusters_in_words(manifest):
+        found.append(Caution("note", words))
     truncated = data.truncated + (confirming.truncated if confirming else 0)
     if truncated:
         found.append(
@@ -235,7 +250,7 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
     return tuple(found)
 
 
-def _bounded(entry: Calibration, *, before: str, costs: str, lets: str, after: str) -> Sentence:
+def _bounded(entry: Calibration, *, before: str, costs: str, lets: str, after: str, per_cluster: str) -> Sentence:
     """Returns what an entry bounds, in three parts: up to the number, the number, and what follows it.
 
     Args:
@@ -244,27 +259,28 @@ def _bounded(entry: Calibration, *, before: str, costs: str, lets: str, after: s
       costs: The verb, of what exits cost.
       lets: The verb, of what exits let outputs do.
       after: What the last part ends with.
+      per_cluster: Words for it where clusters are what is counted; else empty.
     """
     of_references = " than the full model’s against the references"
     as_no_change = ", where prompts on which they score better count as no change"
     loss, above = split_tail(entry.known_loss)
     if above is not None:
         lose = {
-            "dissimilarity": f" lose more than {above:g} {entry.metric} against the full model’s own outputs (textual "
-            "consistency)",
-            "relu": f" score more than {above:g} {entry.metric} worse{of_references} (risk consistency)",
+            "dissimilarity": f"{per_cluster} lose more than {above:g} {entry.metric} against the full model’s own "
+            "outputs (textual consistency)",
+            "relu": f"{per_cluster} score more than {above:g} {entry.metric} worse{of_references} (risk consistency)",
         }
         return f"{before} {lets} at most ", f"{100 * entry.delta:.6g} % of outputs", lose[loss] + after
     number = f"{entry.delta:g} {entry.metric}"
     match loss:
         case "dissimilarity":
             compared = " against the full model’s own outputs (textual consistency)"
-            return f"{before} {costs} in expectation at most ", number, compared + after
+            return f"{before} {costs}{per_cluster} in expectation at most ", number, compared + after
         case "relu":
             compared = f"{of_references}{as_no_change} (risk consistency)"
         case _:
             compared = f"{of_references} (risk consistency)"
-    return f"{before} {lets} outputs score worse in expectation by at most ", number, compared + after
+    return f"{before} {lets} outputs score worse{per_cluster} in expectation by at most ", number, compared + after
 
 
 def _confirming(manifest: Manifest, entry: Calibration) -> str:

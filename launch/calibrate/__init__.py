@@ -24,8 +24,8 @@ Writes `manifest.json`, `risk_table.csv` and
 `generations/` into `--output`, and `failures.jsonl` where examples failed.
 
 Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
-missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
-tests, or a coarser grid: no model is needed, and nothing is decoded.
+missing shards only. `--generations=DIR` calibrates generations that are there already: no model is needed, and nothing
+is decoded.
 
 `--sequential` looks at the tests after every round of examples and stops when enough is proved: when a rule such as
 `--stop_at_layers` says so, or else at the end of the data.
@@ -36,8 +36,10 @@ others test it.
 `--confirm_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds by the decoder
 that serves, and only what they prove again is promised.
 
-Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
-one call: its manifest lists them all, and `--joint` lets them hold together.
+Recalibrating the same data until the result looks good invalidates the guarantee. Every plan is listed in `plans/` in
+`--output`, which `--overwrite` leaves, and later manifests say what was asked before. Ask for all tolerances and
+metrics in one call: `--serve=textual,0.05` names the entry that will be served, or `--joint` lets all of them hold
+together.
 """
 
 import time

@@ -48,6 +48,7 @@ def calibrate(
     cluster_key: str | None = None,
     group_key: str | None = None,
     joint: bool = False,
+    serve: str | None = None,
     confirm_share: float | None = None,
     near_ties: str = "count",
     seed: int = 0,
@@ -102,6 +103,8 @@ def calibrate(
       joint: Whether all guarantees are to hold together with probability 1 - epsilon.
       near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
         otherwise: `count`, or `worst_case` for loss 1.
+      serve: The entry that will be served, such as `textual,0.05`, as `--serve` names it: `Generator` and `generate`
+        take it where nothing else is asked for. None leaves that open.
       confirm_share: Share of the examples that choose nothing: they are decoded at the chosen thresholds by the decoder
         that serves, and only thresholds that they prove again are promised. None promises what all of them chose.
       seed: Of the order in which `wsr` bets on examples, and of which of them confirm.
@@ -182,10 +185,12 @@ def calibrate(
         guarantees,
         group_key=group_key,
         joint=joint,
+        serve=serve,
         seed=seed,
         max_failures=max_failures,
         metric_settings=metric_settings,
         near_ties=near_ties,
+        confirm_share=confirm_share,
     )
     result = directory if part is None else joined(directory, UNCONFIRMED)
     if part is not None:

@@ -1,6 +1,7 @@
 """What `calm-beam calibrate` does once its flags are parsed: check everything, run, tell."""
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import time
@@ -11,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.file_names import REPORT
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
-from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.guarantee import all_specs, place_of_served
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
@@ -28,8 +29,17 @@ from calm_beam.launch.runners import Workers, make_runner
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
-from calm_beam.manifest import MANIFEST, Manifest, ManifestError, ParetoPlan, SequentialPlan, read_manifest
+from calm_beam.manifest import (
+    MANIFEST,
+    Manifest,
+    ManifestError,
+    ParetoPlan,
+    SequentialPlan,
+    plans_in_words,
+    read_manifest,
+)
 from calm_beam.metrics.registry import METRICS, is_bleurt
+from calm_beam.plan_list import PlanList
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.set_parts import CALIBRATING, SetPart
 from calm_beam.storage import absolute, check_writable, is_file, joined
@@ -64,9 +74,21 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
                 return _say_what_is_done(run, flags, manifest)
             continued = manifest
         make_runner(options)
+        # Before an earlier result is taken away, which shows what was asked for it.
+        plans = PlanList(run.source.home)
         first = run.source.next_block()
+        asked = run.source.asked_plan(run.plan.record(), plans)
+        earlier = plans.ask(asked, is_answered=_shows_losses_early(run, flags))
+        run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {run.plan.record().digest}")
+    if words := plans_in_words(earlier):
+        say(words)
+    if len(run.plan.specs) > 1 and run.plan.serve is None and run.plan.joint_epsilon is None:
+        say(
+            f"{len(run.plan.specs)} entries hold each alone, and the plan does not say which is served. To pick one "
+            "after seeing them voids its guarantee: name it now with --serve, or pass --joint."
+        )
     start = time.monotonic()
     if flags.confirm_share is None:
         finished = _executed(run, flags, first=first, continued=continued)
@@ -75,6 +97,7 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     if finished is None:
         tell(f"Template: {run.workers.template}. It has not run.")
         return 0
+    plans.answer(asked)
     manifest, folder = finished
     try:
         print_summary(manifest, run.output, seconds=time.monotonic() - start, remarks=_remarks(run, manifest))
@@ -86,6 +109,11 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     if not run.source.is_stored and not flags.variants and flags.confirm_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(folder)
     return 0
+
+
+def _shows_losses_early(run: CalibrationRun, flags: argparse.Namespace) -> bool:
+    """Returns whether something of what is found may be seen before the run has ended."""
+    return run.source.is_stored or flags.sequential or flags.sweep == "lazy" or flags.confirm_share is not None
 
 
 def _executed(
@@ -130,6 +158,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         groups = source.groups()
         say(groups_in_words(groups, key=flags.group_key))
         specs = _specs(flags, metrics, groups=[group.name for group in groups])
+    serve = None if flags.serve is None else place_of_served(flags.serve, specs)
     plan = Plan.of_job(
         specs,
         source.job,
@@ -141,6 +170,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         pareto=ParetoPlan(variants=flags.variants, choosing_share=flags.choosing_share) if flags.variants else None,
         confirm_share=flags.confirm_share,
         near_ties=flags.near_ties,
+        serve=serve,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.
@@ -207,8 +237,9 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
                 "another --output, or --overwrite."
             )
         raise UsageError(
-            f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
-            f"of the same generations pass --generations={run.output} and another --output; to begin anew, --overwrite."
+            f"--resume: {path} is finished, and was asked for something else. Whatever is asked after its results were "
+            "seen needs fresh examples and another --output. --overwrite begins anew, and the manifest then says what "
+            "had been asked before."
         )
     confirmed = manifest.confirmation
     if manifest.data.fingerprint != _data_fingerprint(run, flags, part=flags.part) or (

@@ -68,6 +68,12 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
     goal.add_argument(
         "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
     )
+    goal.add_argument(
+        "--serve",
+        metavar="ENTRY",
+        help="the entry that will be served, settled before any loss is seen, such as textual,0.05: its consistency, "
+        "delta, metric or loss, or NAME=VALUE, as far as they tell it from the others",
+    )
     test = parser.add_argument_group("test")
     test.add_argument(
         "--risk_loss",
@@ -176,7 +182,8 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "--generations",
         metavar="DIR",
         help="calibrate the generations of an earlier run, its --output or a folder below generations/, and decode "
-        "nothing; --thresholds or --grid_step may take a part of its grid",
+        "nothing; --thresholds or --grid_step may take a part of its grid. Every plan is listed beside them, and only "
+        "the first is sure to have been settled before its results were seen",
     )
     return parser
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.publish import EarlierResult, publish
-from calm_beam.calibration.result import has_ended
+from calm_beam.calibration.result import has_ended, with_example_risks
 from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.calibration.specs import Objective
@@ -174,9 +174,10 @@ class SequentialRun:
         self._check_contrast(found)
         shards = [shard for each in rounds for shard in each.shards]
         finished = FinishedSweep.of(shards, job=block.stored.job.digest(), examples=totals.examples)
+        tested = run.plan.upper_part(len(block.thresholds))
         manifest = run.provenance.manifest(
             totals,
-            found.calibrations,
+            with_example_risks(found.calibrations, {None: totals}, tested),
             plan=run.plan,
             digest=run.plan.record().digest,
             sequential=SequentialRecord(

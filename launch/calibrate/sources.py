@@ -22,8 +22,9 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import GroupRecord, Variant
+from calm_beam.manifest import GroupRecord, PlanRecord, Variant
 from calm_beam.metrics.settings import MetricSettings
+from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.folders import (
@@ -70,6 +71,7 @@ class Source(Protocol):
       model: What the report needs of the model; None where it has not been loaded.
       is_stored: Whether they were there before.
       blocks: How often `next_block` may be called.
+      home: Directory in which plans that are asked of them are listed.
     """
 
     job: DecodeJob
@@ -77,6 +79,16 @@ class Source(Protocol):
     model: ReportedModel | None
     is_stored: bool
     blocks: int
+    home: str
+
+    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
+        """Returns a plan as it is asked of them, to be listed.
+
+        Args:
+          plan: The plan.
+          plans: Those that were asked before.
+        """
+        ...
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, which are read with a key of groups."""
@@ -118,6 +130,11 @@ class DecodedSource:
         self._begun: list[Block] = []
         self._flags, self._output, self._earlier, self._workers = flags, output, earlier, workers
         self.blocks = len(blocks)
+        self.home = output
+
+    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
+        """Returns a plan as it is asked of the data files, for which it reads them."""
+        return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="calibrate", decodes=True)
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, for which it reads them."""
@@ -264,6 +281,12 @@ class StoredSource:
         """Keeps what is stored in a folder; of its grid, that of the settings is calibrated."""
         self.job, self.settings = job, settings
         self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
+        self.home = home_of(folder)
+
+    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
+        """Returns a plan as it is asked of the data that the generations were made of."""
+        data = plans.data_of_outputs() or self._finished.digest()
+        return AskedPlan.of(plan, data=data, command="calibrate --generations")
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, as they are stored."""

@@ -9,7 +9,8 @@ from calm_beam.external.plan import plan_of, settled_order
 from calm_beam.external.result import entries_of, external_manifest, setting_rows
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST
+from calm_beam.manifest import MANIFEST, plans_in_words
+from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, remove_file
 from calm_beam.versions import certifying_versions
 
@@ -61,6 +62,11 @@ def certify(flags: argparse.Namespace) -> int:
     say(f"plan {plan.digest}")
     costs = declared or dict(sweep.costs)
     rows = setting_rows(sweep, plan, costs=costs)
+    # Before anything is told of what was found.
+    asked = AskedPlan.of(plan, data=sweep.fingerprint(), command="certify")
+    earlier_plans = PlanList(output).ask(asked, is_answered=True)
+    if words := plans_in_words(earlier_plans, of="losses"):
+        say(words)
     manifest = external_manifest(
         sweep,
         plan,
@@ -68,6 +74,7 @@ def certify(flags: argparse.Namespace) -> int:
         costs=costs,
         patterns=source.patterns,
         software=certifying_versions(),
+        earlier_plans=earlier_plans,
     )
     prepare_output(output)
     for name in (LEDGER, NEXT_IDS):

@@ -22,13 +22,16 @@ from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import (
     MANIFEST,
+    EarlierPlan,
     ExternalEnd,
     ExternalManifest,
     ExternalPlan,
     ExternalSequentialPlan,
     ExternalSequentialRecord,
+    plans_in_words,
     read_external_manifest,
 )
+from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.set_parts import salt_of
 from calm_beam.storage import joined, remove_file, replacing, version
 from calm_beam.versions import certifying_versions
@@ -82,6 +85,12 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     rounds = max(0 if found is None else found.rounds, len(ledger.rounds))
     ledger = ledger.with_rounds(evaluated.digests()[:rounds], missing=evaluated.in_words())
     prepare_output(output)
+    # Before anything is told of what was found, and before an earlier result is taken away.
+    plans = PlanList(output)
+    asked = _asked_plan(plan, declared, plans, is_new=settled is None)
+    earlier_plans = plans.ask(asked, is_answered=found is not None)
+    if words := plans_in_words(earlier_plans, of="losses"):
+        say(words)
     if flags.overwrite:
         withdraw(output, earlier)
         earlier = EarlierResult()
@@ -93,13 +102,28 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
         _name_next(flags, output, evaluated)
         return 0
     remove_file(joined(output, NEXT_IDS))
-    manifest = _manifest(flags, found, evaluated, ledger, declared)
+    manifest = _manifest(flags, found, evaluated, ledger, declared, earlier_plans=earlier_plans)
     publish_and_tell(output, manifest, rows=found.rows, earlier=earlier)
     say(
         f"{manifest.data.examples:,} of {counted(len(declared.ids), 'example')} under "
         f"{counted(len(plan.order), 'setting')} counted: {joined(output, MANIFEST)}"
     )
     return 0
+
+
+def _asked_plan(plan: ExternalPlan, declared: DeclaredExamples, plans: PlanList, *, is_new: bool) -> AskedPlan:
+    """Returns a plan as it is asked of the losses that the ledger counts; `is_new` if it has counted none yet."""
+    known = plans.data_of_outputs() or declared.fingerprint
+    asked = AskedPlan.of(plan, data=known, command="certify --sequential", decodes=True)
+    if is_new and plans.is_answered(asked):
+        # The same ids, but losses that were evaluated anew, or another look at those that were seen.
+        return AskedPlan.of(
+            plan,
+            data=f"{declared.fingerprint}, anew after {len(plans.plans())}",
+            command=asked.command,
+            decodes=True,
+        )
+    return asked
 
 
 def warn_of_counted(path: str) -> None:
@@ -213,6 +237,8 @@ def _manifest(
     evaluated: EvaluatedLosses,
     ledger: Ledger,
     declared: DeclaredExamples,
+    *,
+    earlier_plans: Sequence[EarlierPlan],
 ) -> ExternalManifest:
     assert found.ended_by is not None
     plan = ledger.plan
@@ -234,4 +260,5 @@ def _manifest(
             ended_by=found.ended_by,
             continues=ledger.continues,
         ),
+        earlier_plans=earlier_plans,
     )

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.manifest import ExternalCalibration, ExternalManifest, external_rounds_in_words
+from calm_beam.manifest import (
+    ExternalCalibration,
+    ExternalManifest,
+    clusters_in_words,
+    external_rounds_in_words,
+    plans_in_words,
+)
 from calm_beam.printable import printable_line
 
 from . import PlainConsole
@@ -27,6 +33,10 @@ def print_certification(manifest: ExternalManifest, rows: "Sequence[Sequence[Set
     console.print(tests_of_settings(manifest))
     if rounds := external_rounds_in_words(manifest):
         console.print(printable_line(rounds))
+    if per_cluster := clusters_in_words(manifest):
+        console.print(per_cluster)
+    if plans := plans_in_words(manifest.earlier_plans, of="losses"):
+        console.print(plans)
     console.print(printable_line(manifest.guarantee))
 
 
@@ -65,7 +75,7 @@ def choices_of_settings(manifest: ExternalManifest) -> Table:
     table.add_column("loss", no_wrap=True)
     table.add_column("delta\nepsilon", justify="right", no_wrap=True)
     table.add_column("setting", overflow="fold")
-    for name in ("cost", "risk", "ended at"):
+    for name in ("cost", "risk" if manifest.data.clusters is None else "risk per\ncluster", "ended at"):
         table.add_column(name, justify="right")
     for entry in manifest.calibrations:
         table.add_row(

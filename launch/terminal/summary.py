@@ -14,11 +14,15 @@ from calm_beam.manifest import (
     Calibration,
     Manifest,
     Variant,
+    clusters_in_words,
     confirmation_in_words,
     confirming_in_words,
     engine_in_words,
     near_ties_in_words,
+    plans_in_words,
+    repeats_in_words,
     rounds_in_words,
+    served_in_words,
     unseen_in_words,
 )
 from calm_beam.printable import printable_line
@@ -55,34 +59,41 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
     console.print(choices_table(manifest))
     for line in (*confirmation_lines(manifest), *remarks):
         console.print(line)
-    _print_data(console, manifest, seconds=seconds)
-    console.print(printable_line(manifest.guarantee))
+    for line in _what_was_counted(manifest, seconds=seconds):
+        console.print(line)
     console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
-def _print_data(console: PlainConsole, manifest: Manifest, *, seconds: float) -> None:
-    """Prints how the tests were made, and what there is to say about the examples."""
+def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
+    """Yields how and on which examples was tested, what has to be known of them, and what is promised."""
     data = manifest.data
-    console.print(tests_in_words(manifest))
+    yield tests_in_words(manifest)
     if rounds := rounds_in_words(manifest):
-        console.print(rounds)
+        yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
-    console.print(
+    yield (
         f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)} in {seconds:.0f} s; "
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
     for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
         if line:
-            console.print(printable_line(line))
+            yield printable_line(line)
     confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
-    console.print(printable_line(engine_in_words(manifest)))
+    yield printable_line(engine_in_words(manifest))
     if near_ties := near_ties_in_words(manifest):
-        console.print(near_ties)
+        yield near_ties
     if data.failed or (confirmed and confirmed.failed):
-        console.print("Failed examples count with loss 1 at every threshold.")
-    if data.duplicates or (confirmed and confirmed.duplicates):
-        console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
+        yield "Failed examples count with loss 1 at every threshold."
+    if repeats := repeats_in_words(manifest):
+        yield repeats
+    if per_cluster := clusters_in_words(manifest):
+        yield per_cluster
+    if plans := plans_in_words(manifest.earlier_plans):
+        yield plans
+    if served := served_in_words(manifest):
+        yield printable_line(served)
+    yield printable_line(manifest.guarantee)
 
 
 def _of_part(row: dict[str, str]) -> str:
@@ -155,7 +166,7 @@ def choices_table(manifest: Manifest) -> Table:
         "threshold",
         f"layers\nof {manifest.model.layers}",
         "layers\nsaved",
-        "risk",
+        "risk" if manifest.data.clusters is None else "risk per\ncluster",
         "ended at",
     ):
         table.add_column(name, justify="right", no_wrap=True)

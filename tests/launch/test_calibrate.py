@@ -95,6 +95,7 @@ def test_end_to_end(
     assert {path.name for path in output.iterdir()} == {
         "generations",
         "manifest.json",
+        "plans",
         "report.html",
         "risk_table.csv",
     }
@@ -215,7 +216,7 @@ def test_fractions_are_refused_by_the_binomial_test(
     assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=tests.launch.test_calibrate:between") == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("calm-beam calibrate: exact_binomial is for losses of 0 and 1 only, but at one threshold")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations", "plans"}
     # Nothing is right of what the model says.
     exact = ("--metric=exact_match", "--consistency=textual")
     assert _calibrate(model, data, tmp_path / "out", *flags, *exact, "--resume") == 0

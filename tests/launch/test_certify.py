@@ -53,7 +53,7 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     table = list(csv.DictReader((losses.parent / "out" / "risk_table.csv").open()))
     assert [row["setting"] for row in table] == [*ORDER, *ORDER]
     written = sorted(path.name for path in (losses.parent / "out").iterdir())
-    assert written == ["manifest.json", "report.html", "risk_table.csv"]
+    assert written == ["manifest.json", "plans", "report.html", "risk_table.csv"]
 
 
 def test_what_is_said_of_groups(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -576,7 +576,7 @@ def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.C
     assert first.out == ""
     assert first.err.startswith("plan sha256:")
     assert "Evaluate 40 examples under every setting, add the losses, and repeat the command" in first.err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["next_ids.txt", "plan.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["next_ids.txt", "plan.json", "plans"]
     calls = 0
     while not (tmp_path / "out" / "manifest.json").exists():
         # Now and then more than was asked for: it waits for its round.

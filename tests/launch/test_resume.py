@@ -91,11 +91,12 @@ def _interrupted(whole: pathlib.Path, output: pathlib.Path, *, lost: int = 1) ->
     return folder
 
 
-def _check_same(output: pathlib.Path, whole: pathlib.Path) -> None:
-    """Checks that two results are the same to the byte, but for the manifest's time."""
+def _check_same(output: pathlib.Path, whole: pathlib.Path, *, earlier: int = 0) -> None:
+    """Checks that two results are the same to the byte, but for time and so many plans before the first of them."""
     assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
-    manifests = [read_manifest(each / "manifest.json") for each in (output, whole)]
-    assert without_time(manifests[0]) == without_time(manifests[1])
+    found, expected = (read_manifest(each / "manifest.json") for each in (output, whole))
+    assert len(found.earlier_plans or ()) == earlier
+    assert without_time(dataclasses.replace(found, earlier_plans=None)) == without_time(expected)
 
 
 def _error(capsys: pytest.CaptureFixture[str]) -> str:
@@ -175,7 +176,7 @@ def test_resuming_nothing_and_what_is_done(
     assert f"--resume: {output / 'manifest.json'} is finished; nothing is left to do." in printed.err
     assert f"Manifest: {output / 'manifest.json'}" in printed.out
     assert _calibrate(model, data, output, "--resume", "--delta=0.2") == 2
-    assert "is finished, and was asked for something else. For other metrics, tolerances or tests of the same " in (
+    assert "is finished, and was asked for something else. Whatever is asked after its results were seen needs" in (
         _error(capsys)
     )
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
@@ -399,8 +400,10 @@ def test_a_failed_run_goes_on_with_the_worst_case(
     assert _calibrate(model, data, tmp_path / "out", *flags, "--resume") == 0
     assert "3 failed." in capsys.readouterr().out
     assert _calibrate(model, data, tmp_path / "whole", *flags) == 0
-    _check_same(tmp_path / "out", tmp_path / "whole")
+    # Whether failures end a run is part of the plan; the run that failed has shown nothing.
+    _check_same(tmp_path / "out", tmp_path / "whole", earlier=1)
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert [plan.answered for plan in manifest.earlier_plans or ()] == [False]
     ids = ("broken-0", "broken-1", "broken-2")
     assert (manifest.data.examples, manifest.data.failed, manifest.data.failed_ids) == (16, 3, ids)
     lines = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
@@ -435,16 +438,17 @@ def test_failures_are_not_forgotten(
 def test_what_finished_nothing_leaves_nothing(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that fails while reading leaves no folder of its own, and the next one starts without further ado."""
+    """A run that fails while reading leaves its plan alone, and the next one starts without further ado."""
     twice = write_rows(tmp_path / "rows.jsonl", [*id_rows(3), id_rows(1)[0]])
     assert _calibrate(model, twice, tmp_path / "out") == 1
     assert _error(capsys).endswith("an example that counts twice voids the guarantee.")
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["plans"]
     mine = tmp_path / "out" / "generations" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     assert _calibrate(model, twice, tmp_path / "out") == 1
-    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [mine]
+    listed = tmp_path / "out" / "plans" / "00001.json"
+    assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == [mine, listed]
     # As a run leaves it that is killed before its first shard.
     begun = mine.parent / "0123456789abcdef01234567"
     begun.mkdir()
@@ -511,13 +515,16 @@ def test_stored_generations_are_calibrated_again(
     decoded: tuple[str, ...],
     again: tuple[str, ...],
 ) -> None:
-    """Other metrics, tolerances, tests or a coarser grid give exactly the manifest of a run with those flags."""
+    """Other metrics, tolerances, tests or a coarser grid prove what a run with those flags does, and are counted."""
     flags = tuple(flag for flag in again if not flag.startswith(("--thresholds", "--grid_step")))
     assert _calibrate(model, data, tmp_path / "anew", *decoded, *flags) == 0
-    for place in (whole, _folder(whole)):
+    outputs = tmp_path / "outputs"
+    shutil.copytree(whole, outputs)
+    for place in (outputs, _folder(outputs)):
         output = tmp_path / f"again-{place.name}"
         assert _recalibrate(place, output, *again) == 0
-        _check_same(output, tmp_path / "anew")
+        # The same plan by another name of the folder is the same plan.
+        _check_same(output, tmp_path / "anew", earlier=int(bool(again)))
         assert {path.name for path in output.iterdir()} == {"manifest.json", "report.html", "risk_table.csv"}
 
 

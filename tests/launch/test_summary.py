@@ -12,7 +12,7 @@ from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.launch.terminal.summary import choices_table, print_summary
-from calm_beam.manifest import Manifest
+from calm_beam.manifest import Manifest, repeats_in_words
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
 
@@ -101,7 +101,8 @@ def test_what_is_said_besides(
     text = _printed(tmp_path, manifest, capsys)
     assert "Tests: textual by signed_mixture of dissimilarity losses. Procedure: fixed_sequence." in text
     assert "200 examples in 13 s; 3 repeated inputs, 7 cut, 0 failed." in text
-    assert "Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out." in text
+    assert repeats_in_words(manifest) in text
+    assert text.count("Leave in what repeats by itself where the model is served") == 1
     assert manifest.guarantee in text
     assert f"Manifest: {tmp_path / 'manifest.json'}" in text
 

@@ -414,7 +414,7 @@ def test_a_failure_ends_the_run(tmp_path: pathlib.Path) -> None:
     paths = [str(write_rows(tmp_path / "rows.jsonl", [*_rows_with_broken_ones()[:13]]))]
     with pytest.raises(DecodeError, match=r"example broken-0: the model gave logits that are not finite\. Check the"):
         run_calibration(tmp_path / "out", model=model, paths=paths)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations", "plans"}
 
 
 def test_a_set_without_examples_is_no_result(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:

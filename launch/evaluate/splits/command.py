@@ -38,7 +38,9 @@ from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.manifest import content_digest
 from calm_beam.metrics.corpus_bleu import is_bleu_available
+from calm_beam.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
@@ -108,6 +110,7 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
             specs=tuple(dict.fromkeys((*specs, *curve))),
             with_bleu=has_references and is_bleu_available(),
         )
+        _list_plans(sources, splits)
         pipeline = workers.new_pipeline()
     with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
@@ -158,6 +161,15 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
         )
     console.print(f"Files: {joined(output, 'splits*')}", soft_wrap=True)
     return 0
+
+
+def _list_plans(sources: Sequence[SplitSource], splits: Splits) -> None:
+    """Lists beside each folder of generations that its losses are looked at, which later plans have to tell."""
+    for source in sources:
+        plans = PlanList(home_of(source.stored.directory))
+        digest = content_digest({"plan": source.plan.record().to_dict(), "splits": dataclasses.asdict(splits)})
+        data = plans.data_of_outputs() or source.finished.digest()
+        plans.ask(AskedPlan(plan=digest, tests=digest, data=data, command="evaluate"), is_answered=True)
 
 
 @contextlib.contextmanager

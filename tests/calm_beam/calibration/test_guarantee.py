@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.guarantee import Guarantee, all_specs
+from calm_beam.calibration.guarantee import Guarantee, all_specs, place_of_served
 from calm_beam.calibration.specs import Objective, Spec, objectives_of
 
 
@@ -131,3 +131,55 @@ def test_lists_hold_different_values(name: str, values: tuple[object, ...]) -> N
     }
     with pytest.raises(ValueError, match=f"{name} must list one or more different values, got"):
         all_specs(**lists)  # type: ignore[arg-type]
+
+
+def _all_asked(**changes: Any) -> tuple[Spec, ...]:
+    asked: dict[str, Any] = {
+        "consistencies": ("textual", "risk"),
+        "metrics": ("rouge_l", "token_f1"),
+        "deltas": (0.05, 0.1),
+        "epsilons": (0.05,),
+    }
+    return all_specs(**{**asked, **changes})
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "place"),
+    [
+        ("textual,0.05,rouge_l", {}, 0),
+        ("0.1, token_f1, risk", {}, 7),
+        ("consistency=risk,metric=rouge_l,delta=0.10", {}, 5),
+        ("risk,0.1", {"metrics": ("a:b",)}, 3),
+        ("a:b,textual,0.1", {"metrics": ("a:b", "a:c")}, 1),
+        ("textual,bleurt,0.1", {"metrics": ("rouge_l", "bleurt@0123")}, 3),
+        ("dissimilarity>0.3,0.1,rouge_l", {"tails": (0.3,)}, 9),
+        ("textual,rouge_l,0.1,epsilon=0.01", {"epsilons": (0.05, 0.01)}, 3),
+        ("textual,rouge_l,0.1,group=fr", {"groups": ("en", "fr")}, 17),
+        ("textual,rouge_l,0.1", {"groups": ("en", "fr")}, 1),
+        ("0.1", {"consistencies": ("risk",), "metrics": ("rouge_l",), "joint": True}, 1),
+    ],
+)
+def test_the_served_guarantee_is_found(asked: str, changes: dict[str, Any], place: int) -> None:
+    """Values alone or with names say which it is, in any order, as far as they tell it from the others."""
+    assert place_of_served(asked, _all_asked(**changes)) == place
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("textual,0.05", "serve must name one entry, and textual,0.05 fits 2 of those that are asked for: textual,"),
+        ("textual,0.2,rouge_l", "fits none of those that are asked for"),
+        ("textual,0.05,bleurt", "fits none of those"),
+        ("textual,0.05,rouge_l,group=fr", "fits none of those"),
+        ("", "serve takes consistency, delta, metric, loss, epsilon, group, as NAME=VALUE"),
+        ("textual,,0.05", "got ''"),
+        ("p_value=wsr,textual", "got 'p_value=wsr'"),
+        ("delta=", "got 'delta='"),
+        ("delta=five", "serve: delta must be a number, got 'five'."),
+        ("0.05,delta=0.1", "serve names delta twice: 0.05,delta=0.1."),
+    ],
+)
+def test_what_names_no_guarantee_is_refused(asked: str, message: str) -> None:
+    """Several, none, unknown names and values that are no numbers are told."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        place_of_served(asked, _all_asked())

@@ -17,6 +17,7 @@ from calm_beam.manifest import (
     EXTERNAL_LOSSES,
     MOST_SAMPLED_IDS,
     PROCEDURES,
+    EarlierPlan,
     ExternalCalibration,
     ExternalDataRecord,
     ExternalEnd,
@@ -242,8 +243,14 @@ def test_schema_and_reader_name_the_same() -> None:
 
     top, definitions = _SCHEMA["properties"], _SCHEMA["$defs"]
     plan = top["plan"]["properties"]
-    assert keys(_SCHEMA, optional=["sequential"]) == ["schema", "kind", *fields(ExternalManifest), "digest"]
+    assert keys(_SCHEMA, optional=["earlier_plans", "sequential"]) == [
+        "schema",
+        "kind",
+        *fields(ExternalManifest),
+        "digest",
+    ]
     assert keys(top["settings"]["items"]) == fields(SettingRecord)
+    assert keys(top["earlier_plans"]["items"]) == fields(EarlierPlan)
     assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
     assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
     assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
@@ -255,7 +262,7 @@ def test_schema_and_reader_name_the_same() -> None:
     assert keys(definitions["look"]) == fields(ExternalLook)
     assert tuple(definitions["end"]["enum"]) == EXTERNAL_ENDS
     assert keys(plan["tests"]["items"]) == fields(ExternalTest)
-    assert keys(definitions["calibration"], optional=["looks"]) == fields(ExternalCalibration)
+    assert keys(definitions["calibration"], optional=["looks", "example_risk"]) == fields(ExternalCalibration)
     assert keys(definitions["step"]) == fields(ExternalStep)
     for described in (plan["tests"]["items"], definitions["calibration"]):
         assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES

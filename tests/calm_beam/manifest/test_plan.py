@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from calm_beam.manifest import Manifest, ManifestError, PlanRecord, content_digest, manifest_text, parse_manifest
+from calm_beam.manifest import (
+    Manifest,
+    ManifestError,
+    PlanRecord,
+    content_digest,
+    manifest_text,
+    parse_manifest,
+    served_in_words,
+)
 from tests.calm_beam.manifest.builders import (
     build_calibration,
+    build_grouped_manifest,
     build_manifest,
     build_path_entry,
     build_plan_record,
@@ -162,3 +171,40 @@ def test_clusters_are_what_is_counted() -> None:
         build_manifest(data=data)
     with _refused("clusters must be at most examples, which is 200, got 201"):
         dataclasses.replace(data, clusters=201)
+
+
+def test_the_served_entry_is_taken_where_none_is_named() -> None:
+    """The plan says which one it is; a name gives another one, and without either nothing is taken."""
+    manifest = build_planned_manifest(plan=build_plan_record(serve=1))
+    read = parse_manifest(manifest_text(manifest))
+    assert read.served == read.calibration() == read.calibrations[1]
+    assert read.calibration(consistency="textual") == read.calibrations[0]
+    assert served_in_words(read) == (
+        "The plan named the entry that is served before any loss was seen: risk, rouge_l, delta 0.02, epsilon 0.05."
+    )
+    other = build_planned_manifest()
+    assert (other.served, served_in_words(other)) == (None, "")
+    with pytest.raises(ManifestError, match=r"there are 2 calibrations\. Say which consistency and loss and delta"):
+        other.calibration()
+    assert read.plan is not None
+    assert other.plan is not None
+    assert read.plan.digest != other.plan.digest
+
+
+def test_groups_are_served_by_the_promise_that_is_served() -> None:
+    """A group that is named gets its entry of that promise, and a plan may name the entry of a group."""
+    grouped = build_grouped_manifest()
+    assert grouped.plan is not None
+    manifest = dataclasses.replace(grouped, plan=dataclasses.replace(grouped.plan, serve=0))
+    assert [manifest.calibration(group=group).group for group in (None, "de", "fr")] == [None, "de", "fr"]
+    of_group = dataclasses.replace(grouped, plan=dataclasses.replace(grouped.plan, serve=2))
+    assert of_group.calibration().group == "en"
+    with pytest.raises(ManifestError, match="there is no group"):
+        manifest.calibration(group="it")
+
+
+@pytest.mark.parametrize("serve", [2, -1, 0.5, True, "textual"])
+def test_a_plan_that_serves_nothing_is_refused(serve: Any) -> None:
+    """The place must be that of a test."""
+    with pytest.raises(ManifestError, match="serve"):
+        build_plan_record(serve=serve)

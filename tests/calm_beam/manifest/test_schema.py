@@ -17,6 +17,7 @@ from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import (
     ChatRecord,
+    EarlierPlan,
     EngineRecord,
     Manifest,
     ManifestError,
@@ -51,6 +52,7 @@ _WITH_CHAT = VocabularyRecord(
 )
 _ENGINE = EngineRecord(name="native", instructions="avx2", head="uint8")
 _UNSEEN = UnseenRecord(metric="token_f1", no_token=3, few_letters=0)
+_EARLIER = EarlierPlan(plan="sha256:65", command="calibrate", asked="2026-01-31T11:00:00Z", answered=True)
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
@@ -89,8 +91,10 @@ def test_schema_is_strict_and_described() -> None:
         "confirm_share",
         "confirmation",
         "confirmation",
+        "earlier_plans",
         "engine",
         "engine",
+        "example_risk",
         "exit_interval",
         "failed_ids",
         "group",
@@ -106,6 +110,7 @@ def test_schema_is_strict_and_described() -> None:
         "plan",
         "sequential",
         "sequential",
+        "serve",
         "stop_at_layers",
         "stop_at_threshold",
         "stop_gain",
@@ -136,6 +141,7 @@ def test_schema_is_strict_and_described() -> None:
         build_variants_manifest(),
         build_confirmed_manifest(),
         build_manifest(decode=dataclasses.replace(build_manifest().decode, engine=_ENGINE)),
+        build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -215,6 +221,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
             engine=_ENGINE,
         ),
     )
+    entry = dataclasses.replace(clustered.calibrations[0], example_risk=0.72)
+    clustered = dataclasses.replace(clustered, calibrations=(entry, *clustered.calibrations[1:]))
     content: Any = clustered.to_dict()
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
@@ -223,8 +231,10 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert without.confirmation is not None
     by_engine = dataclasses.replace(without.confirmation, engine=_ENGINE)
     confirmed: Any = dataclasses.replace(without, confirmation=by_engine).to_dict()
-    assert _all_of(watched, confirmed, like=_SCHEMA)
-    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"])
+    asked_before: Any = build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)).to_dict()
+    assert list(asked_before["earlier_plans"][0]) == _SCHEMA["properties"]["earlier_plans"]["items"]["required"]
+    assert _all_of(watched, confirmed, asked_before, like=_SCHEMA)
+    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"], asked_before["plan"])
     assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
     assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
@@ -240,7 +250,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(content["vocabulary"]["chat"]) == list(described_chat["properties"])
     definitions = _SCHEMA["$defs"]
     assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
-    entries = [each["calibrations"][0] for each in (watched, varied, confirmed)] + [grouped["calibrations"][1]]
+    entries = [each["calibrations"][0] for each in (watched, varied, confirmed, content)] + [grouped["calibrations"][1]]
     assert _all_of(*entries, like=definitions["calibration"])
     by_rules = Variant(tau=1.0, min_exit_layer=2, confidence="softmax", exit_interval=2)
     assert list(by_rules.to_dict()) == list(definitions["variant"]["properties"])

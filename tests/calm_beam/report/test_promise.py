@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.manifest import Manifest
+from calm_beam.manifest import Manifest, repeats_in_words
 from calm_beam.report.promise import cautions, end_in_words, promise_in_words, together_in_words
 from tests.calm_beam.manifest.builders import (
     build_calibration,
@@ -195,7 +195,8 @@ def test_what_may_void_the_guarantee() -> None:
     """Repeated prompts, failures and a missing plan are told, each with its number."""
     texts = _texts(build_manifest())
     assert [text.split(":")[0] for text in texts] == ["void", "void", "void", "note"]
-    assert texts[0].startswith("void: 3 examples repeat prompts of the calibration set.")
+    assert texts[0] == f"void: {repeats_in_words(build_manifest())}"
+    assert texts[0].startswith("void: 3 examples repeat an input. Leave in what repeats by itself")
     assert texts[1].startswith("void: 1 example of 200 failed and counts with loss 1")
     assert "does not say what was planned" in texts[2]
     assert texts[3] == "note: 7 prompts were cut to 512 tokens; serving must cut alike."

@@ -1,0 +1,317 @@
+"""The list of plans that were asked of a set of outputs: it stands beside them, and is only ever added to.
+
+`plans/00001.json`, `plans/00002.json`, ... in an output directory hold one event each: a plan was asked, or its result
+may have been seen. Every file is sealed and names the digest of the one before it, so that a change or a gap shows. A
+file is written once, on the condition that it is not there, so that of two runs that add at the same time neither is
+lost. Nothing removes the files: `--overwrite` takes outputs and results away, and leaves the list.
+
+The list shows what was asked by way of it. It cannot show what was asked of a copy of the outputs, or of the files
+themselves, nor that its last files, or all of them, were removed.
+"""
+
+import dataclasses
+import glob
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Self
+
+from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.manifest import (
+    MANIFEST,
+    EarlierPlan,
+    ExternalPlan,
+    ManifestError,
+    PlanRecord,
+    content_digest,
+    read_any_manifest,
+    time_of_now,
+)
+from calm_beam.sealed_json import read_sealed, write_sealed
+from calm_beam.seqio_names import is_seqio
+from calm_beam.storage import base_name, is_cloud_path, is_file, joined, list_files, make_folder, open_input, parent
+from calm_beam.storage import stat as cloud_stat
+
+PLANS = "plans"
+_SCHEMA = "calm-beam/plan-list/v1"
+_GENERATIONS = "generations"
+_CHUNK = 2**20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedPlan:
+    """A plan that is asked of some data.
+
+    Attributes:
+      plan: Digest of the plan.
+      tests: Digest of the plan but for its rule to stop, which may be another one and voids nothing.
+      data: Identifies what it is asked of; None where nothing tells, and any data may be meant.
+      command: What asks, such as `calibrate`.
+      decodes: Whether the outputs are made for it, in place of what was there before.
+    """
+
+    plan: str
+    tests: str
+    data: str | None
+    command: str
+    decodes: bool = False
+
+    @classmethod
+    def of(cls, plan: PlanRecord | ExternalPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
+        """Returns a plan as it is asked; arguments as above."""
+        return cls(plan=plan.digest, tests=_without_rule(plan).digest, data=data, command=command, decodes=decodes)
+
+    def is_same(self, other: Self) -> bool:
+        """Returns whether it asks nothing that the other does not ask."""
+        is_same_plan = self.plan == other.plan or self.tests == other.tests
+        return is_same_plan and (None in (self.data, other.data) or self.data == other.data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Event:
+    """A file of the list: a plan that was asked, when, and whether its result may have been seen since."""
+
+    asked: AskedPlan
+    time: str
+    answered: bool
+
+
+class PlanList:
+    """The plans that were asked of the outputs in a directory.
+
+    Attributes:
+      home: The directory.
+    """
+
+    def __init__(self, home: str) -> None:
+        """Reads the list of a directory, and with it a manifest there that the list does not know.
+
+        Raises:
+          UsageError: If the list is not as it was written.
+        """
+        self.home = home
+        self._events, self._digests = _read(home)
+        # A manifest shows by itself that its plan was asked and answered: by an earlier version, or by a pipeline whose
+        # end no launcher has waited for.
+        self._of_manifest = _of_manifest(home)
+
+    def plans(self) -> tuple[EarlierPlan, ...]:
+        """Returns every plan once, in the order in which they were first asked."""
+        return tuple(_record(events) for events in self._by_plan())
+
+    def data_of_outputs(self) -> str | None:
+        """Returns what identifies the data that the outputs there now were made of; None if the list does not say."""
+        return next((event.asked.data for event in reversed(self._events) if event.asked.decodes), None)
+
+    def ask(self, asked: AskedPlan, *, is_answered: bool) -> tuple[EarlierPlan, ...]:
+        """Adds a plan, unless it is there, and returns those that were asked before it.
+
+        Args:
+          asked: The plan. The same one again, as of a run that is resumed or repeated, is not counted twice.
+          is_answered: Whether its result may be seen from now on, and not only once `answer` says so.
+
+        Raises:
+          UsageError: If the list cannot be written.
+        """
+        for event in self._of_manifest:
+            if self._place(event.asked) is None:
+                self._add(event)
+            if event.answered:
+                self.answer(event.asked)
+        self._of_manifest = []
+        event = _Event(asked=asked, time=time_of_now(), answered=is_answered)
+        if self._place(asked) is None or not self._knows_data(asked):
+            self._add(event)
+        if is_answered:
+            self.answer(asked)
+        place = self._place(asked)
+        assert place is not None
+        return self.plans()[:place]
+
+    def answer(self, asked: AskedPlan) -> None:
+        """Adds that the result of a plan which was asked may be seen, unless the list says so already.
+
+        Raises:
+          UsageError: If the list cannot be written.
+        """
+        if not self.is_answered(asked):
+            self._add(_Event(asked=asked, time=time_of_now(), answered=True))
+
+    def is_answered(self, asked: AskedPlan) -> bool:
+        """Returns whether a plan was asked, and its result may have been seen."""
+        place = self._place(asked)
+        return place is not None and any(event.answered for event in self._by_plan()[place])
+
+    def _place(self, asked: AskedPlan) -> int | None:
+        """Returns the place of a plan among all; None if it was not asked."""
+        for place, events in enumerate(self._by_plan()):
+            if _are_about(events, asked):
+                return place
+        return None
+
+    def _knows_data(self, asked: AskedPlan) -> bool:
+        """Returns whether the list says which data a plan was asked of, where that is known now."""
+        place = self._place(asked)
+        assert place is not None
+        known = any(event.asked.data is not None for event in self._by_plan()[place])
+        return known or asked.data is None
+
+    def _by_plan(self) -> list[list[_Event]]:
+        found: list[list[_Event]] = []
+        for event in self._events:
+            same = next((events for events in found if _are_about(events, event.asked)), None)
+            if same is None:
+                found.append([event])
+            else:
+                same.append(event)
+        return found
+
+    def _add(self, event: _Event) -> None:
+        """Adds an event as the next file: if another run is faster, as the one after that."""
+        folder = joined(self.home, PLANS)
+        while True:
+            number = len(self._events) + 1
+            content = {
+                "schema": _SCHEMA,
+                "number": number,
+                "previous": self._digests[-1] if self._digests else None,
+                **dataclasses.asdict(event.asked),
+                "time": event.time,
+                "answered": event.answered,
+            }
+            try:
+                make_folder(folder)
+                write_sealed(_path(self.home, number), content, replaces="")
+            except OSError as error:
+                known = number
+                if isinstance(error, FileExistsError):
+                    self._events, self._digests = _read(self.home)
+                    known = len(self._events) + 1
+                if known > number:
+                    continue
+                raise UsageError(
+                    f"{folder}: cannot be written ({os_error_in_words(error)}), and every plan that is asked of "
+                    "outputs is listed beside them. Ask who owns them for the right to write there."
+                ) from error
+            self._events = [*self._events, event]
+            self._digests = [*self._digests, content_digest(content)]
+            return
+
+
+def home_of(folder: str) -> str:
+    """Returns where the list of a folder of generations stands: in the output directory that holds it.
+
+    A folder that was taken out of one has a list of its own.
+    """
+    above = parent(folder)
+    return parent(above) if base_name(above) == _GENERATIONS else folder
+
+
+def digest_of_files(files: Sequence[str]) -> str:
+    """Returns `sha256:` and 64 digits: equal for data files of equal content, whatever they are called.
+
+    SeqIO data are known by their names alone. Objects on Cloud Storage are known by size and checksum.
+
+    Raises:
+      OSError: If a file cannot be read.
+    """
+    found = json.dumps(sorted(_content_of(path) for path in files))
+    return f"sha256:{hashlib.sha256(found.encode()).hexdigest()}"
+
+
+def _content_of(path: str) -> str:
+    if is_seqio(path):
+        return path
+    if is_cloud_path(path) and (found := cloud_stat(path)) is not None:
+        return f"{found.size} {found.crc32c}"
+    digest = hashlib.sha256()
+    with open_input(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _are_about(events: Sequence[_Event], asked: AskedPlan) -> bool:
+    return all(asked.is_same(event.asked) for event in events)
+
+
+def _path(home: str, number: int) -> str:
+    return joined(home, PLANS, f"{number:05d}.json")
+
+
+def _read(home: str) -> tuple[list[_Event], list[str]]:
+    """Returns the events of a list and the digests of its files; none where there is no list."""
+    events: list[_Event] = []
+    digests: list[str] = []
+    names = {base_name(path) for path in list_files(joined(glob.escape(home), PLANS, "*.json"))}
+    for number in range(1, len(names) + 1):
+        path = _path(home, number)
+        if base_name(path) not in names:
+            raise UsageError(f"{path}: is missing, and later plans are there. {_RESTORE}")
+        content = read_sealed(path, schema=_SCHEMA, kind=UsageError, of="plans", again=_RESTORE)
+        try:
+            if (content["number"], content["previous"]) != (number, digests[-1] if digests else None):
+                raise ValueError("it does not follow the file before it")
+            fields = [field.name for field in dataclasses.fields(AskedPlan)]
+            asked = AskedPlan(**{name: content[name] for name in fields})
+            events.append(_Event(asked=asked, time=content["time"], answered=content["answered"]))
+            _record(events[-1:])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}: is not as calm-beam writes it ({error}). {_RESTORE}") from error
+        digests.append(content["digest"])
+    return events, digests
+
+
+_RESTORE = (
+    "The list of plans shows what was asked of these outputs: restore it, or take fresh examples and another output "
+    "directory."
+)
+
+
+def _of_manifest(home: str) -> list[_Event]:
+    """Returns the plans that a manifest in a directory tells of: its own, and those that it knew to be earlier."""
+    path = joined(home, MANIFEST)
+    if not is_file(path):
+        return []
+    try:
+        manifest = read_any_manifest(path)
+    except (ManifestError, OSError):
+        # Whoever needs it says what is wrong with it.
+        return []
+    earlier = [
+        _Event(
+            asked=AskedPlan(plan=each.plan, tests=each.plan, data=None, command=each.command),
+            time=each.asked,
+            answered=each.answered,
+        )
+        for each in manifest.earlier_plans or ()
+    ]
+    if manifest.plan is None:
+        return earlier
+    asked = AskedPlan.of(manifest.plan, data=None, command=_MADE_BY[type(manifest.plan)])
+    return [*earlier, _Event(asked=asked, time=manifest.created, answered=True)]
+
+
+_MADE_BY: dict[type, str] = {PlanRecord: "calibrate", ExternalPlan: "certify"}
+
+
+def _record(events: Sequence[_Event]) -> EarlierPlan:
+    """Returns a plan as manifests have it, given all events of it."""
+    first = events[0]
+    return EarlierPlan(
+        plan=first.asked.plan,
+        command=first.asked.command,
+        asked=first.time,
+        answered=any(event.answered for event in events),
+    )
+
+
+def _without_rule(plan: PlanRecord | ExternalPlan) -> PlanRecord | ExternalPlan:
+    """Returns a plan without its rule to stop, which may be changed after losses were seen."""
+    if plan.sequential is None:
+        return plan
+    rules: dict[str, Any] = {
+        field.name: None for field in dataclasses.fields(plan.sequential) if field.name.startswith("stop_")
+    }
+    watched: Any = dataclasses.replace(plan.sequential, **rules)
+    return dataclasses.replace(plan, sequential=watched)

@@ -8,7 +8,7 @@ Whether a model is the one that was calibrated:
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
 from calm_beam.counted import counted
@@ -157,12 +157,8 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
-    if data.unseen:
-        console.print(printable_line(unseen_in_words(data.unseen)))
-    if confirming := confirming_in_words(manifest):
-        console.print(f"Confirmation: {confirming}")
-    if repeats := repeats_in_words(manifest):
-        console.print(repeats)
+    for line in _of_examples(manifest):
+        console.print(printable_line(line))
     if data.groups is not None and manifest.plan is not None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
@@ -170,15 +166,21 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     for line in confirmation_lines(manifest):
         console.print(line)
     console.print(tests_in_words(manifest))
-    if rounds := rounds_in_words(manifest):
-        console.print(rounds)
-    if per_cluster := clusters_in_words(manifest):
-        console.print(per_cluster)
-    if served := served_in_words(manifest):
-        console.print(printable_line(served))
+    for line in filter(None, (rounds_in_words(manifest), clusters_in_words(manifest), served_in_words(manifest))):
+        console.print(printable_line(line))
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
+
+
+def _of_examples(manifest: Manifest) -> Iterator[str]:
+    """Yields what is to be known of the examples, beside how many there are."""
+    if manifest.data.unseen:
+        yield unseen_in_words(manifest.data.unseen)
+    if confirming := confirming_in_words(manifest):
+        yield f"Confirmation: {confirming}"
+    if repeats := repeats_in_words(manifest):
+        yield repeats
 
 
 def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> None:

@@ -89,14 +89,7 @@ def main(argv: Sequence[str]) -> int:
     with naming("--losses"):
         if flags.losses != _STREAM and not is_file(flags.losses):
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
-    if manifest.data.clusters is not None:
-        say("the manifest is about clusters: every line has to be the mean loss of one")
-    if manifest.data.groups:
-        whose = "all groups, as they come" if watched.group is None else f"group {printable_line(watched.group)} alone"
-        what, where = ("prompts", "at this entry's threshold")
-        if isinstance(manifest, ExternalManifest):
-            what, where = ("examples", "under this entry's setting")
-        say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
+    _say_what_losses_are(manifest, watched)
     session = _Session(manifest.digest, watched, flags=flags)
     try:
         if flags.losses == _STREAM:
@@ -115,6 +108,18 @@ def main(argv: Sequence[str]) -> int:
     if session.monitor.alarm_at:
         return ALARM
     return MISSING_ALARM if session.monitor.missing_alarm_at else 0
+
+
+def _say_what_losses_are(manifest: Manifest | ExternalManifest, watched: "_Watched") -> None:
+    """Says of what every line has to be the loss, where that is not an example of all prompts."""
+    if manifest.data.clusters is not None:
+        say("the manifest is about clusters: every line has to be the mean loss of one")
+    if manifest.data.groups:
+        whose = "all groups, as they come" if watched.group is None else f"group {printable_line(watched.group)} alone"
+        what, where = ("prompts", "at this entry's threshold")
+        if isinstance(manifest, ExternalManifest):
+            what, where = ("examples", "under this entry's setting")
+        say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
 
 
 def _parser() -> FlagParser:

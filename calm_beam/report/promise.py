@@ -1,7 +1,7 @@
 """What a manifest entry promises, under which condition, and what a reader has to be warned of; all in words."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
@@ -232,22 +232,20 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution("void", "The manifest does not say what was planned before any loss was seen: ask who made it.")
         )
+    return (*found, *(Caution("note", words) for words in _notes(manifest)))
+
+
+def _notes(manifest: Manifest) -> Iterator[str]:
+    """Yields what a reader should know that voids nothing."""
+    parts = [manifest.data, *([] if manifest.confirmation is None else [manifest.confirmation.data])]
     if words := clusters_in_words(manifest):
-        found.append(Caution("note", words))
-    truncated = data.truncated + (confirming.truncated if confirming else 0)
-    if truncated:
-        found.append(
-            Caution(
-                "note",
-                f"{counted(truncated, 'prompt was', several='prompts were')} cut to "
-                f"{counted(decode.max_input_length, 'token')}; "
-                "serving must cut alike.",
-            )
+        yield words
+    if truncated := sum(part.truncated for part in parts):
+        yield (
+            f"{counted(truncated, 'prompt was', several='prompts were')} cut to "
+            f"{counted(manifest.decode.max_input_length, 'token')}; serving must cut alike."
         )
-    for of_part in (data, confirming):
-        if of_part is not None and of_part.unseen:
-            found.append(Caution("note", unseen_in_words(of_part.unseen)))
-    return tuple(found)
+    yield from (unseen_in_words(part.unseen) for part in parts if part.unseen)
 
 
 def _bounded(entry: Calibration, *, before: str, costs: str, lets: str, after: str, per_cluster: str) -> Sentence:

@@ -408,7 +408,7 @@ def _outcome_of_variants(
     rows = pareto_rows(variants, plan, num_layers=num_layers)
     calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
     assert plan.pareto is not None
-    by_variant = dict(zip(plan.pareto.variants, variants, strict=True))
+    by_variant: dict[Variant | None, CalibrationTotals] = dict(zip(plan.pareto.variants, variants, strict=True))
     calibrations = with_example_risks(calibrations, by_variant, plan)
     manifest = provenance.manifest(whole, calibrations, plan=plan, digest=digest)
     return CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)

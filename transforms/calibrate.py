@@ -21,6 +21,7 @@ from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
 from calm_beam.generations.folder import FinishedSweep, StoredGenerations
+from calm_beam.manifest import Variant
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses

@@ -112,7 +112,8 @@ class PerturbationDecoder:
         lengths, first = np.zeros(self._rows, np.int32), np.zeros(self._rows, np.int32)
         for row, prompt in enumerate(prompts):
             source_tokens[row, : len(prompt)] = prompt
-            lengths[row], first[row] = len(prompt), architecture_of(self._model.config).first_input(prompt)
+            lengths[row] = len(prompt)
+            first[row] = architecture_of(self._model.config).first_input(self._model.config, prompt)
         is_sampling = np.array([False, *(kind == "sampling" for kind, _ in self._lanes)])
         # No step has the number of lane 0.
         positions = np.array([self._steps, *(position for _, position in self._lanes)], np.int32)

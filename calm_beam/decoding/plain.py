@@ -112,7 +112,8 @@ class PlainSweep:
                 slots = np.full(chunk, self._slots, np.int32)
                 for row, (slot, index) in enumerate(admitted):
                     source_tokens[row, : len(prompts[index])] = prompts[index]
-                    lengths[row], first[row] = len(prompts[index]), architecture.first_input(prompts[index])
+                    lengths[row] = len(prompts[index])
+                    first[row] = architecture.first_input(self._model.config, prompts[index])
                     slots[row] = slot
                 with self._group.running():
                     state = _admit(self._model, self._parameters, state, slots, source_tokens, lengths, first)

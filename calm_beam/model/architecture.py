@@ -135,7 +135,7 @@ class Architecture(abc.ABC):
         """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""
 
     @abc.abstractmethod
-    def first_input(self, prompt: Sequence[int]) -> int:
+    def first_input(self, config: Any, prompt: Sequence[int]) -> int:
         """Returns the token that the decoder reads in the first step."""
 
     @abc.abstractmethod

@@ -76,7 +76,7 @@ class LlamaArchitecture(Architecture):
         """Returns 0: there is no encoder."""
         return 0
 
-    def first_input(self, prompt: Sequence[int]) -> int:
+    def first_input(self, config: LlamaConfig, prompt: Sequence[int]) -> int:
         """Returns the prompt's last token."""
         return prompt[-1]
 

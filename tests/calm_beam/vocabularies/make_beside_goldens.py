@@ -149,7 +149,8 @@ def cases() -> list[dict[str, Any]]:
             beside["tokenizer.json"] = {"post_processor": None}
         if kind is None:
             beside["config.json"] = {"model_type": "llama"}
-        name = f"{kind or 'llama by config.json'}, bos {adds_bos}, eos {adds_eos}, {'with' if has_processor else 'without'}"
+        ends = "with" if has_processor else "without"
+        name = f"{kind or 'llama by config.json'}, bos {adds_bos}, eos {adds_eos}, {ends}"
         found.append({"name": name, "base": "mistral", "files": beside, "is_around": True})
     t5 = {"config.json": {"model_type": "t5"}}
     for base in ("t5", "t5_added", "t5_glued"):

@@ -153,15 +153,16 @@ def missing_sentinels(path: str | os.PathLike[str]) -> int:
     return 0 if has_own else beside
 
 
-def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
+def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None, *, end_ids: Sequence[int] = (EOS_ID,)) -> str:
     """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
 
     Args:
       tokens: Generated ids.
       vocabulary: None if there is none, which only prompts of token ids can do without; then the text is the ids joined
         by spaces.
+      end_ids: Those that end an output, where there is no vocabulary to say it.
     """
-    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token != EOS_ID)
+    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token not in end_ids)
 
 
 def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:

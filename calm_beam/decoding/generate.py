@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from calm_beam.generations import Generation, Output
-from calm_beam.vocabulary import Vocabulary, output_text
+from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .isolation import DecodeError, reason_of, results_or_reasons
 from .prompts import Prompt
@@ -32,6 +32,7 @@ def generate(
     duplicates: frozenset[str],
     above: Sequence[Generation] | None = None,
     goes_on: bool = False,
+    end_ids: Sequence[int] = (EOS_ID,),
 ) -> Iterator[Generation]:
     """Yields the generation of every prompt, in the order in which they end.
 
@@ -48,6 +49,7 @@ def generate(
       above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
         those that it has. None if the decoder's lanes are all there is.
       goes_on: Whether another sweep is to go on below the last threshold.
+      end_ids: Ids of which each ends an output, which are none of its text where there is no vocabulary.
 
     Raises:
       DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
@@ -65,7 +67,7 @@ def generate(
         failure = result if isinstance(result, str) else None
         if isinstance(result, SweepResult):
             try:
-                outputs = _outputs(result, vocabulary)
+                outputs = _outputs(result, vocabulary, end_ids=end_ids)
             except Exception as error:
                 failure = reason_of(error)
         if failure and on_error == "fail":
@@ -105,13 +107,13 @@ def _runner_ups(result: SweepResult) -> tuple[float, ...] | None:
     return None if result.runner_ups is None else tuple(result.runner_ups[-1, : result.lengths[-1]].tolist())
 
 
-def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output, ...]:
+def _outputs(result: SweepResult, vocabulary: Vocabulary | None, *, end_ids: Sequence[int]) -> tuple[Output, ...]:
     outputs = []
     for lane, length in enumerate(result.lengths.tolist()):
         tokens = tuple(result.tokens[lane, :length].tolist())
         outputs.append(
             Output(
-                text=output_text(tokens, vocabulary),
+                text=output_text(tokens, vocabulary, end_ids=end_ids),
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),

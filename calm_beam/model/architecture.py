@@ -139,6 +139,10 @@ class Architecture(abc.ABC):
         """Returns the token that the decoder reads in the first step."""
 
     @abc.abstractmethod
+    def room_for_prompts(self, config: Any, *, steps: int) -> int | None:
+        """Returns the most tokens of a prompt beside an output of so many, at least 1; None if there is no limit."""
+
+    @abc.abstractmethod
     def check_positions(self, config: Any, *, source: int, steps: int) -> None:
         """Refuses prompts and outputs, given the most tokens of each, for which a model has no positions.
 

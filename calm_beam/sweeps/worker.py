@@ -140,6 +140,7 @@ def decode_shard(
         duplicates=duplicates,
         above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
         goes_on=assignment.goes_on,
+        end_ids=assignment.stored.job.end_ids,
     )
 
 

@@ -3,6 +3,7 @@
 Templates do not see today's date: with it, prompts would be others tomorrow than those that were calibrated.
 """
 
+from calm_beam.errors import UsageError
 from calm_beam.extras import imported
 from calm_beam.manifest import ChatRecord
 
@@ -12,8 +13,44 @@ from .tokenizer_files import read_text, read_tokenizer_files
 
 OWN_TEMPLATE = "model"
 """Names the template that lies beside a tokenizer."""
+NO_TEMPLATE = "none"
+"""Says that prompts are taken as they are, although there is a template."""
 
 _DATE = "strftime_now"
+
+
+def chosen_chat(
+    template: str | None, *, tokenizer: str, system: str | None, has_texts: bool = True
+) -> ChatRecord | None:
+    """Returns how prompts become chats; None if they are taken as they are.
+
+    A model that was taught chats answers other prompts badly, and nothing in its outputs says so. So where there is a
+    template, it has to be said whether it is used.
+
+    Args:
+      template: As in `chat_of`, or `NO_TEMPLATE`; None if nothing is said.
+      tokenizer: The vocabulary.
+      system: As in `chat_of`.
+      has_texts: Whether any prompt is text; ids are never made chats of.
+
+    Raises:
+      UsageError: If there is a template and nothing is said, or a system prompt has no template.
+      VocabularyError: As in `chat_of`.
+      MissingExtraError: As in `chat_of`.
+    """
+    must_say = template is None and has_texts and tokenizer.endswith(".json")
+    if must_say and read_tokenizer_files(tokenizer).chat_template is not None:
+        raise UsageError(
+            f"vocabulary {tokenizer}: has a chat template, so say whether prompts become chats: "
+            f"--chat_template={OWN_TEMPLATE} takes that template, --chat_template=FILE another one, and "
+            f"--chat_template={NO_TEMPLATE} takes prompts as they are (chat_template=... in Python)."
+        )
+    if template in (None, NO_TEMPLATE):
+        if system is not None:
+            raise UsageError("--system belongs to --chat_template, which is missing or none.")
+        return None
+    assert template is not None
+    return chat_of(template, tokenizer=tokenizer, system=system)
 
 
 def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:

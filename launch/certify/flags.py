@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, whole_number
+from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, utf8_text, whole_number
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
@@ -57,7 +57,9 @@ def certify_parser(doc: str | None) -> FlagParser:
         help="of --losses: given (in [0, 1], default) or signed (in [-1, 1]); of scores: signed (baseline's minus "
         "candidate's, default) or relu (what is positive of it)",
     )
-    goal.add_argument("--group_key", help="column that names a group: each gets entries of its own, besides the whole")
+    goal.add_argument(
+        "--group_key", type=utf8_text, help="column that names a group: each gets entries of its own, besides the whole"
+    )
     goal.add_argument(
         "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
     )
@@ -71,7 +73,9 @@ def certify_parser(doc: str | None) -> FlagParser:
     test.add_argument(
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the settings together"
     )
-    test.add_argument("--cluster_key", help="column that names the cluster, where examples are drawn in clusters")
+    test.add_argument(
+        "--cluster_key", type=utf8_text, help="column that names the cluster, where examples are drawn in clusters"
+    )
     test.add_argument(
         "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
     )

@@ -68,6 +68,10 @@ class T5Architecture(Architecture):
         """Returns the model's start token, whatever the prompt."""
         return config.start_id
 
+    def room_for_prompts(self, config: T5Config, *, steps: int) -> int | None:
+        """Returns None: distances beyond the last bucket share it."""
+        return None
+
     def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
         """Refuses nothing: distances beyond the last bucket share it."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, write_t5x
 from calm_beam.checkpoints.native import write_native
 from calm_beam.model import T5Config
 from tests.builders import build_arrays, build_config, hugging_face_tensors, write_hugging_face
@@ -270,6 +270,14 @@ def test_where_outputs_begin_and_end(
     again = load_checkpoint(tmp_path / "ours")
     assert (again.config, again.fingerprint()) == (checkpoint.config, checkpoint.fingerprint())
     assert ("start_id" in (tmp_path / "ours" / "config.json").read_text()) == (start != 0)
+
+
+def test_t5x_cannot_hold_other_ends(tmp_path: pathlib.Path) -> None:
+    """T5X's layout has no word for them, so that a converted model would end elsewhere: it is refused."""
+    checkpoint = _load_with(tmp_path / "theirs", {"eos_token_id": [1, 5], "decoder_start_token_id": 4})
+    with pytest.raises(ValueError, match=r"cannot say that outputs begin with token 4 and end with 1 or 5: .*native"):
+        write_t5x(tmp_path / "t5x", checkpoint.config, arrays=checkpoint.arrays, step=1, vocabulary_path=None)
+    assert not (tmp_path / "t5x").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.manifest import ChatRecord, VocabularyRecord
 from calm_beam.sentinels import SentinelsError, extra_ids_beside
-from calm_beam.storage import open_input
+from calm_beam.storage import base_name, open_input
 from calm_beam.vocabularies.chat import rendered
 from calm_beam.vocabularies.model import VocabularyError as VocabularyError
 from calm_beam.vocabularies.model import VocabularyModel
@@ -13,10 +13,13 @@ from calm_beam.vocabularies.sentence_piece import EOS_ID as EOS_ID
 from calm_beam.vocabularies.sentence_piece import PAD_ID as PAD_ID
 from calm_beam.vocabularies.sentence_piece import UNK_ID as UNK_ID
 from calm_beam.vocabularies.sentence_piece import SentencePieceModel
+from calm_beam.vocabularies.tokenizer_files import read_tokenizer_files
 
 # The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.
 _MOST_BYTES = 256 << 20
 _MOST_EXTRA_IDS = 100_000
+# What transformers calls the SentencePiece model of a T5; in it, special tokens are found anywhere in a text.
+_HUGGING_FACE_NAME = "spiece.model"
 
 
 class Vocabulary:
@@ -27,13 +30,14 @@ class Vocabulary:
 
         Args:
           path: A SentencePiece model of T5's conventions, or a `tokenizer.json` of Hugging Face's tokenizers, local or
-            on Cloud Storage.
+            on Cloud Storage. If the model is called `spiece.model`, as in folders of transformers, texts are cut at
+            special tokens as there, and tokens that files beside it add are added.
           extra_ids: Number of sentinels to add to a SentencePiece model, 100 for the public T5 vocabularies.
           chat: How prompts are made of text; None for the text as it is.
 
         Raises:
-          VocabularyError: If the file is missing or of neither kind, or a SentencePiece model has other ids for pad,
-            eos or unknown; or if `extra_ids` is negative, or more than any model has, or the file has sentinels itself.
+          VocabularyError: If the file is missing or of neither kind, or a SentencePiece model has other ids for pad
+            and eos; or if `extra_ids` is negative, or more than any model has, or the file has sentinels itself.
           MissingExtraError: If a package is needed that is not installed.
         """
         if not 0 <= extra_ids <= _MOST_EXTRA_IDS:
@@ -144,18 +148,21 @@ def missing_sentinels(path: str | os.PathLike[str]) -> int:
         beside = extra_ids_beside(path)
     except SentinelsError as error:
         raise VocabularyError(str(error)) from error
-    return 0 if not beside or Vocabulary(path).has_sentinels() else beside
+    # Tokens that stand above the sentinels have no place without them.
+    has_own = not beside or _open_model(os.fspath(path), extra_ids=0, reads_added=False).has_sentinels()
+    return 0 if has_own else beside
 
 
-def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
+def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None, *, end_ids: Sequence[int] = (EOS_ID,)) -> str:
     """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
 
     Args:
       tokens: Generated ids.
       vocabulary: None if there is none, which only prompts of token ids can do without; then the text is the ids joined
         by spaces.
+      end_ids: Those that end an output, where there is no vocabulary to say it.
     """
-    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token != EOS_ID)
+    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token not in end_ids)
 
 
 def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
@@ -175,7 +182,7 @@ def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
     return output_text(ids[:end], vocabulary)
 
 
-def _open_model(path: str, *, extra_ids: int) -> VocabularyModel:
+def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> VocabularyModel:
     """Returns the model in a file, by the kind that its name says."""
     is_json = path.endswith(".json")
     kind = "a tokenizer of Hugging Face's" if is_json else "a SentencePiece model"
@@ -187,7 +194,9 @@ def _open_model(path: str, *, extra_ids: int) -> VocabularyModel:
     if len(content) > _MOST_BYTES:
         raise VocabularyError(f"vocabulary {path}: is larger than {_MOST_BYTES >> 20} MiB, which {kind} never is.")
     if not is_json:
-        return SentencePieceModel(path, content, extra_ids=extra_ids)
+        is_cut = reads_added and base_name(path) == _HUGGING_FACE_NAME
+        added = _added_tokens(path) if is_cut else None
+        return SentencePieceModel(path, content, extra_ids=extra_ids, added_tokens=added)
     if extra_ids:
         raise VocabularyError(
             f"vocabulary {path}: extra_ids is {extra_ids}, but a tokenizer.json names its sentinels itself: leave "
@@ -197,3 +206,9 @@ def _open_model(path: str, *, extra_ids: int) -> VocabularyModel:
     from calm_beam.vocabularies.tokenizer_json import TokenizerModel
 
     return TokenizerModel(path, content)
+
+
+def _added_tokens(path: str) -> dict[int, str]:
+    """Returns the tokens that files beside a `spiece.model` add, by id."""
+    files = read_tokenizer_files(path)
+    return {index: token["content"] for index, token in files.added_tokens.items()}

@@ -7,6 +7,7 @@ from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.prepared import PreparedSweep, prepare_sweep
 
@@ -24,6 +25,7 @@ def prepare_run(
     settings: DecodeSettings | None = None,
     finds_vocabulary: bool = True,
     runs_here: bool = True,
+    compares_texts: bool = True,
 ) -> PreparedSweep:
     """Returns a sweep whose flags, model, vocabulary and first examples have been checked.
 
@@ -35,6 +37,7 @@ def prepare_run(
       settings: What determines the outputs; as the flags say if omitted.
       finds_vocabulary: As in `prepare_sweep`.
       runs_here: As in `prepare_sweep`.
+      compares_texts: As in `prepare_sweep`.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.
@@ -47,7 +50,9 @@ def prepare_run(
         request = sweep_request(flags, settings or decode_settings(flags))
         reading = reading_of(flags, cluster_key=cluster_key, group_key=group_key, needs_references=needs_references)
         data = find_files("--data", flags.data, reading=reading)
-        prepared = prepare_sweep(request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here)
+        prepared = prepare_sweep(
+            request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here, compares_texts=compares_texts
+        )
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     for sentence in prepared.checkpoint.assumed:
@@ -62,9 +67,12 @@ def prepare_run(
 
 def sweep_request(flags: argparse.Namespace, settings: DecodeSettings) -> SweepRequest:
     """Returns what flags ask for: each field but the model and the settings has the name of its flag."""
-    names = {field.name for field in dataclasses.fields(SweepRequest)} - {"model", "settings"}
+    names = {field.name for field in dataclasses.fields(SweepRequest)} - {"model", "settings", "shortens_prompts"}
     return SweepRequest(
-        model=flags.checkpoint, settings=settings, **{name: getattr(flags, name) for name in names if name in flags}
+        model=flags.checkpoint,
+        settings=settings,
+        shortens_prompts=getattr(flags, "max_input_length", USUAL_INPUT_LENGTH) is None,
+        **{name: getattr(flags, name) for name in names if name in flags},
     )
 
 
@@ -95,7 +103,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
             patience=flags.patience,
         ).with_source(),
         thresholds=grid,
-        max_input_length=flags.max_input_length,
+        max_input_length=flags.max_input_length or USUAL_INPUT_LENGTH,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
         arithmetic=arithmetic_of(flags),
@@ -107,7 +115,7 @@ def full_model_settings(flags: argparse.Namespace) -> DecodeSettings:
     return DecodeSettings(
         rule=ExitRule(),
         thresholds=(1.0,),
-        max_input_length=flags.max_input_length,
+        max_input_length=flags.max_input_length or USUAL_INPUT_LENGTH,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
         arithmetic=arithmetic_of(flags),

@@ -15,7 +15,7 @@ class NumpyT5(NumpyDecoder):
     def begin(self, source: Sequence[int]) -> Begun:
         """Returns a prompt that the encoder has read."""
         kept: list[list[KeyValue]] = [[] for _ in range(self.config.num_decoder_layers)]
-        return Begun(kept=kept, first_input=0, context=self.encode(source))
+        return Begun(kept=kept, first_input=self.config.start_id, context=self.encode(source))
 
     def encode(self, source: Sequence[int]) -> np.ndarray:
         """Returns the encoder's output, shape (source, width), of ids without padding."""

@@ -14,6 +14,7 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.manifest import GroupRecord, PlanRecord
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute, make_folder
@@ -66,10 +67,10 @@ class Sweep(beam.PTransform):
       vocabulary: Path of the SentencePiece model; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
       chat_template: `model` for the chat template beside the tokenizer, or the path of one, which makes prompts of
-        inputs; None takes them as they are.
+        inputs; `none` takes them as they are. Needed where there is a template.
       system: What every chat begins with; None if it begins with the input.
       task_prefix: Put before every input.
-      max_input_length: In tokens, eos included.
+      max_input_length: In tokens, eos included; None for 512, or what the model has room for beside an output.
       max_decode_length: In tokens, eos included.
       dtype: `float32`, or `bfloat16` for weights, states, keys and values.
       matmul_precision: `highest`, `high` or `default`: of products of float32 numbers on GPUs and TPUs.
@@ -98,7 +99,7 @@ class Sweep(beam.PTransform):
     chat_template: str | None = None
     system: str | None = None
     task_prefix: str = ""
-    max_input_length: int = 512
+    max_input_length: int | None = None
     max_decode_length: int = 64
     dtype: str = "float32"
     matmul_precision: str = "highest"
@@ -154,7 +155,7 @@ class Sweep(beam.PTransform):
         settings = DecodeSettings(
             rule=self.exits.with_source(),
             thresholds=descending_grid(self.thresholds),
-            max_input_length=self.max_input_length,
+            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
             max_decode_length=self.max_decode_length,
             task_prefix=self.task_prefix,
             arithmetic=Arithmetic(dtype=self.dtype, matmul_precision=self.matmul_precision),
@@ -166,6 +167,7 @@ class Sweep(beam.PTransform):
             extra_ids=self.extra_ids,
             chat_template=self.chat_template,
             system=self.system,
+            shortens_prompts=self.max_input_length is None,
             on_long=self.on_long,
             on_error=self.on_error,
             max_failures=self.max_failures,

@@ -15,7 +15,7 @@ Config = Any
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Keys of a stored config without which a model is T5's.
-_ADDED_LATER = {"activation", "relative_bias_per_layer", "exit_norms", "exit_heads"}
+_ADDED_LATER = {"activation", "relative_bias_per_layer", "exit_norms", "exit_heads", "start_id", "end_ids"}
 _ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 
@@ -27,6 +27,10 @@ class StoredArchitecture(abc.ABC):
     """
 
     name: str
+
+    def fields(self, config: Any) -> Mapping[str, Any]:
+        """Returns what the native layout writes of a config, from which `config_of` makes it again."""
+        return dataclasses.asdict(config)
 
     @abc.abstractmethod
     def config_of(self, fields: Mapping[str, Any]) -> Config:
@@ -60,15 +64,23 @@ class StoredArchitecture(abc.ABC):
 class _T5(StoredArchitecture):
     name = "t5"
 
+    def fields(self, config: T5Config) -> Mapping[str, Any]:
+        # Without T5's own start and end, which readers of earlier versions do not know.
+        own = {"start_id": T5Config.start_id, "end_ids": T5Config.end_ids}
+        fields = dataclasses.asdict(config)
+        return {name: value for name, value in fields.items() if name not in own or value != own[name]}
+
     def config_of(self, fields: Mapping[str, Any]) -> T5Config:
         known = {field.name for field in dataclasses.fields(T5Config)}
         unknown, missing = fields.keys() - known, known - fields.keys() - _ADDED_LATER
         if unknown or missing:
             raise ValueError(f"unknown keys {sorted(unknown)}, missing keys {sorted(missing)}.")
-        return T5Config(**fields)
+        ends = fields.get("end_ids")
+        return T5Config(**{**fields, "end_ids": tuple(ends)} if isinstance(ends, list) else fields)
 
     def check(self, config: T5Config, shapes: Shapes) -> None:
         found = infer_config(shapes, activation=config.activation, relative_max_distance=config.relative_max_distance)
+        found = dataclasses.replace(found, start_id=config.start_id, end_ids=config.end_ids)
         names = [field.name for field in dataclasses.fields(T5Config)]
         differing = [name for name in names if getattr(config, name) != getattr(found, name)]
         if differing:
@@ -78,18 +90,27 @@ class _T5(StoredArchitecture):
     def unseen(self, config: T5Config) -> str:
         # Of T5's own activation nothing is said: their fingerprints are older than other activations.
         is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
-        return f"{config.relative_max_distance}" + ("" if is_t5 else f", {config.activation}")
+        text = f"{config.relative_max_distance}" + ("" if is_t5 else f", {config.activation}")
+        # Nor of T5's own start and end.
+        if config.start_id != T5Config.start_id:
+            text += f", starts {config.start_id}"
+        if config.end_ids != T5Config.end_ids:
+            text += f", ends {' '.join(map(str, config.end_ids))}"
+        return text
 
     def declared(self, config: T5Config) -> Declared:
         return Declared(activation=config.activation, relative_max_distance=config.relative_max_distance)
 
     def in_words(self, config: T5Config) -> str:
         tables = "; every layer has a table of relative positions of its own" if config.relative_bias_per_layer else ""
+        is_usual = (config.start_id, config.end_ids) == (T5Config.start_id, T5Config.end_ids)
+        ends = " or ".join(map(str, config.end_ids))
+        begins = "" if is_usual else f"; outputs begin with token {config.start_id} and end with {ends}"
         return (
             f"T5 with {'gated ' if config.gated_mlp else ''}{_ACTIVATIONS[config.activation]}: "
             f"{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, "
             f"width {config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
-            f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head{tables}"
+            f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head{tables}{begins}"
             f"{_exits_in_words(config)}"
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from calm_beam.model import infer_config
 from calm_beam.storage import is_cloud_path, obstacle
+from calm_beam.vocabularies.tokenizer_files import TOKENIZER
 
 from .architectures import stored_architecture
 from .checkpoint import Checkpoint
@@ -262,5 +263,7 @@ def _folders(found: FoundModel) -> tuple[pathlib.Path, ...]:
 
 
 def _find_vocabulary(found: FoundModel) -> pathlib.Path | None:
-    paths = [folder / name for folder in _folders(found) for name in VOCABULARIES]
+    # What transformers reads of its own folders: tokenizer.json has tokens that were added, spiece.model has not.
+    names = sorted(VOCABULARIES, key=lambda name: name != TOKENIZER) if found.layout == "hugging_face" else VOCABULARIES
+    paths = [folder / name for folder in _folders(found) for name in names]
     return next((path for path in paths if path.is_file()), None)

@@ -4,7 +4,6 @@ Tensor names are those of the T5X tree, with slashes. Weights are float32 or flo
 since rounding to it changes far more outputs than float16 does.
 """
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
@@ -89,7 +88,7 @@ def write_native(
     (directory / "config.json").unlink(missing_ok=True)
     name = stored_architecture(config).name
     head = {"format": _FORMAT} if name == _FIRST_ARCHITECTURE else {"format": _FORMAT, "architecture": name}
-    config_text = json.dumps({**head, **dataclasses.asdict(config)}, indent=2) + "\n"
+    config_text = json.dumps({**head, **stored_architecture(config).fields(config)}, indent=2) + "\n"
     write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
     with replacing(directory / "model.safetensors") as temporary:
         write_safetensors(temporary, arrays, dtype=dtype)

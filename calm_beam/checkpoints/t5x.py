@@ -94,10 +94,17 @@ def write_t5x(
       extra_ids: Its sentinels, which a file beside it then names.
 
     Raises:
-      ValueError: If the model is no T5, `step` is below 1, or a `config.gin` in `directory` is of another model.
+      ValueError: If the model is no T5, or one that begins or ends outputs in a way of its own; `step` is below 1; or
+        a `config.gin` in `directory` is of another model.
     """
     if not isinstance(config, T5Config):
         raise ValueError(f"T5X's layout holds T5s only, and this model is a {stored_architecture(config).name}.")
+    if (config.start_id, config.end_ids) != (T5Config.start_id, T5Config.end_ids):
+        raise ValueError(
+            f"T5X's layout cannot say that outputs begin with token {config.start_id} and end with "
+            f"{' or '.join(map(str, config.end_ids))}: its models begin with {T5Config.start_id} and end with "
+            f"{T5Config.end_ids[0]}. Use the native layout."
+        )
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}.")
     text = _missing_gin_text(directory, config)

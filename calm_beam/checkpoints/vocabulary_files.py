@@ -1,13 +1,15 @@
 """The files of a vocabulary, copied beside the weights of a model."""
 
 import pathlib
-import shutil
 
-from calm_beam.sentinels import write_extra_ids
+from calm_beam.sentinels import SENTINEL_FILES, SentinelsError, extra_ids_beside, write_extra_ids
 from calm_beam.storage import replacing
 from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
 _SENTENCE_PIECE = "sentencepiece.model"
+# What transformers calls it, in whose way texts are then cut at special tokens.
+_HUGGING_FACE = "spiece.model"
+_ALL = (_SENTENCE_PIECE, _HUGGING_FACE, *dict.fromkeys((*TOKENIZER_FILES, *SENTINEL_FILES)))
 
 
 def write_vocabulary(folder: pathlib.Path, vocabulary_path: pathlib.Path | None, *, extra_ids: int) -> None:
@@ -15,26 +17,33 @@ def write_vocabulary(folder: pathlib.Path, vocabulary_path: pathlib.Path | None,
 
     Args:
       folder: Where to.
-      vocabulary_path: A SentencePiece model, or a `tokenizer.json`, which goes with what belongs to it; with None, none
-        is left in the folder.
+      vocabulary_path: A SentencePiece model, or a `tokenizer.json`; the latter, and a `spiece.model`, go with what
+        belongs to them. With None, none is left in the folder.
       extra_ids: Sentinels of a SentencePiece model, which a file beside it then names.
     """
-    is_tokenizer = vocabulary_path is not None and vocabulary_path.name == TOKENIZER
     # Read before anything is taken away, as it may lie in this folder.
     copied: dict[str, bytes] = {}
-    if vocabulary_path is not None and is_tokenizer:
-        beside = {name: vocabulary_path.with_name(name) for name in TOKENIZER_FILES}
+    is_tokenizer = vocabulary_path is not None and vocabulary_path.name == TOKENIZER
+    if vocabulary_path is not None:
+        is_theirs = vocabulary_path.name == _HUGGING_FACE
+        name = TOKENIZER if is_tokenizer else _HUGGING_FACE if is_theirs else _SENTENCE_PIECE
+        names = TOKENIZER_FILES if is_tokenizer else SENTINEL_FILES if is_theirs else ()
+        beside = {name: vocabulary_path.with_name(name) for name in names}
         copied = {name: path.read_bytes() for name, path in beside.items() if path.is_file()}
-    for name in TOKENIZER_FILES:
+        copied[name] = vocabulary_path.read_bytes()
+    for name in _ALL:
         if name not in copied:
             (folder / name).unlink(missing_ok=True)
-    if is_tokenizer or vocabulary_path is None:
-        (folder / _SENTENCE_PIECE).unlink(missing_ok=True)
-    else:
-        with replacing(folder / _SENTENCE_PIECE) as temporary:
-            shutil.copyfile(vocabulary_path, temporary)
     for name, content in copied.items():
         with replacing(folder / name) as temporary:
             temporary.write_bytes(content)
-    if not is_tokenizer:
-        write_extra_ids(folder, extra_ids if vocabulary_path else 0)
+    if not is_tokenizer and extra_ids != _extra_ids_in(folder):
+        write_extra_ids(folder, extra_ids)
+
+
+def _extra_ids_in(folder: pathlib.Path) -> int | None:
+    """Returns how many sentinels the files in a folder name; None if they cannot be understood."""
+    try:
+        return extra_ids_beside(folder / _SENTENCE_PIECE)
+    except SentinelsError:
+        return None

@@ -167,7 +167,7 @@ class Batch:
             self._schedules[slot] = request.schedule
             self._slots.widths[slot], self._slots.places[slot] = prepared.width, prepared.place
             self._slots.lengths[slot] = len(request.ids)
-            self._previous[slot] = self._architecture.first_input(request.ids)
+            self._previous[slot] = self._architecture.first_input(self._model.config, request.ids)
         self._is_held[slots] = self._live[slots] = self._is_finite[slots] = True
         self._shared_steps[slots] = 0
         self._tree.admit(slots)

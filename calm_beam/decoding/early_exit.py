@@ -157,7 +157,8 @@ class EarlyExitDecoder:
                 lengths, first = np.zeros(self._rows, np.int32), np.zeros(self._rows, np.int32)
                 for row, index in enumerate(together):
                     source_tokens[row, : len(prompts[index])] = prompts[index]
-                    lengths[row], first[row] = len(prompts[index]), architecture.first_input(prompts[index])
+                    lengths[row] = len(prompts[index])
+                    first[row] = architecture.first_input(self._model.config, prompts[index])
                 with self._group.running():
                     host = jax.device_get(
                         _decode(

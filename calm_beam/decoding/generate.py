@@ -8,7 +8,7 @@ import numpy as np
 
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output
-from calm_beam.vocabulary import Vocabulary, output_text
+from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .isolation import DecodeError, reason_of, results_or_reasons
 from .near_ties import tells_near_ties
@@ -36,6 +36,7 @@ def generate(
     above: Sequence[Generation] | None = None,
     goes_on: bool = False,
     rules: Sequence[ExitRule] = (),
+    end_ids: Sequence[int] = (EOS_ID,),
 ) -> Iterator[tuple[Generation, ...]]:
     """Yields the generations of every prompt, one for each exit rule, in the order in which prompts end.
 
@@ -54,6 +55,7 @@ def generate(
       goes_on: Whether another sweep is to go on below the last threshold.
       rules: Exit rules of the decoder, with as many lanes each; none if there is one. A prompt that fails by one fails
         by all.
+      end_ids: Ids of which each ends an output, which are none of its text where there is no vocabulary.
 
     Raises:
       DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
@@ -76,7 +78,7 @@ def generate(
                 if not tells_near_ties(rule):
                     by_rule[place] = dataclasses.replace(by_rule[place], near_ties=None)
             try:
-                outputs = [_outputs(each, vocabulary) for each in by_rule]
+                outputs = [_outputs(each, vocabulary, end_ids=end_ids) for each in by_rule]
             except Exception as error:
                 failure = reason_of(error)
         if failure and on_error == "fail":
@@ -119,13 +121,13 @@ def _runner_ups(result: SweepResult) -> tuple[float, ...] | None:
     return None if result.runner_ups is None else tuple(result.runner_ups[-1, : result.lengths[-1]].tolist())
 
 
-def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output, ...]:
+def _outputs(result: SweepResult, vocabulary: Vocabulary | None, *, end_ids: Sequence[int]) -> tuple[Output, ...]:
     outputs = []
     for lane, length in enumerate(result.lengths.tolist()):
         tokens = tuple(result.tokens[lane, :length].tolist())
         outputs.append(
             Output(
-                text=output_text(tokens, vocabulary),
+                text=output_text(tokens, vocabulary, end_ids=end_ids),
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),

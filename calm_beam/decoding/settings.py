@@ -47,6 +47,10 @@ class DecodeSettings:
         # As plain floats, so that 1 and 1.0 are one grid with one fingerprint.
         object.__setattr__(self, "thresholds", grid)
         check_sizes(max_input_length=self.max_input_length, max_decode_length=self.max_decode_length)
+        try:
+            self.task_prefix.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"task_prefix must be text that UTF-8 can hold, got {self.task_prefix!a:.80}.") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, without what is as it always was: fingerprints made before stand."""

@@ -135,8 +135,12 @@ class Architecture(abc.ABC):
         """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""
 
     @abc.abstractmethod
-    def first_input(self, prompt: Sequence[int]) -> int:
+    def first_input(self, config: Any, prompt: Sequence[int]) -> int:
         """Returns the token that the decoder reads in the first step."""
+
+    @abc.abstractmethod
+    def room_for_prompts(self, config: Any, *, steps: int) -> int | None:
+        """Returns the most tokens of a prompt beside an output of so many, at least 1; None if there is no limit."""
 
     @abc.abstractmethod
     def check_positions(self, config: Any, *, source: int, steps: int) -> None:

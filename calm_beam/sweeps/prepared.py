@@ -20,10 +20,11 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.manifest import ChatRecord, ModelRecord, Variant
 from calm_beam.model import ModelConfig, architecture_of
+from calm_beam.model.input_length import default_input_length
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
-from calm_beam.vocabularies.chat import chat_of
+from calm_beam.vocabularies.chat import chosen_chat
 from calm_beam.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 
 from .assignment import BATCH, Assignment
@@ -160,7 +161,12 @@ class PreparedSweep:
 
 
 def prepare_sweep(
-    request: SweepRequest, data: DataFiles, *, finds_vocabulary: bool = True, runs_here: bool = True
+    request: SweepRequest,
+    data: DataFiles,
+    *,
+    finds_vocabulary: bool = True,
+    runs_here: bool = True,
+    compares_texts: bool = True,
 ) -> PreparedSweep:
     """Returns a sweep whose model, vocabulary, settings and first examples have been checked.
 
@@ -170,12 +176,12 @@ def prepare_sweep(
       finds_vocabulary: Whether the one in or beside the checkpoint is taken where the request names none. Not where the
         calibration had none.
       runs_here: Whether it is this machine that decodes, so that its memory has to do.
+      compares_texts: Whether texts of outputs are compared with others, so that what ends an output must be none of it.
 
     Raises:
       ValueError: If anything is wrong (`CheckpointError`, `VocabularyError`, `DataError`, `UsageError` among others).
       OSError: If a file cannot be read.
     """
-    _check_token_budget(request)
     check_head(request.exit_head, request.settings.arithmetic)
     form_on_devices(request.exit_head, request.model_parallelism)
     machine = Machine.here() if runs_here else None
@@ -184,11 +190,18 @@ def prepare_sweep(
         request.model,
         declared=Declared(activation=request.activation, relative_max_distance=request.relative_max_distance),
     )
+    if request.shortens_prompts:
+        request = _with_room(request, checkpoint.config)
+    _check_token_budget(request)
     _check_exits(request, checkpoint)
     path = request.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
     if path is None:
-        _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
-    vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
+        _check_needs_no_vocabulary(
+            preview, checkpoint, finds_vocabulary=finds_vocabulary, compares_texts=compares_texts
+        )
+    vocabulary = None
+    if path is not None:
+        vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path, preview))
     _check_model(request, checkpoint.config)
     request = _with_engine(request, checkpoint.config, machine)
     memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
@@ -231,6 +244,14 @@ def _with_engine(request: SweepRequest, config: ModelConfig, machine: Machine | 
     return dataclasses.replace(request, **asked, settings=dataclasses.replace(settings, engine=engine))
 
 
+def _with_room(request: SweepRequest, config: ModelConfig) -> SweepRequest:
+    """Returns the request with prompts that the model has room for."""
+    settings = request.settings
+    room = default_input_length(config, steps=settings.max_decode_length)
+    length = min(settings.max_input_length, room)
+    return dataclasses.replace(request, settings=dataclasses.replace(settings, max_input_length=length))
+
+
 def _check_token_budget(request: SweepRequest) -> None:
     settings = request.settings
     checked_least_tokens(
@@ -250,20 +271,23 @@ def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
         )
 
 
-def _chat(request: SweepRequest, vocabulary_path: str) -> ChatRecord | None:
+def _chat(request: SweepRequest, vocabulary_path: str, preview: DataPreview) -> ChatRecord | None:
     """Returns how prompts become chats, as the request or a manifest says; None if they do not."""
     if request.recorded_chat is not None:
         return request.recorded_chat
-    if request.chat_template is None:
-        if request.system is not None:
-            raise UsageError("--system belongs to --chat_template, which is missing.")
-        return None
-    return chat_of(request.chat_template, tokenizer=vocabulary_path, system=request.system)
+    return chosen_chat(
+        request.chat_template,
+        tokenizer=vocabulary_path,
+        system=request.system,
+        has_texts=preview.text_prompt is not None,
+    )
 
 
-def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool) -> None:
+def _check_needs_no_vocabulary(
+    preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool, compares_texts: bool
+) -> None:
     ends = checkpoint.config.end_ids
-    if ends != (EOS_ID,):
+    if compares_texts and ends != (EOS_ID,):
         raise UsageError(
             f"no tokenizer.json in or beside {checkpoint.uri}: pass --vocabulary. This model ends its outputs with "
             f"{counted(len(ends), 'id')} of its own ({', '.join(map(str, ends))}), which only its tokenizer keeps out "

@@ -16,10 +16,12 @@ class SweepRequest:
       settings: What determines the outputs; `prepare_sweep` sets the engine.
       vocabulary: Path of the SentencePiece model, or of a `tokenizer.json`; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
-      chat_template: `model` for the chat template beside the tokenizer, or the path of one; None takes prompts as they
-        are.
+      chat_template: `model` for the chat template beside the tokenizer, the path of one, or `none` for prompts as they
+        are; None is that, too, where there is no template.
       system: What every chat begins with; None if it begins with the prompt.
       recorded_chat: How a manifest says that prompts become chats, which counts before those two.
+      shortens_prompts: Whether the most tokens of a prompt, which the settings have, are what the model has room for
+        beside an output, if that is less: where nobody says how many.
       activation: Of the model, where its files do not say it; None goes by the files.
       relative_max_distance: The same.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
@@ -46,6 +48,7 @@ class SweepRequest:
     chat_template: str | None = None
     system: str | None = None
     recorded_chat: ChatRecord | None = None
+    shortens_prompts: bool = False
     activation: str | None = None
     relative_max_distance: int | None = None
     on_long: str = "truncate"

@@ -157,6 +157,7 @@ def decode_shard(
         above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
         goes_on=assignment.goes_on,
         rules=loaded.rules,
+        end_ids=assignment.stored.job.end_ids,
     )
 
 

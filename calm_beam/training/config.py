@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 
 from .exit_objective import OBJECTIVES
 
@@ -99,7 +100,7 @@ class TrainingConfig:
     steps: int
     batch_tokens: int = 1500
     num_shapes: int = 6
-    max_input_length: int = 128
+    max_input_length: int = USUAL_INPUT_LENGTH
     max_target_length: int = 128
     dropout_rate: float = 0.1
     layer_dropout: float = 0.0
@@ -161,7 +162,7 @@ class ClassifierConfig:
     steps: int = 100
     batch_tokens: int = 1500
     num_shapes: int = 6
-    max_input_length: int = 128
+    max_input_length: int = USUAL_INPUT_LENGTH
     max_target_length: int = 128
     objective: str = "independent"
     balance_classes: bool = False

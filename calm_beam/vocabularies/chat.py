@@ -1,25 +1,56 @@
 """Prompts as a chat: what a template makes of an instruction and a user's text, rendered as transformers does.
 
-Templates come with models, so they are code of strangers: they run in Jinja's sandbox, which lets them change nothing
-and see nothing but the chat. Today's date is nothing that they see, either: with it, prompts would be others tomorrow
-than those that were calibrated.
-Source: transformers `utils/chat_template_utils.py` (`render_jinja_template`).
+Templates do not see today's date: with it, prompts would be others tomorrow than those that were calibrated.
 """
 
-import functools
-import json
-from typing import Any
-
+from calm_beam.errors import UsageError
 from calm_beam.extras import imported
 from calm_beam.manifest import ChatRecord
 
+from .chat_process import render
 from .model import VocabularyError
 from .tokenizer_files import read_text, read_tokenizer_files
 
 OWN_TEMPLATE = "model"
 """Names the template that lies beside a tokenizer."""
+NO_TEMPLATE = "none"
+"""Says that prompts are taken as they are, although there is a template."""
 
 _DATE = "strftime_now"
+
+
+def chosen_chat(
+    template: str | None, *, tokenizer: str, system: str | None, has_texts: bool = True
+) -> ChatRecord | None:
+    """Returns how prompts become chats; None if they are taken as they are.
+
+    A model that was taught chats answers other prompts badly, and nothing in its outputs says so. So where there is a
+    template, it has to be said whether it is used.
+
+    Args:
+      template: As in `chat_of`, or `NO_TEMPLATE`; None if nothing is said.
+      tokenizer: The vocabulary.
+      system: As in `chat_of`.
+      has_texts: Whether any prompt is text; ids are never made chats of.
+
+    Raises:
+      UsageError: If there is a template and nothing is said, or a system prompt has no template.
+      VocabularyError: As in `chat_of`.
+      MissingExtraError: As in `chat_of`.
+    """
+    must_say = template is None and has_texts and tokenizer.endswith(".json")
+    if must_say and read_tokenizer_files(tokenizer).chat_template is not None:
+        raise UsageError(
+            f"vocabulary {tokenizer}: has a chat template, so say whether prompts become chats: "
+            f"--chat_template={OWN_TEMPLATE} takes that template, --chat_template=FILE another one, and "
+            f"--chat_template={NO_TEMPLATE} takes prompts as they are (chat_template=... in Python)."
+        )
+    if template in (None, NO_TEMPLATE):
+        if system is not None:
+            raise UsageError("--system belongs to --chat_template, which is missing or none.")
+        return None
+    assert template is not None
+    return chat_of(template, tokenizer=tokenizer, system=system)
 
 
 def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:
@@ -56,69 +87,37 @@ def rendered(chat: ChatRecord, text: str) -> str:
     """Returns the prompt that a chat's template makes of a user's text, up to where the answer begins.
 
     Raises:
-      VocabularyError: If the template cannot be rendered; says why.
+      VocabularyError: If the template cannot be rendered, or not within limits of time, memory and length; says why.
+      MissingExtraError: If the package that renders it is not installed.
     """
-    system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
-    jinja2 = _jinja2()
+    imported("jinja2", extra="tokenizers", needed_for="a chat template")
+    texts = [] if chat.system is None else [chat.system]
+    messages = [{"role": "system", "content": system} for system in texts]
+    variables = {
+        "messages": [*messages, {"role": "user", "content": text}],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        **chat.tokens,
+    }
     try:
-        made: str = _compiled(chat.template).render(
-            messages=[*system, {"role": "user", "content": text}],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **dict(chat.tokens),
-        )
-    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise VocabularyError(_in_words(error)) from error
+        made = render(chat.template, variables, texts=sum(map(len, (*texts, text))))
+    except VocabularyError as error:
+        if _DATE in str(error):
+            raise VocabularyError(
+                f"the chat template calls {_DATE}, today's date: tomorrow's prompts would be others than those that "
+                "were calibrated. Pass a template that has a date in it, or none."
+            ) from error
+        raise
+    for name, is_there in (("NUL characters", _has_nul), ("lone surrogates, which are no text", _has_surrogate)):
+        if is_there(made) and not any(map(is_there, (*texts, text))):
+            raise VocabularyError(f"the chat template makes {name}: no tokenizer knows what they mean.")
     return made
 
 
-@functools.lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    _jinja2()
-    # Submodules are loaded by their own names.
-    sandbox = imported("jinja2.sandbox", extra="tokenizers", needed_for="a chat template")
-    extensions = imported("jinja2.ext", extra="tokenizers", needed_for="a chat template")
-    nodes = imported("jinja2.nodes", extra="tokenizers", needed_for="a chat template")
-
-    base: Any = extensions.Extension
-
-    class Generation(base):  # type: ignore[misc]
-        """What marks an answer for training, and changes no prompt."""
-
-        tags = frozenset(("generation",))
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, extensions.loopcontrols]
-    )
-    # What is drawn anew each time would make other prompts each time.
-    del environment.filters["random"], environment.globals["lipsum"]
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    return environment.from_string(template)
+def _has_nul(text: str) -> bool:
+    return "\0" in text
 
 
-def _jinja2() -> Any:
-    return imported("jinja2", extra="tokenizers", needed_for="a chat template")
-
-
-def _to_json(value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, **more: Any) -> str:
-    # Unlike Jinja's own, it leaves HTML's characters as they are; templates may name these by position.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, **more)
-
-
-def _raise(message: object) -> None:
-    raise _jinja2().TemplateError(str(message))
-
-
-def _in_words(error: Exception) -> str:
-    if _DATE in str(error):
-        return (
-            f"the chat template calls {_DATE}, today's date: tomorrow's prompts would be others than those that were "
-            "calibrated. Pass a template that has a date in it, or none."
-        )
-    return f"the chat template cannot be rendered: {type(error).__name__}: {str(error)[:300]}"
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -41,7 +41,7 @@ def calibrate(
     chat_template: str | None = None,
     system: str | None = None,
     task_prefix: str = "",
-    max_input_length: int = 512,
+    max_input_length: int | None = None,
     max_decode_length: int = 64,
     dtype: str = "float32",
     matmul_precision: str = "highest",
@@ -91,10 +91,10 @@ def calibrate(
       vocabulary: Path of the SentencePiece model; looked for in and beside the model if omitted.
       extra_ids: Sentinels to add to it; as many as tokenizer files beside it name if omitted.
       chat_template: `model` for the chat template beside the tokenizer, or the path of one, which makes prompts of
-        inputs; inputs are prompts as they are if omitted.
+        inputs; `none` for inputs that are prompts as they are. Needed where there is a template.
       system: What every chat begins with, before the input.
       task_prefix: Put before every input.
-      max_input_length: In tokens, eos included.
+      max_input_length: In tokens, eos included; 512 if omitted, or what the model has room for beside an output.
       max_decode_length: In tokens, eos included.
       dtype: `float32`, or `bfloat16` for weights, states, keys and values; serving is then bfloat16, too.
       matmul_precision: `highest`, `high` or `default`: of products of float32 numbers on GPUs and TPUs.

@@ -14,6 +14,7 @@ from calm_beam.launch.flags import (
     numbers,
     share,
     texts,
+    utf8_text,
     whole_number,
     whole_numbers,
 )
@@ -91,9 +92,14 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         choices=tuple(PROCEDURES),
         help="test of the grid of thresholds; default: fixed_sequence; several variants have pareto alone",
     )
-    test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
+    test.add_argument(
+        "--cluster_key",
+        type=utf8_text,
+        help="key of a row that names its cluster, where examples are drawn in clusters",
+    )
     goal.add_argument(
         "--group_key",
+        type=utf8_text,
         help="key of a row that names its group, such as its language: besides the entries about all prompts, each "
         "group has entries of its own",
     )

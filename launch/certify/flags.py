@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, whole_number
+from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, utf8_text, whole_number
 from calm_beam.manifest import EXTERNAL_DIRECTIONS
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -60,7 +60,9 @@ def certify_parser(doc: str | None) -> FlagParser:
         help="of --losses: given (in [0, 1], default) or signed (in [-1, 1]); of scores: signed (baseline's minus "
         "candidate's, default) or relu (what is positive of it)",
     )
-    goal.add_argument("--group_key", help="column that names a group: each gets entries of its own, besides the whole")
+    goal.add_argument(
+        "--group_key", type=utf8_text, help="column that names a group: each gets entries of its own, besides the whole"
+    )
     goal.add_argument(
         "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
     )
@@ -76,6 +78,7 @@ def certify_parser(doc: str | None) -> FlagParser:
     )
     test.add_argument(
         "--cluster_key",
+        type=utf8_text,
         help="what names the cluster, where examples are drawn in clusters: a column of --losses or --ids, or a field "
         "of what a log says of an example, such as doc.title or metadata.passage",
     )

@@ -37,7 +37,9 @@ def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
             num_shards=lambda: asked_shards(flags),
         )
         workers.refuse_template(command="decode")
-        run = prepare_run(flags, needs_references=False, runs_here=workers.are_here).without_weights()
+        run = prepare_run(
+            flags, needs_references=False, runs_here=workers.are_here, compares_texts=False
+        ).without_weights()
         pipeline = workers.new_pipeline()
         # Beside the output, so that the same disk has to hold both.
         place = shared_place(workers, beside=output)

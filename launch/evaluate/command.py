@@ -138,7 +138,7 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         prompts=encoded_prompts(run, examples),
         metric=flags.metric,
         metric_settings=metric_settings(flags),
-        max_input_length=flags.max_input_length,
+        max_input_length=run.settings.max_input_length,
         max_decode_length=flags.max_decode_length,
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,

@@ -12,6 +12,7 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import arithmetic_of
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, PreparedSweeps
@@ -27,7 +28,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     return DecodeSettings(
         rule=ExitRule(confidence=flags.confidence, token_from="last_layer"),
         thresholds=descending_grid(flags.thresholds),
-        max_input_length=flags.max_input_length,
+        max_input_length=flags.max_input_length or USUAL_INPUT_LENGTH,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
         arithmetic=arithmetic_of(flags),

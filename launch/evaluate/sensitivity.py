@@ -34,7 +34,7 @@ def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperimen
         positions=positions,
         rank=flags.rank,
         max_decode_length=flags.max_decode_length,
-        max_input_length=flags.max_input_length,
+        max_input_length=run.settings.max_input_length,
         batch_size=flags.batch_size,
         arithmetic=run.settings.arithmetic,
     )

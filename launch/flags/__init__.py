@@ -26,5 +26,6 @@ from .parser import pattern as pattern
 from .parser import refuse_decoding_flags as refuse_decoding_flags
 from .parser import share as share
 from .parser import texts as texts
+from .parser import utf8_text as utf8_text
 from .parser import whole_number as whole_number
 from .parser import whole_numbers as whole_numbers

@@ -18,6 +18,7 @@ from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import TOKEN_SOURCES
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import ENGINES, ManifestError
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.seqio_names import seqio_name
 from calm_beam.written_numbers import written_float, written_int
 
@@ -273,6 +274,15 @@ def whole_numbers(low: int) -> Callable[[str], tuple[int, ...]]:
     return lambda value: tuple(map(parse, texts(value)))
 
 
+def utf8_text(value: str) -> str:
+    """Returns a text that stands in files, which cannot hold what the shell gives of bytes that are not UTF-8."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"expected text that UTF-8 can hold, got {value!a:.80}") from error
+    return value
+
+
 def pattern(value: str) -> re.Pattern[str]:
     """Returns a regular expression."""
     try:
@@ -326,10 +336,13 @@ def add_chat_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that make chats of inputs."""
     group.add_argument(
         "--chat_template",
+        metavar="model|none|FILE",
         help="make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
-        "template; default: inputs are prompts as they are",
+        "template; none: inputs are prompts as they are. Needed where the model has a template",
     )
-    group.add_argument("--system", help="what every chat begins with, before the input; needs --chat_template")
+    group.add_argument(
+        "--system", type=utf8_text, help="what every chat begins with, before the input; needs --chat_template"
+    )
 
 
 def add_task_flags(parser: FlagParser) -> None:
@@ -349,8 +362,12 @@ def add_task_flags(parser: FlagParser) -> None:
     add_chat_flags(task)
     add_model_flags(task)
     add_data_flags(task)
-    task.add_argument("--task_prefix", default="", help="put before every input")
-    task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
+    task.add_argument("--task_prefix", type=utf8_text, default="", help="put before every input")
+    task.add_argument(
+        "--max_input_length",
+        type=whole_number(1),
+        help=f"in tokens, eos included; default: {USUAL_INPUT_LENGTH}, or what the model has room for beside an output",
+    )
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
     task.add_argument(

@@ -10,6 +10,7 @@ from calm_beam.launch.flags import (
     add_memory_flags,
     add_worker_flags,
     share,
+    utf8_text,
     whole_number,
 )
 from calm_beam.launch.flags.accelerators import add_job_flags
@@ -66,7 +67,9 @@ def generate_parser(doc: str | None) -> FlagParser:
     )
     parser.add_argument("--inputs_field", help="field of a row with the prompt; default: input, in TFRecord inputs")
     parser.add_argument(
-        "--group_key", help="field of a row of --input with the prompt's group, under a manifest with groups"
+        "--group_key",
+        type=utf8_text,
+        help="field of a row of --input with the prompt's group, under a manifest with groups",
     )
     parser.add_argument(
         "--output",

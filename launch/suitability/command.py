@@ -33,7 +33,7 @@ def tell_suitability(flags: argparse.Namespace) -> int:
             say("no --checkpoint and no --data: the embedded model on the embedded data")
             flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
         output = None if flags.output is None else find_output(flags.output, overwrite=flags.overwrite)
-        run = prepare_run(flags, needs_references=False, settings=full_model_settings(flags))
+        run = prepare_run(flags, needs_references=False, settings=full_model_settings(flags), compares_texts=False)
         examples = read_all_examples(run.paths, run.reading)
         prompts = encoded_prompts(run, sampled(examples, flags.max_examples))
     with shown_progress(enabled=True) as progress:
@@ -77,7 +77,7 @@ def _measured(
         run.checkpoint,
         rule,
         thresholds=[thresholds_by_step(rule, None, max_decode_length=flags.max_decode_length)],
-        max_input_length=flags.max_input_length,
+        max_input_length=run.settings.max_input_length,
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
         model_parallelism=flags.model_parallelism,

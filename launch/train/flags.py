@@ -13,6 +13,7 @@ from calm_beam.launch.flags import (
     add_data_flags,
     parse_own_flags,
     paths,
+    utf8_text,
     whole_number,
 )
 from calm_beam.launch.flags.metrics import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
@@ -189,7 +190,7 @@ def train_parser(doc: str | None) -> FlagParser:
     )
     add("--checkpoint", help="model to start from, with its vocabulary; without it, a new one of the sizes below")
     add_model_flags(parser)
-    add("--task_prefix", default="", help="text to put before every input")
+    add("--task_prefix", type=utf8_text, default="", help="text to put before every input")
     add_chat_flags(parser)
     add("--stored_dtype", choices=("float32", "float16"), default="float32", help="type of the weights as stored")
     steps = (

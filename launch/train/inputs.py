@@ -19,7 +19,7 @@ from calm_beam.model import ModelConfig
 from calm_beam.training.batches import Pair
 from calm_beam.training.own_exits import with_own_exits
 from calm_beam.training.vocabulary import train_vocabulary
-from calm_beam.vocabularies.chat import chat_of
+from calm_beam.vocabularies.chat import chosen_chat
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 from calm_beam.vocabulary import open_vocabulary as with_its_sentinels
 
@@ -107,14 +107,15 @@ def open_vocabulary(
     Args:
       path: Its file.
       model: Sizes of the model.
-      chat_template: As `--chat_template` has it; None for prompts as they are.
+      chat_template: As `--chat_template` has it; None if it is not given.
       system: What every chat begins with.
 
     Raises:
-      UsageError: If it or the template cannot be read, or it has more ids than the model.
+      UsageError: If it or the template cannot be read, or it has more ids than the model; or if there is a template
+        and `chat_template` does not say whether it is used.
     """
     try:
-        chat = None if chat_template is None else chat_of(chat_template, tokenizer=str(path), system=system)
+        chat = chosen_chat(chat_template, tokenizer=str(path), system=system)
         vocabulary = with_its_sentinels(path, chat=chat)
     except VocabularyError as error:
         raise UsageError(str(error)) from error

@@ -43,6 +43,7 @@ from calm_beam.tails import tail_in_words
 from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify_each
+from calm_beam.vocabularies.chat import NO_TEMPLATE
 
 from .carried import take_up
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
@@ -156,6 +157,8 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.checkpoint = flags.checkpoint or manifest.model.uri
     flags.extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
     flags.recorded_chat = manifest.vocabulary.chat if manifest.vocabulary else None
+    if flags.recorded_chat is None:
+        flags.chat_template = NO_TEMPLATE
     flags.cluster_key = plan.cluster_key if plan else None
     flags.group_key = plan.group_key if plan else None
     if flags.group_key is None and manifest.data.groups is not None:

@@ -94,7 +94,9 @@ def test_the_fingerprint_is_the_files(path: pathlib.Path, tmp_path: pathlib.Path
 def test_other_special_ids_are_refused(tmp_path: pathlib.Path) -> None:
     """SentencePiece's own numbering is refused with the ids found and the options to train with."""
     path = train_vocabulary(tmp_path / "other.model", pad_id=-1, unk_id=0, bos_id=1, eos_id=2)
-    message = r"other\.model: ids of pad, eos and unknown are \(-1, 2, 0\), T5 needs \(0, 1, 2\)\. Train it with --pad"
+    message = (
+        r"other\.model: ids of pad, eos and unknown are \(-1, 2, 0\), T5 needs 0, 1 and a third\. Train it with --pad"
+    )
     with pytest.raises(VocabularyError, match=message):
         Vocabulary(path)
 

@@ -85,13 +85,15 @@ def test_other_chats_are_other_generations(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run is not gone on with if the system prompt is another one; without a chat, the manifest names none."""
-    assert _calibrate(model, tmp_path / "run") == 0
+    assert _calibrate(model, tmp_path / "run", "--chat_template=none") == 0
     text = (tmp_path / "run" / "manifest.json").read_text()
     assert '"chat"' not in text
     folders = {path.name for path in (tmp_path / "run" / "generations").iterdir()}
     assert _calibrate(model, tmp_path / "other", "--chat_template=model") == 0
     assert not folders & {path.name for path in (tmp_path / "other" / "generations").iterdir()}
     assert _calibrate(model, tmp_path / "none", "--system=x") == 2
-    assert "--system belongs to --chat_template, which is missing." in capsys.readouterr().err
+    assert "has a chat template, so say whether prompts become chats" in capsys.readouterr().err
+    assert _calibrate(model, tmp_path / "none", "--system=x", "--chat_template=none") == 2
+    assert "--system belongs to --chat_template, which is missing or none." in capsys.readouterr().err
     assert _calibrate(model, tmp_path / "none", "--chat_template=model", "--max_input_length=8") != 0
     assert "prompts that a chat template made are not cut" in " ".join(capsys.readouterr().err.split())

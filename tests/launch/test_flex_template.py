@@ -27,6 +27,7 @@ _VALUES = {
     "sdk_container_image": ("us-docker.pkg.dev/project/calm-beam/worker:cuda", "worker"),
     "accelerator": ("type:nvidia-l4;count:1;install-nvidia-driver", "l4"),
     "vocabulary": ("gs://bucket/sentencepiece.model", "/sentencepiece.model"),
+    "chat_template": ("model", "chat.jinja"),
     "task_prefix": ("summarize: ", None),
     "consistency": ("textual,risk", "text"),
     "metric": ("rouge_l,package.module:function", "rouge_l,"),

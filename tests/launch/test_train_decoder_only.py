@@ -97,7 +97,7 @@ def test_more_than_the_positions_of_a_model_is_refused(
     _, model = _chat_model(tmp_path / "chat")
     data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 " * 60, "references": ["w0 w6 w8 w9"]}])
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'tuned'}", "--steps=1"]
-    assert main(["train", *flags]) != 0
+    assert main(["train", *flags, "--chat_template=none"]) != 0
     assert "has 64 positions, but prompts of up to 60 tokens and outputs of up to 5 need 65" in capsys.readouterr().err
     assert not (tmp_path / "tuned").exists()
 

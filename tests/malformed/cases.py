@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import safetensors.numpy
 
 from calm_beam.manifest import content_digest
 from tests.builders import build_arrays, train_vocabulary, write_t5x
+from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
+from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER as TOKENIZERS
 from tests.pipelines import CONFIG, text_rows, write_rows
 
 from .place import CALIBRATE, edit_arrays, edit_json
@@ -83,6 +86,55 @@ def with_arrays(changes: Mapping[str, Any], *, model: str = "model") -> Callable
     """Returns what sets arrays of a model; None takes one away."""
     return lambda here: edit_arrays(here / model, changes)
 
+
+def llama(model_type: str = "llama", **fields: Any) -> Callable[[Here], None]:
+    """Returns what adds a decoder-only model whose config has these fields."""
+
+    def spoil(here: Here) -> None:
+        # Whatever its tensors are, the config comes first.
+        tensors = {"model.norm.weight": np.ones(12, np.float32)}
+        write_decoder_only(here / "llama", model_type, tensors=tensors, **fields)
+
+    return spoil
+
+
+def templated(template: str, *, name: str = "tokenizer_config.json") -> Callable[[Here], None]:
+    """Returns what gives the model of the place a tokenizer with this chat template."""
+
+    def spoil(here: Here) -> None:
+        (here / "model" / "sentencepiece.model").unlink()
+        shutil.copy(TOKENIZERS / "zephyr" / "tokenizer.json", here / "model" / "tokenizer.json")
+        content = template if name.endswith(".jinja") else json.dumps({"chat_template": template, "eos_token": "</s>"})
+        (here / "model" / name).write_text(content, encoding="utf-8")
+
+    return spoil
+
+
+def _prefixed_names(here: Here) -> None:
+    path = here / "hugging_face" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file({f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}, path)
+
+
+_NO_OBJECTS: tuple[Any, ...] = ([], False, "", 0)
+_LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+_TEMPLATES = {
+    "loops within loops": (f"{_LOOPS}{'{% endfor %}' * 3}", "processor time"),
+    "loops that write": (f"{_LOOPS}aaaa{'{% endfor %}' * 3}", "cannot be rendered"),
+    "a width of a billion": ("{{ messages[0].content | center(1000000000) }}", "memory"),
+    "an indent of a billion": ("{{ ('a\n' * 9) | indent(1000000000) }}", "memory"),
+    "a billion letters": ("{{ 'a' * 1000000000 }}", "memory"),
+    "a string that doubles": (
+        "{% set n = namespace(x='ab') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "memory"
+    ),
+    "a format of a billion": ("{{ '%1000000000d' % 7 }}", "memory"),
+    "a number without end": ("{{ 9 ** (9 ** 9) }}", "cannot be rendered"),
+    "macros without end": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
+    "deep parentheses": ("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "cannot be rendered"),
+    "NUL": ("{{ messages[0].content }}{{ '%c' % 0 }}", "NUL"),
+    "a lone surrogate": ("{{ messages[0].content }}{{ '\\ud800' }}", "surrogates"),
+    "no text": ("{{ messages[0] }}{{ messages[0].content.nothing.at.all }}", "UndefinedError"),
+}  # fmt: skip
 
 _DEEP = "[" * 100_000
 _EMBEDDING = "token_embedder/embedding"
@@ -331,6 +383,81 @@ CASES: Mapping[str, Case] = {
         "--checkpoint=hugging_face",
         names=("num_encoder_layers",),
         spoil=editing("hugging_face/config.json", num_layers=10**9),
+    ),
+    "a billion layers of a Llama": calibrate(
+        "--checkpoint=llama", names=("num_hidden_layers", "1000000000"), spoil=llama(num_hidden_layers=10**9)
+    ),
+    "a billion layers of a Qwen with windows": calibrate(
+        "--checkpoint=llama",
+        names=("num_hidden_layers", "1000000000"),
+        spoil=llama(
+            "qwen2", num_hidden_layers=10**9, use_sliding_window=True, sliding_window=4, max_window_layers=10**9
+        ),
+    ),
+    "a billion decoder layers": calibrate(
+        "--checkpoint=hugging_face",
+        names=("num_decoder_layers",),
+        spoil=editing("hugging_face/config.json", num_decoder_layers=10**9),
+    ),
+    "a number of layers beyond all": calibrate(
+        "--checkpoint=llama", names=("num_hidden_layers",), spoil=llama(num_hidden_layers=10**300)
+    ),
+    **{
+        f"rotary positions that are {value!r}": calibrate(
+            "--checkpoint=llama", names=("rope_parameters", "expected one object"), spoil=llama(rope_parameters=value)
+        )
+        for value in _NO_OBJECTS
+    },
+    "names behind a prefix": calibrate(
+        "--checkpoint=hugging_face", names=("_orig_mod.", "torch.compile"), spoil=_prefixed_names
+    ),
+    "an end token that is no id": calibrate(
+        "--checkpoint=hugging_face",
+        names=("generation_config.json", "eos_token_id"),
+        spoil=writing("hugging_face/generation_config.json", '{"eos_token_id": [1, "x"]}'),
+    ),
+    "an end token beyond the vocabulary": calibrate(
+        "--checkpoint=hugging_face",
+        names=("end_ids", "1000000000"),
+        spoil=writing("hugging_face/generation_config.json", '{"eos_token_id": 1000000000}'),
+    ),
+    "a start token that is no id": calibrate(
+        "--checkpoint=hugging_face",
+        names=("generation_config.json", "decoder_start_token_id"),
+        spoil=writing("hugging_face/generation_config.json", '{"decoder_start_token_id": 1.5}'),
+    ),
+    "nested settings of generation": calibrate(
+        "--checkpoint=hugging_face",
+        names=("generation_config.json",),
+        spoil=writing("hugging_face/generation_config.json", _DEEP),
+    ),
+    "an empty vocabulary file": calibrate(
+        names=("sentencepiece.model", "empty"), spoil=writing("model/sentencepiece.model", b"")
+    ),
+    "added tokens with a gap": calibrate(
+        "--checkpoint=hugging_face",
+        names=("spiece.model", "above a gap"),
+        spoil=writing("hugging_face/added_tokens.json", '{"{": 1000000}'),
+    ),
+    "added tokens that are no ids": calibrate(
+        "--checkpoint=hugging_face",
+        names=("added_tokens.json", "must have ids"),
+        spoil=writing("hugging_face/added_tokens.json", '{"{": [7]}'),
+    ),
+    # Chat templates.
+    "a template that nothing is said of": calibrate(
+        names=("tokenizer.json", "--chat_template"), spoil=templated("{{ messages[0].content }}")
+    ),
+    "a template in a file that nothing is said of": calibrate(
+        names=("tokenizer.json", "--chat_template"), spoil=templated("{{ bos }}", name="chat_template.jinja")
+    ),
+    **{
+        f"a template with {name}": calibrate("--chat_template=model", names=(word,), spoil=templated(template))
+        for name, (template, word) in _TEMPLATES.items()
+    },
+    "a prefix that is no text": calibrate("--task_prefix=a\udcffb", names=("--task_prefix", "UTF-8")),
+    "a system prompt that is no text": calibrate(
+        "--system=a\udcffb", "--chat_template=model", names=("--system", "UTF-8")
     ),
     "a distance of 1": calibrate(
         names=("relative_max_distance",), spoil=editing("model/config.json", relative_max_distance=1)

@@ -8,6 +8,7 @@ import pytest
 
 from .forks import run_forked
 from .fuzz import KINDS, add_files, read_damaged
+from .fuzz_templates import render_made
 from .place import build_place
 
 pytestmark = pytest.mark.slow
@@ -37,4 +38,22 @@ def test_damaged_files(kind: str, place: pathlib.Path, tmp_path: pathlib.Path) -
     assert counts["accepted"] + counts["refused"] == count
     # The twin: damage does reach the reader.
     assert counts["refused"] > count / 10
+    assert ended.peak_mib < 2048
+
+
+_TEMPLATES = 300
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_chat_templates(seed: int, tmp_path: pathlib.Path) -> None:
+    """No chat template gives an exception but ours, takes more than ten seconds or 2 GiB, or ends the process."""
+    (tmp_path / "here").mkdir()
+    ended = run_forked(render_made, _TEMPLATES, seed, folder=tmp_path, limit=_LIMIT)
+    lines = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
+    assert [line for line in lines if "defect" in line] == [], ended.err[-3000:]
+    assert ended.status == 0, ended.err[-3000:]
+    counts = lines[-1]
+    assert counts["accepted"] + counts["refused"] == _TEMPLATES
+    # The twin: there are many of both.
+    assert min(counts["accepted"], counts["refused"]) > _TEMPLATES / 10
     assert ended.peak_mib < 2048

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from calm_beam.checkpoints.error import CheckpointError
-from calm_beam.checkpoints.metadata import read_json, shortened
+from calm_beam.checkpoints.metadata import shortened
 from calm_beam.checkpoints.stored import StoredModel
 from calm_beam.checkpoints.stored_array import Array, are_equal
-from calm_beam.model.llama import LlamaConfig, parameter_shapes
+from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, parameter_shapes
 
+from .generation import read_generation
 from .rope import read_rope
 from .tensors import check_names, read_tensors
 
@@ -126,7 +127,8 @@ def read_decoder_only(
     """
     path = directory / "config.json"
     family = FAMILIES[fields["model_type"]]
-    end_ids, source = _end_ids(directory, fields, family)
+    generation = read_generation(directory, fields)
+    end_ids, source = generation.end_ids(family.end_id)
     try:
         config = _config(path, fields, family=family, end_ids=end_ids)
     except CheckpointError:
@@ -144,7 +146,10 @@ def read_decoder_only(
         arrays=stored.of(
             {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
         ),
-        stated=(f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",),
+        stated=(
+            f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",
+            *generation.not_followed(),
+        ),
     )
 
 
@@ -160,7 +165,8 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
     tied_head = _flag(path, fields, key="tie_word_embeddings", default=family.is_tied)
     width = _whole(path, fields, key="hidden_size")
     num_heads = _whole(path, fields, key="num_attention_heads")
-    depth = _whole(path, fields, key="num_hidden_layers")
+    # What is made for each layer is made after this.
+    depth = _whole(path, fields, key="num_hidden_layers", most=MOST_LAYERS)
     max_positions = _whole(path, fields, key="max_position_embeddings", default=family.max_positions)
     kv_default = num_heads if "num_key_value_heads" in fields or not family.num_kv_heads else family.num_kv_heads
     theta, scaling = read_rope(path, fields, max_positions=max_positions)
@@ -226,24 +232,6 @@ def _activation(path: pathlib.Path, fields: Mapping[str, Any], family: Family) -
     return known[name]
 
 
-def _end_ids(
-    directory: pathlib.Path, fields: Mapping[str, Any], family: Family
-) -> tuple[tuple[int, ...], pathlib.Path]:
-    """Returns the tokens of which each ends an output, and the file that says so."""
-    path = directory / "generation_config.json"
-    named = read_json(path).get("eos_token_id") if path.is_file() else None
-    if named is None:
-        path = directory / "config.json"
-        named = fields.get("eos_token_id", family.end_id)
-    ids = named if isinstance(named, list) else [named]
-    if not ids or not all(type(index) is int for index in ids):
-        raise CheckpointError(
-            f"{path}: eos_token_id is {shortened(repr(named))}; expected the id of the token that ends an output, or a "
-            "list of several."
-        )
-    return tuple(sorted(set(ids))), path
-
-
 def _take_tied_head(directory: pathlib.Path, tensors: dict[str, Array]) -> None:
     """Takes a copy of the embedding out of the tensors, if there is one in the head's place."""
     head = tensors.pop("lm_head.weight", None)
@@ -257,16 +245,21 @@ def _take_tied_head(directory: pathlib.Path, tensors: dict[str, Array]) -> None:
 
 
 def _whole(
-    path: pathlib.Path, fields: Mapping[str, Any], *, key: str, default: int | None = None, least: int = 1
+    path: pathlib.Path,
+    fields: Mapping[str, Any],
+    *,
+    key: str,
+    default: int | None = None,
+    least: int = 1,
+    most: int | None = None,
 ) -> int:
     """Returns a whole number; left out and null are the same."""
     value = fields.get(key)
     if value is None:
         value = default
-    if type(value) is not int or value < least:
-        raise CheckpointError(
-            f"{path}: {key} must be a whole number of at least {least}, got {shortened(repr(value))}."
-        )
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise CheckpointError(f"{path}: {key} must be a whole number {limits}, got {shortened(repr(value))}.")
     return value
 
 

@@ -74,7 +74,8 @@ def read_rope(path: pathlib.Path, fields: Mapping[str, Any], *, max_positions: i
 
 def _parameters(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is said about scaling, without what is null."""
-    found = [fields[key] for key in ("rope_scaling", "rope_parameters") if fields.get(key)]
+    # An empty object says nothing; an empty list, false and "" are no objects.
+    found = [fields[key] for key in ("rope_scaling", "rope_parameters") if fields.get(key) not in (None, {})]
     if any(not isinstance(each, dict) for each in found) or (len(found) == 2 and found[0] != found[1]):
         raise CheckpointError(
             f"{path}: rope_scaling is {shortened(repr(fields.get('rope_scaling')))} and rope_parameters "

@@ -18,7 +18,8 @@ from calm_beam.checkpoints.stored import StoredModel
 from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model import T5Config, parameter_shapes
 
-from .tensors import check_names, read_tensors
+from .generation import read_generation
+from .tensors import check_names, prefix_in_words, read_tensors
 
 # Our name of a size, its key in config.json, and what transformers takes if it is left out.
 _SIZES = {
@@ -45,9 +46,10 @@ _FIXED = {
     "layer_norm_epsilon": 1e-6,
     "is_encoder_decoder": True,
     "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
 }
+# What begins and ends outputs if no file says so.
+_START_ID = 0
+_END_ID = 1
 # What transformers calls the activations; its "gelu" is not the tanh form.
 _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
 
@@ -107,8 +109,25 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
         # Left out and null are the same; some configs list the one id that ends an output.
         if fields.get(key) not in (None, expected, [expected]):
             raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {expected!r} is supported.")
+    generation = read_generation(directory, fields)
+    start_id, start_source = generation.start_id(_START_ID)
+    end_ids, end_source = generation.end_ids(_END_ID)
+    stated = generation.not_followed()
+    if start_id != _START_ID:
+        stated = (f"The decoder begins with token {start_id}: {start_source} says so.", *stated)
+    if end_ids != (_END_ID,):
+        stated = (f"Outputs end with token {' or '.join(map(str, end_ids))}: {end_source} says so.", *stated)
+    settled: dict[str, Any] = {
+        "gated_mlp": gated_mlp,
+        "activation": activation,
+        "start_id": start_id,
+        "end_ids": end_ids,
+    }
     # Refuses sizes out of all range before anything is made of them.
-    T5Config(**sizes, gated_mlp=gated_mlp, activation=activation)
+    try:
+        T5Config(**sizes, **settled)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     stored = read_tensors(directory, keeps)
     tensors = dict(stored)
     tensors.pop(_UNUSED, None)
@@ -116,11 +135,11 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
     head = _head(directory, fields, tensors=tensors, embedding=embedding)
     if head is not None:
         tensors["lm_head.weight"] = head
-    config = T5Config(**sizes, gated_mlp=gated_mlp, activation=activation, tied_head=head is None)
+    config = T5Config(**sizes, **settled, tied_head=head is None)
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model="T5")
     arrays = {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
-    return StoredModel(config=config, arrays=stored.of(arrays))
+    return StoredModel(config=config, arrays=stored.of(arrays), stated=stated)
 
 
 def _check_head_is_its_own(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
@@ -168,7 +187,11 @@ def _embedding(directory: pathlib.Path, tensors: dict[str, Array]) -> Array:
     """Takes the one embedding out of the tensors, under whatever names it is there."""
     found = {name: tensors.pop(name) for name in _EMBEDDINGS if name in tensors}
     if not found:
-        raise CheckpointError(f"{directory}: shared.weight is missing, the embedding.")
+        hint = prefix_in_words(tensors, _EMBEDDINGS[:1])
+        raise CheckpointError(
+            f"{directory}: shared.weight is missing, the embedding; found "
+            f"{', '.join(map(shortened, sorted(tensors)[:4])) or 'nothing'} ({len(tensors)}).{hint}"
+        )
     (first_name, first), *others = found.items()
     for name, other in others:
         if not are_equal(first, other):

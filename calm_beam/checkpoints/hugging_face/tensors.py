@@ -8,6 +8,9 @@ from calm_beam.checkpoints.metadata import read_json, shortened
 from calm_beam.checkpoints.safetensors_files import read_safetensors
 from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays
 
+# What torch.compile puts before every name.
+_COMPILED = "_orig_mod."
+
 
 def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> StoredArrays:
     """Returns all tensors of the folder, none of which is read yet.
@@ -63,5 +66,30 @@ def check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iter
         raise CheckpointError(
             f"{directory}: tensors are not those of the {model} in config.json; missing "
             f"{', '.join(missing[:4]) or 'none'} ({len(missing)}), unknown {', '.join(unknown[:4]) or 'none'} "
-            f"({len(unknown)})."
+            f"({len(unknown)}).{prefix_in_words(found, missing)}"
         )
+
+
+def prefix_in_words(found: Iterable[str], missing: Iterable[str]) -> str:
+    """Returns a sentence on what stands before the names of all tensors, where without it they would be found.
+
+    Args:
+      found: Their names.
+      missing: Names of which at least one is found behind the prefix.
+
+    >>> prefix_in_words(["model.shared.weight", "model.lm_head.weight"], ["shared.weight"])
+    " Every name begins with 'model.', which the model's own do not: save it without that."
+    """
+    names, wanted = sorted(found), tuple(f".{name}" for name in missing)
+    match = next((name for name in names if name.endswith(wanted)), None)
+    if not wanted or match is None:
+        return ""
+    prefix = next(match.removesuffix(name[1:]) for name in wanted if match.endswith(name))
+    if not all(name.startswith(prefix) for name in names):
+        return ""
+    if prefix == _COMPILED:
+        return (
+            f" Every name begins with {prefix!r}: torch.compile puts that there. Save the model that was compiled, not "
+            "what torch.compile made of it."
+        )
+    return f" Every name begins with {shortened(prefix)!r}, which the model's own do not: save it without that."

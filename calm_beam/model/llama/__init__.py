@@ -4,6 +4,7 @@ Sizes and names of parameters need no JAX.
 """
 
 from .config import ACTIVATIONS as ACTIVATIONS
+from .config import MOST_LAYERS as MOST_LAYERS
 from .config import ROPE_SCALINGS as ROPE_SCALINGS
 from .config import LlamaConfig as LlamaConfig
 from .config import RopeScaling as RopeScaling

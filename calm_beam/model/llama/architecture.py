@@ -76,9 +76,13 @@ class LlamaArchitecture(Architecture):
         """Returns 0: there is no encoder."""
         return 0
 
-    def first_input(self, prompt: Sequence[int]) -> int:
+    def first_input(self, config: LlamaConfig, prompt: Sequence[int]) -> int:
         """Returns the prompt's last token."""
         return prompt[-1]
+
+    def room_for_prompts(self, config: LlamaConfig, *, steps: int) -> int | None:
+        """Returns how many positions an output leaves."""
+        return max(1, config.max_positions - steps)
 
     def check_positions(self, config: LlamaConfig, *, source: int, steps: int) -> None:
         """Refuses more tokens than the model was trained for: nobody knows what it does beyond.

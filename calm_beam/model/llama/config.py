@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calm_beam.model.exit_parameters import check_exit_fields, exit_fields, exit_shapes
+from calm_beam.model.token_ids import check_ids
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -30,7 +31,7 @@ _SEEN = {"vocab_size", "emb_dim", "mlp_dim", "num_decoder_layers", "tied_head", 
     "exit_heads",
 }
 # Far more than any model has, and few enough to write out the names of all arrays.
-_MOST_LAYERS = 1000
+MOST_LAYERS = 1000
 # What indices on devices are made of.
 _TOO_LARGE = 2**31
 # Of factors and bases; the largest known is 10 million.
@@ -162,8 +163,8 @@ class LlamaConfig:
                 _check_size(field.name, value, least=0 if field.name == "exit_classifier" else 1)
             if field.type is float:
                 _set_positive(self, field.name, shown=field.name)
-        if self.num_decoder_layers > _MOST_LAYERS:
-            raise ValueError(f"num_decoder_layers must be at most {_MOST_LAYERS}, got {self.num_decoder_layers}.")
+        if self.num_decoder_layers > MOST_LAYERS:
+            raise ValueError(f"num_decoder_layers must be at most {MOST_LAYERS}, got {self.num_decoder_layers}.")
         if not isinstance(self.rope_scaling, RopeScaling):
             raise ValueError(f"rope_scaling must be a RopeScaling, got {_cut(repr(self.rope_scaling))}.")
         if self.activation not in ACTIVATIONS:
@@ -171,7 +172,7 @@ class LlamaConfig:
         if self.exit_classifier not in (0, 1, 2):
             raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
         check_exit_fields(self)
-        _check_ids("end_ids", self.end_ids, below=self.vocab_size)
+        check_ids("end_ids", self.end_ids, below=self.vocab_size)
         if not self.end_ids:
             raise ValueError("end_ids must name at least one id: without one, no output ends.")
         self._check_heads()
@@ -187,7 +188,7 @@ class LlamaConfig:
             raise ValueError(f"head_dim must be even, got {self.head_dim}: rotary positions turn pairs of values.")
 
     def _check_window(self) -> None:
-        _check_ids("windowed_layers", self.windowed_layers, below=self.num_decoder_layers)
+        check_ids("windowed_layers", self.windowed_layers, below=self.num_decoder_layers)
         if (self.sliding_window is None) != (not self.windowed_layers):
             raise ValueError(
                 "sliding_window and windowed_layers go together, got "
@@ -299,15 +300,6 @@ def _check_size(name: str, value: object, *, least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number, got {_cut(repr(value))}.")
     if not least <= value < _TOO_LARGE:
         raise ValueError(f"{name} must be at least {least} and below 2**31, got {_cut(str(value))}.")
-
-
-def _check_ids(name: str, ids: object, *, below: int) -> None:
-    """Refuses what is not a tuple of ascending whole numbers from 0 to below `below`."""
-    is_of_numbers = isinstance(ids, tuple) and all(type(index) is int and 0 <= index < below for index in ids)
-    if not is_of_numbers or list(ids) != sorted(set(ids)):  # type: ignore[call-overload]
-        raise ValueError(
-            f"{name} must be different whole numbers from 0 to {below - 1}, ascending; got {_cut(repr(ids))}."
-        )
 
 
 def _set_positive(config: object, name: str, *, shown: str) -> None:

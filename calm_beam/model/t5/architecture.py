@@ -22,7 +22,7 @@ _RELATIVE_POSITION_STD = 0.1
 
 
 class T5Architecture(Architecture):
-    """Encoder-decoders, whose decoder begins with the padding id and attends to the encoder's output."""
+    """Encoder-decoders, whose decoder begins with a start token and attends to the encoder's output."""
 
     shares_prefixes = False
     first_kept_step = 0
@@ -64,9 +64,13 @@ class T5Architecture(Architecture):
         """Returns the model's width, which the encoder's output has, too."""
         return config.emb_dim
 
-    def first_input(self, prompt: Sequence[int]) -> int:
-        """Returns T5's start token, whatever the prompt."""
-        return PAD_ID
+    def first_input(self, config: T5Config, prompt: Sequence[int]) -> int:
+        """Returns the model's start token, whatever the prompt."""
+        return config.start_id
+
+    def room_for_prompts(self, config: T5Config, *, steps: int) -> int | None:
+        """Returns None: distances beyond the last bucket share it."""
+        return None
 
     def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
         """Refuses nothing: distances beyond the last bucket share it."""

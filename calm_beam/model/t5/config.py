@@ -5,13 +5,14 @@ import re
 from collections.abc import Mapping
 
 from calm_beam.model.exit_parameters import check_exit_fields, exit_fields, exit_shapes
+from calm_beam.model.token_ids import check_ids
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
 ACTIVATIONS = ("gelu", "silu", "relu")
 
-# Pads prompts, wherever it stands in them, and begins every output.
+# Pads prompts, wherever it stands in them, and begins every output unless the config names another id.
 PAD_ID = 0
 _EOS_ID = 1
 # Far more than any T5 has, and few enough to write out the names of all arrays.
@@ -47,6 +48,8 @@ class T5Config:
         the d + 1 weights of the paper, 0 if there is none.
       exit_norms: Whether every decoder layer below the last has a norm of its own before the head.
       exit_heads: Whether each of these has the kernel of a head of its own, which takes the normed states unscaled.
+      start_id: Token id that the decoder reads in the first step.
+      end_ids: Token ids of which each ends an output, ascending.
     """
 
     vocab_size: int
@@ -65,24 +68,22 @@ class T5Config:
     exit_classifier: int = 0
     exit_norms: bool = False
     exit_heads: bool = False
+    start_id: int = PAD_ID
+    end_ids: tuple[int, ...] = (_EOS_ID,)
 
     @property
     def num_kv_heads(self) -> int:
         """Attention heads of keys and values: every head has its own."""
         return self.num_heads
 
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Token ids that end an output: T5's eos."""
-        return (_EOS_ID,)
-
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is bool and type(value) is not bool:
                 raise ValueError(f"{field.name} must be true or false, got {_cut(repr(value))}.")
-            if field.type is int:
+            if field.type is int and field.name != "start_id":
                 _check_size(field.name, value)
+        self._check_begin_and_ends()
         if self.activation == "":
             object.__setattr__(self, "activation", default_activation(gated_mlp=self.gated_mlp))
         if self.activation not in ACTIVATIONS:
@@ -99,6 +100,15 @@ class T5Config:
                 f"relative_max_distance must be above {exact}, half of the {self.relative_buckets} buckets, got "
                 f"{self.relative_max_distance}. T5 has {T5Config.relative_max_distance}."
             )
+
+    def _check_begin_and_ends(self) -> None:
+        if type(self.start_id) is not int or not 0 <= self.start_id < self.vocab_size:
+            raise ValueError(
+                f"start_id must be a whole number from 0 to {self.vocab_size - 1}, got {_cut(repr(self.start_id))}."
+            )
+        check_ids("end_ids", self.end_ids, below=self.vocab_size)
+        if not self.end_ids:
+            raise ValueError("end_ids must name at least one id: without one, no output ends.")
 
 
 def default_activation(*, gated_mlp: bool) -> str:
@@ -187,6 +197,7 @@ def infer_config(
     vocab_size, emb_dim = shapes["token_embedder/embedding"]
     inner = shapes["decoder/layers_0/self_attention/query/kernel"][1]
     num_decoder_layers = _depth(shapes, "decoder")
+    exits = exit_fields(shapes, num_decoder_layers)
     config = T5Config(
         vocab_size=vocab_size,
         emb_dim=emb_dim,
@@ -202,7 +213,8 @@ def infer_config(
         relative_bias_per_layer=per_layer,
         tied_head="decoder/logits_dense/kernel" not in shapes,
         exit_classifier=shapes.get("decoder/meta_cls/kernel", (0,))[-1],
-        **exit_fields(shapes, num_decoder_layers),
+        exit_norms=exits["exit_norms"],
+        exit_heads=exits["exit_heads"],
     )
     _check_tree(shapes, parameter_shapes(config))
     return config

@@ -200,7 +200,7 @@ class EarlyExitT5(nn.Module):
 
         Args:
           source_tokens: shape (batch, source). 0-padded.
-          decoder_inputs: shape (batch, target). The targets shifted right by one, starting with 0.
+          decoder_inputs: shape (batch, target). The targets shifted right by one, behind the start token.
           deterministic: Whether dropout is off.
 
         Returns:
@@ -224,7 +224,7 @@ class EarlyExitT5(nn.Module):
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
         """Returns the states that predict the targets, (layers, batch, target, width)."""
-        inputs = jnp.pad(taught.targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
+        inputs = jnp.pad(taught.targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.config.start_id)
         return self.decode_teacher_forced(jnp.asarray(taught.source_tokens), inputs, deterministic=deterministic)
 
     def head(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:

@@ -1,11 +1,13 @@
 """Makes `hugging_face_goldens/`: tiny random T5s and their kin as transformers saves them, with what they compute.
 
-Needs torch and transformers, which the project itself never does. Made with torch 2.13 and transformers 5.23; the last
-three with 4.57, since version 5 ties the heads of MT5 and UMT5, and those that were published are their own:
+Needs torch and transformers, which the project itself never does. Made with torch 2.13 and transformers 5.23; `ul2`,
+`mt5` and `umt5` with 4.57, since version 5 ties the heads of MT5 and UMT5, and those that were published are their own;
+those with a `generation_config.json` with torch 2.15 and transformers 5.24:
 
     python -m tests.calm_beam.checkpoints.make_hugging_face_goldens NAME ...
 """
 
+import json
 import pathlib
 import sys
 from typing import Any
@@ -27,7 +29,16 @@ _MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ul2": ("T5", 3, {**_T5_1_1, "feed_forward_proj": "gated-silu"}),
     "mt5": ("MT5", 3, _T5_1_1),
     "umt5": ("UMT5", 5, {**_T5_1_1, "num_decoder_layers": 3}),
+    "own_ends": ("T5", 22, _T5_1_1),
+    "own_start": ("T5", 22, _T5_1_1),
+    "start_by_bos": ("T5", 22, _T5_1_1),
 }  # fmt: skip
+# What `generation_config.json` says of some; the others have none.
+_GENERATION: dict[str, dict[str, Any]] = {
+    "own_ends": {"eos_token_id": [29, 1, 6], "decoder_start_token_id": 0},
+    "own_start": {"eos_token_id": 1, "decoder_start_token_id": 7},
+    "start_by_bos": {"eos_token_id": [1, 8], "bos_token_id": 5},
+}
 
 
 def build_model(family: str, seed: int, **changes: Any) -> Any:
@@ -120,6 +131,10 @@ def main() -> None:
         else:
             model.save_pretrained(folder)
         (folder / "generation_config.json").unlink()
+        if name in _GENERATION:
+            text = json.dumps({**_GENERATION[name], "pad_token_id": 0})
+            (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+            model = type(model).from_pretrained(folder)
         model = model.float()
         source, target = inputs(seed, vocab_size=model.config.vocab_size)
         np.savez_compressed(

@@ -193,6 +193,17 @@ def test_positions_that_are_not_supported_are_refused(scaling: Any, message: str
         load_checkpoint(write_decoder_only(tmp_path, rope_scaling=scaling))
 
 
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("value", [[], False, "", 0], ids=repr)
+def test_positions_that_are_no_object_are_refused(key: str, value: Any, tmp_path: pathlib.Path) -> None:
+    """What is empty and no object is a mistake; null and an empty object say nothing."""
+    with pytest.raises(CheckpointError, match="expected one object, or two equal ones"):
+        load_checkpoint(write_decoder_only(tmp_path / "wrong", **{key: value}))
+    for index, nothing in enumerate(({}, None)):
+        folder = write_decoder_only(tmp_path / str(index), **{key: nothing})
+        assert load_checkpoint(folder).config.rope_scaling == RopeScaling()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -298,7 +309,11 @@ def test_what_is_left_out_is_what_transformers_takes(
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only silu, swish, gelu_new"),
         ({"hidden_act": ["silu"]}, r"hidden_act is \['silu'\]; only"),
         ({"hidden_size": "12"}, "hidden_size must be a whole number of at least 1, got '12'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1 to 1000, got 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 1000, got 1000000000"),
+        ({"num_hidden_layers": 1001}, "num_hidden_layers must be a whole number from 1 to 1000, got 1001"),
+        ({"num_attention_heads": 10**12}, "num_heads must be at least 1 and below 2"),
+        ({"max_position_embeddings": 10**30}, "max_positions must be at least 1 and below 2"),
         ({"vocab_size": ...}, "vocab_size must be a whole number of at least 1, got None"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
         ({"rms_norm_eps": "small"}, "config.json: norm_epsilon must be a number above 0.*got 'small'"),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, write_t5x
+from calm_beam.checkpoints.native import write_native
 from calm_beam.model import T5Config
 from tests.builders import build_arrays, build_config, hugging_face_tensors, write_hugging_face
 from tests.calm_beam.checkpoints.outputs import GOLDENS, assert_generates, assert_gives
@@ -48,7 +49,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 
 
 # Of the others, compiling the decoder would take most of this file's time.
-@pytest.mark.parametrize("name", ["original", "t5_1_1", "umt5"])
+@pytest.mark.parametrize("name", ["original", "t5_1_1", "umt5", "own_ends", "own_start", "start_by_bos"])
 def test_outputs_are_those_of_transformers(name: str) -> None:
     """The full model's greedy outputs are those that transformers generated."""
     with np.load(GOLDENS / name / "expected.npz") as expected:
@@ -168,9 +169,15 @@ def test_other_activations(config: T5Config, fields: dict[str, Any], tmp_path: p
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
         ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05; only 1e-06 is supported"),
         ({"pad_token_id": 3}, "pad_token_id is 3; only 0 is supported"),
-        ({"eos_token_id": 2}, "eos_token_id is 2; only 1 is supported"),
-        ({"eos_token_id": [1, 5]}, r"eos_token_id is \[1, 5\]; only 1 is supported"),
-        ({"decoder_start_token_id": 7}, "decoder_start_token_id is 7; only 0 is supported"),
+        ({"eos_token_id": 64}, r"config.json: end_ids must be different whole numbers from 0 to 63.*got \(64,\)"),
+        ({"eos_token_id": []}, r"config.json: eos_token_id is \[\]; expected the id of the token that ends an output"),
+        ({"eos_token_id": [1, "5"]}, r"config.json: eos_token_id is \[1, '5'\]; expected the id"),
+        ({"eos_token_id": True}, "config.json: eos_token_id is True; expected the id"),
+        ({"decoder_start_token_id": -1}, "config.json: start_id must be a whole number from 0 to 63, got -1"),
+        ({"decoder_start_token_id": [0, 1]}, r"config.json: decoder_start_token_id is \[0, 1\]; expected the id"),
+        ({"num_layers": 10**9}, "num_encoder_layers must be at most 1000, got 1000000000"),
+        ({"num_decoder_layers": 10**9}, "num_decoder_layers must be at most 1000, got 1000000000"),
+        ({"relative_attention_num_buckets": 10**12}, "relative_buckets must be below"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder is False; only True is supported"),
         ({"d_model": "16"}, "d_model must be a whole number of at least 1, got '16'"),
         ({"num_layers": 0}, "num_layers must be a whole number of at least 1, got 0"),
@@ -211,6 +218,91 @@ def test_copies_of_the_embedding(tmp_path: pathlib.Path) -> None:
         load_checkpoint(differing)
     with pytest.raises(CheckpointError, match=r"shared\.weight is missing, the embedding"):
         load_checkpoint(_save(tmp_path / "none", {"shared.weight": None}))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("_orig_mod.", r"_orig_mod\..*Every name begins with '_orig_mod\.': torch\.compile puts that there"),
+        ("module.", r"Every name begins with 'module\.', which the model's own do not"),
+        ("module._orig_mod.", r"Every name begins with 'module\._orig_mod\.', which the model's own do not"),
+    ],
+)
+def test_what_stands_before_all_names_is_said(prefix: str, words: str, tmp_path: pathlib.Path) -> None:
+    """torch.compile and wrappers of training put words before every name, which are named, with the way out."""
+    tensors = hugging_face_tensors(_T5_1_1, build_arrays(_T5_1_1, 0))
+    changes = {**dict.fromkeys(tensors), **{f"{prefix}{name}": tensor for name, tensor in tensors.items()}}
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(_save(tmp_path, changes))
+
+
+def _load_with(folder: pathlib.Path, generation: dict[str, Any], **fields: Any) -> Checkpoint:
+    _write(folder, **fields)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("generation", "fields", "start", "ends"),
+    [
+        ({}, {}, 0, (1,)),
+        ({"eos_token_id": 5}, {}, 0, (5,)),
+        ({"eos_token_id": [9, 1, 5, 1]}, {"eos_token_id": 7}, 0, (1, 5, 9)),
+        ({"eos_token_id": None}, {"eos_token_id": [1, 5]}, 0, (1, 5)),
+        ({"decoder_start_token_id": 4}, {"decoder_start_token_id": 0}, 4, (1,)),
+        ({"decoder_start_token_id": [4]}, {}, 4, (1,)),
+        ({"bos_token_id": 6}, {}, 6, (1,)),
+        ({"bos_token_id": 6, "decoder_start_token_id": 0}, {}, 0, (1,)),
+        ({}, {"decoder_start_token_id": 3, "bos_token_id": 6}, 3, (1,)),
+    ],
+)
+def test_where_outputs_begin_and_end(
+    generation: dict[str, Any], fields: dict[str, Any], start: int, ends: tuple[int, ...], tmp_path: pathlib.Path
+) -> None:
+    """`generation_config.json` counts before `config.json`, is said, and is in fingerprint and converted model."""
+    checkpoint = _load_with(tmp_path / "theirs", generation, **fields)
+    assert (checkpoint.config.start_id, checkpoint.config.end_ids) == (start, ends)
+    plain = load_checkpoint(_write(tmp_path / "plain"))
+    is_usual = (start, ends) == (0, (1,))
+    assert (checkpoint.fingerprint() == plain.fingerprint()) == is_usual
+    assert (checkpoint.stated == ()) == is_usual
+    write_native(tmp_path / "ours", checkpoint.config, arrays=checkpoint.arrays, vocabulary_path=None)
+    again = load_checkpoint(tmp_path / "ours")
+    assert (again.config, again.fingerprint()) == (checkpoint.config, checkpoint.fingerprint())
+    assert ("start_id" in (tmp_path / "ours" / "config.json").read_text()) == (start != 0)
+
+
+def test_t5x_cannot_hold_other_ends(tmp_path: pathlib.Path) -> None:
+    """T5X's layout has no word for them, so that a converted model would end elsewhere: it is refused."""
+    checkpoint = _load_with(tmp_path / "theirs", {"eos_token_id": [1, 5], "decoder_start_token_id": 4})
+    with pytest.raises(ValueError, match=r"cannot say that outputs begin with token 4 and end with 1 or 5: .*native"):
+        write_t5x(tmp_path / "t5x", checkpoint.config, arrays=checkpoint.arrays, step=1, vocabulary_path=None)
+    assert not (tmp_path / "t5x").exists()
+
+
+@pytest.mark.parametrize(
+    ("generation", "words"),
+    [
+        ({"num_beams": 4, "do_sample": False}, "generation_config.json sets num_beams, which does not count here"),
+        ({"do_sample": True, "top_p": 0.9}, "sets do_sample, which"),
+        ({"repetition_penalty": 1.1, "min_length": 5}, "sets repetition_penalty, min_length, which"),
+        ({"forced_eos_token_id": 1, "suppress_tokens": [3]}, "sets suppress_tokens, forced_eos_token_id, which"),
+        ({"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None}, ""),
+    ],
+)
+def test_settings_that_do_not_count_are_said(generation: dict[str, Any], words: str, tmp_path: pathlib.Path) -> None:
+    """Every token here is the most likely one; a file that asks for another way is named, with what it asks for."""
+    stated = " ".join(_load_with(tmp_path, generation).stated)
+    assert words in stated
+    assert bool(stated) == bool(words)
+
+
+def test_the_vocabulary_that_transformers_reads(tmp_path: pathlib.Path) -> None:
+    """A folder with both has `tokenizer.json` read: tokens that were added to it are in no `spiece.model`."""
+    folder = _write(tmp_path)
+    (folder / "spiece.model").write_bytes(b"x")
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    assert load_checkpoint(folder).vocabulary_path == folder / "tokenizer.json"
 
 
 def test_a_tied_head_in_the_file(tmp_path: pathlib.Path) -> None:

@@ -358,6 +358,21 @@ def test_the_full_model_never_exits(decoder: str) -> None:
 
 
 @_every_decoder
+def test_outputs_begin_and_end_as_the_config_says(decoder: str) -> None:
+    """A T5 with another start token and several ends gives plain numpy's outputs, and ends with each of them."""
+    config = dataclasses.replace(_CONFIG, start_id=7, end_ids=(1, 14, 18, 52))
+    ends: set[int] = set()
+    for prompt, result in zip(_PROMPTS, _outputs(decoder, _RULE, config), strict=True):
+        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+            expected = _by_numpy(_RULE, config, tuple(prompt), threshold)
+            _assert_lane_equals(result, lane, expected)
+            ends |= {expected.tokens[-1]} if len(expected.tokens) < STEPS else set()
+    assert len(ends) > 1
+    usual = _outputs(decoder, _RULE, _CONFIG)
+    assert any(a.tokens[0, 0] != b.tokens[0, 0] for a, b in zip(_outputs(decoder, _RULE, config), usual, strict=True))
+
+
+@_every_decoder
 def test_outputs_end_with_eos_or_at_the_limit(decoder: str) -> None:
     """Eos is the last token wherever it occurs, at once too; a lower limit gives the beginning of the longer output."""
     checkpoint = build_checkpoint(_CONFIG, seed=8)

@@ -1,5 +1,7 @@
 """What every architecture owes the decoders."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -48,8 +50,11 @@ def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelC
 
 def test_first_inputs() -> None:
     """T5 begins with its start token, whatever the prompt; a decoder-only model goes on from the last token."""
-    assert architecture_of(build_config()).first_input([9, 8, 1]) == 0
-    assert architecture_of(build_llama_config()).first_input([9, 8, 3]) == 3
+    config, llama = build_config(), build_llama_config()
+    assert architecture_of(config).first_input(config, [9, 8, 1]) == 0
+    other = dataclasses.replace(config, start_id=7)
+    assert architecture_of(other).first_input(other, [9, 8, 1]) == 7
+    assert architecture_of(llama).first_input(llama, [9, 8, 3]) == 3
 
 
 def test_positions_that_a_model_does_not_have_are_refused() -> None:

@@ -57,13 +57,13 @@ def test_what_begins_and_ends_prompts() -> None:
     assert around == {"llama_3": (1, 0), "mistral": (1, 0), "qwen": (0, 0), "zephyr": (0, 1)}
 
 
-def test_the_config_beside_it_counts(tmp_path: pathlib.Path) -> None:
-    """What `tokenizer_config.json` says about bos and eos replaces what the tokenizer does by itself."""
+def test_flags_of_the_config_do_not_count_for_most_classes(tmp_path: pathlib.Path) -> None:
+    """What `tokenizer.json` puts before and behind a prompt counts, as in both versions of transformers."""
     both = open_vocabulary(_copy("mistral", tmp_path / "both", add_eos_token=True))
     bare = both.encode("a river")
-    assert both.encode_prompt("a river", room=99)[0] == (1, *bare, 2)
+    assert both.encode_prompt("a river", room=99)[0] == (1, *bare)
     neither = open_vocabulary(_copy("mistral", tmp_path / "neither", add_bos_token=False))
-    assert neither.encode_prompt("a river", room=99)[0] == tuple(bare)
+    assert neither.encode_prompt("a river", room=99)[0] == (1, *bare)
     unsaid = open_vocabulary(_copy("mistral", tmp_path / "unsaid", add_bos_token=None, add_eos_token=None))
     assert unsaid.encode_prompt("a river", room=99)[0] == (1, *bare)
 

@@ -1,0 +1,172 @@
+"""Chat templates are rendered within limits of time, memory and length, in a process of their own."""
+
+import concurrent.futures
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from calm_beam.manifest import ChatRecord
+from calm_beam.vocabularies import chat_process
+from calm_beam.vocabularies.chat import rendered
+from calm_beam.vocabulary import VocabularyError
+
+_ECHO = "{{ messages[-1].content }}"
+_TOO_LONG = "makes more than 1048592 characters"
+_TOO_SLOW = "takes more than 1 s of processor time"
+_TOO_LARGE = "needs too much memory"
+_LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+_ENDS = "{% endfor %}{% endfor %}{% endfor %}"
+
+_BOUNDED = {
+    "loops within loops": (f"{_LOOPS}{_ENDS}", _TOO_SLOW),
+    "loops that write": (f"{_LOOPS}a{_ENDS}", _TOO_LONG),
+    "a doubling string": (
+        "{% set ns = namespace(x='ab') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        _TOO_LARGE,
+    ),
+    "a doubling list": (
+        "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", _TOO_LARGE
+    ),
+    "repetition": ("{{ 'a' * 1000000000 }}", _TOO_LARGE),
+    "repetition of a little less": ("{{ messages[0].content * 20000000 }}", _TOO_LONG),
+    "center": ("{{ 'a' | center(1000000000) }}", _TOO_LARGE),
+    "indent": ("{{ 'a\nb' | indent(1000000000) }}", _TOO_LARGE),
+    "a method": ("{{ 'a'.ljust(1000000000) }}", _TOO_LARGE),
+    "another method": ("{{ 'a'.zfill(1000000000) }}", _TOO_LARGE),
+    "replacement": ("{{ ('a' * 100000).replace('a', 'b' * 100000) }}", _TOO_LARGE),
+    "format": ("{{ '%1000000000d' % 1 }}", _TOO_LARGE),
+    "format, the newer": ("{{ '{:1000000000}'.format(1) }}", _TOO_LARGE),
+    "JSON": ("{{ [[[1]]] | tojson(indent=100000000) }}", _TOO_LARGE),
+    "joined": ("{{ (['a'] * 30000) | join('b' * 100000) }}", _TOO_LARGE),
+    "a power": ("{{ 9 ** (9 ** 9) }}", f"{_TOO_SLOW}|{_TOO_LARGE}"),
+    "a range": ("{{ range(1000000000) | list | length }}", "OverflowError: Range too big"),
+    "macros that call themselves": ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
+    "a loop that calls itself": (
+        "{% for x in [[]] recursive %}{{ loop([x]) }}{{ loop([x]) }}{% endfor %}", "nested too deeply"
+    ),
+    "a slow filter": ("{{ range(99999) | map('string') | sort | batch(2) | list | length }}" * 500, _TOO_SLOW),
+    "many pieces": ("{{ messages }}" * 100000, "makes more than|takes more than"),
+    "parentheses": ("{{ " + "(" * 50000 + "1" + ")" * 50000 + " }}", "nested too deeply|ended by SIG"),
+    "nested ifs": ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, "nested too deeply|ended by SIG"),
+    "nested lists": ("{{ " + "[" * 5000 + "]" * 5000 + " }}", "nested too deeply|ended by SIG"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "message"), _BOUNDED.values(), ids=_BOUNDED)
+def test_what_has_no_bound_is_refused_in_words(template: str, message: str) -> None:
+    """Whatever a template would take, it ends within seconds, in words; the next one is rendered."""
+    start = time.monotonic()
+    with pytest.raises(VocabularyError, match=rf"^the chat template cannot be rendered: .*({message})"):
+        rendered(ChatRecord(template=template, tokens={}), "text")
+    assert time.monotonic() - start < 60
+    assert rendered(ChatRecord(template=_ECHO, tokens={}), "text") == "text"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (_ECHO + "{{ '\\0' }}", "makes NUL characters"),
+        (_ECHO + "\0", "makes NUL characters"),
+        (_ECHO + "{{ '%c' % 0 }}", "makes NUL characters"),
+        (_ECHO + "{{ '\\ud800' }}", "makes lone surrogates"),
+    ],
+)
+def test_what_is_no_text_is_refused(template: str, message: str) -> None:
+    """NUL characters and lone surrogates that a template makes are a mistake of the template."""
+    with pytest.raises(VocabularyError, match=message):
+        rendered(ChatRecord(template=template, tokens={}), "text")
+    assert rendered(ChatRecord(template=_ECHO, tokens={}), "a\0b") == "a\0b"
+
+
+def test_long_texts_are_rendered() -> None:
+    """The length that a template may make grows with the texts of the chat."""
+    text = "a long text \u2028 🙂\n" * 200_000
+    assert rendered(ChatRecord(template="<s>{{ messages[-1].content }}</s>", tokens={}), text) == f"<s>{text}</s>"
+
+
+def test_templates_do_not_see_each_other() -> None:
+    """What one sets is gone in the next, and a chat is rendered the same way each time."""
+    setting = ChatRecord(template="{% set x = 'kept' %}{{ messages[-1].content }}{{ x }}", tokens={})
+    reading = ChatRecord(template="{{ messages[-1].content }}{{ x is defined }}", tokens={})
+    for _ in range(3):
+        assert rendered(setting, "t") == "tkept"
+        assert rendered(reading, "t") == "tFalse"
+
+
+def test_threads_take_turns() -> None:
+    """Each thread of a server gets what its own prompt makes."""
+    chat = ChatRecord(template="[{{ messages[-1].content }}]", tokens={})
+    texts = [f"{number} " * number for number in range(200)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: rendered(chat, text), texts)) == [f"[{text}]" for text in texts]
+
+
+def test_a_process_that_was_killed_is_started_again() -> None:
+    """Whoever ends it, such as a machine that is out of memory, only one prompt is lost, in words."""
+    chat = ChatRecord(template=_ECHO, tokens={})
+    assert rendered(chat, "a") == "a"
+    process = chat_process._RENDERER._process
+    assert process is not None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(VocabularyError, match="the process that rendered it was ended by SIGKILL"):
+        rendered(chat, "a")
+    assert rendered(chat, "a") == "a"
+
+
+def test_it_holds_little_memory() -> None:
+    """What a template may take is limited in the process that renders, not in the one that asks."""
+    with pytest.raises(VocabularyError):
+        rendered(ChatRecord(template="{{ ('a' * 300000000) | length }}{{ 'a' * 1000000000 }}", tokens={}), "a")
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10 < 2048
+
+
+def test_it_ends_with_the_process_that_asked(tmp_path: pathlib.Path) -> None:
+    """Nothing is left running, however the process that asked has ended."""
+    code = (
+        "import os, sys; from calm_beam.manifest import ChatRecord;"
+        "from calm_beam.vocabularies import chat, chat_process;"
+        "chat.rendered(ChatRecord(template='x', tokens={}), 'x');"
+        "print(chat_process._RENDERER._process.pid, flush=True);"
+        "sys.argv[1] == 'exit' or os.kill(os.getpid(), 9)"
+    )
+    for way in ("exit", "kill"):
+        ended = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code, way], capture_output=True, text=True, check=False
+        )
+        assert ended.stderr == ""
+        pid = int(ended.stdout)
+        deadline = time.monotonic() + 30
+        while _is_running(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _is_running(pid)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_a_forked_process_has_its_own() -> None:
+    """A fork would otherwise read the answers of the process that it was forked from."""
+    chat = ChatRecord(template=_ECHO, tokens={})
+    assert rendered(chat, "parent") == "parent"
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, rendered(chat, "child").encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) == b"child"
+    assert rendered(chat, "parent") == "parent"
+    os.close(reading)
+    os.close(writing)

@@ -20,6 +20,7 @@ from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
 from calm_beam.generations.folder import FinishedSweep, StoredGenerations
+from calm_beam.manifest import Variant
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
@@ -403,7 +404,7 @@ def _outcome_of_variants(
     rows = pareto_rows(variants, plan, num_layers=num_layers)
     calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
     assert plan.pareto is not None
-    by_variant = dict(zip(plan.pareto.variants, variants, strict=True))
+    by_variant: dict[Variant | None, CalibrationTotals] = dict(zip(plan.pareto.variants, variants, strict=True))
     calibrations = with_example_risks(calibrations, by_variant, plan)
     manifest = provenance.manifest(whole, calibrations, plan=plan, digest=digest)
     return CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)

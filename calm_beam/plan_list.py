@@ -134,8 +134,12 @@ class PlanList:
         Raises:
           UsageError: If the list cannot be written.
         """
-        if not self.is_answered(asked):
-            self._add(_Event(asked=asked, time=time_of_now(), answered=True))
+        place = self._place(asked)
+        assert place is not None, "was not asked"
+        events = self._by_plan()[place]
+        if not any(event.answered for event in events):
+            known = next((event.asked for event in events if event.asked.data is not None), asked)
+            self._add(_Event(asked=known, time=time_of_now(), answered=True))
 
     def is_answered(self, asked: AskedPlan) -> bool:
         """Returns whether a plan was asked, and its result may have been seen."""
@@ -144,10 +148,9 @@ class PlanList:
 
     def _place(self, asked: AskedPlan) -> int | None:
         """Returns the place of a plan among all; None if it was not asked."""
-        for place, events in enumerate(self._by_plan()):
-            if _are_about(events, asked):
-                return place
-        return None
+        # A manifest does not say of which data it is: of those that were decoded last.
+        places = [place for place, events in enumerate(self._by_plan()) if _are_about(events, asked)]
+        return places[-1] if places else None
 
     def _knows_data(self, asked: AskedPlan) -> bool:
         """Returns whether the list says which data a plan was asked of, where that is known now."""

@@ -97,7 +97,11 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     if finished is None:
         tell(f"Template: {run.workers.template}. It has not run.")
         return 0
-    plans.answer(asked)
+    try:
+        plans.answer(asked)
+    except UsageError as error:
+        # The manifest stands, and shows by itself that there was an answer.
+        say(f"caution: {error}")
     manifest, folder = finished
     try:
         print_summary(manifest, run.output, seconds=time.monotonic() - start, remarks=_remarks(run, manifest))

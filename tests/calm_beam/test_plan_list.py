@@ -109,6 +109,17 @@ def test_the_plan_of_a_manifest_is_no_other_plan(tmp_path: pathlib.Path) -> None
     assert len(_asked(tmp_path, dataclasses.replace(same, data="a and more"))) == 1
 
 
+def test_a_manifest_answers_what_was_decoded_last(tmp_path: pathlib.Path) -> None:
+    """Where the same plan was asked of more data, the manifest that is there is about those."""
+    manifest = build_planned_manifest()
+    assert manifest.plan is not None
+    first = AskedPlan.of(manifest.plan, data="a", command="calibrate", decodes=True)
+    for asked in (first, dataclasses.replace(first, data="a and more")):
+        _asked(tmp_path, asked, is_answered=False)
+    write_manifest(manifest, tmp_path / "manifest.json")
+    assert [each.answered for each in _asked(tmp_path, _THIRD)] == [False, True]
+
+
 def test_data_of_outputs_are_those_of_the_last_that_decoded(tmp_path: pathlib.Path) -> None:
     """What asks stored outputs asks the data that made them, whatever other outputs asked meanwhile."""
     _asked(tmp_path, _FIRST)

@@ -11,7 +11,7 @@ from apache_beam.utils.shared import Shared
 from calm_beam.answers import AnswerAssignment, AnsweredShard, AnswerRequest, Failure, FinishedAnswers, Tally
 from calm_beam.answers.finished import finish, publish_rows
 from calm_beam.answers.folder import begin_answers, check_folder
-from calm_beam.answers.shards import shard_digest, stored_answers, taken_over, write_answers
+from calm_beam.answers.shards import shard_digest, taken_over, whole_answers, write_answers
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
@@ -226,7 +226,8 @@ class _AnswerShard(beam.DoFn):
         else:
             stored = self._answered(shard, examples, limit=failure_limit(assignment.max_failures, examples=count))
         source, published = assignment.shard_path(shard), assignment.published_path(shard)
-        if published != source and not is_file(published):
+        if published != source:
+            # Even where there is one, since no digest tells whether it is damaged: it gets the same bytes.
             publish_rows(source, published)
         yield stored
 
@@ -270,7 +271,7 @@ class _AnswerShard(beam.DoFn):
         # Here, since Beam has nowhere to count in `setup`.
         self._metrics.count_loads(models.take_load_msecs())
         # As it was stored, which another worker may have done before.
-        return stored_answers(path)
+        return whole_answers(path)
 
     def _outcomes(
         self, loaded: "LoadedGenerator", examples: list[Example], *, limit: int

@@ -17,7 +17,7 @@ from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.storage import absolute, is_file, is_folder, joined
+from calm_beam.storage import absolute, is_folder, joined
 from calm_beam.sweeps.shard import with_unique_ids
 
 from .decode import decoding

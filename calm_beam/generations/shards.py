@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.counted import check_count
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.parquet_shards import about_shard, check_content, check_row_count, opened_shard, shard_rows, write_shard
@@ -73,6 +74,12 @@ class StoredShard:
     examples: int
     failed: int
     digest: str
+
+    def __post_init__(self) -> None:
+        for name in ("shard", "examples", "failed"):
+            check_count(name, getattr(self, name))
+        if not isinstance(self.digest, str):
+            raise TypeError(f"digest must be a text, got {type(self.digest).__name__}")
 
 
 class GenerationsError(CalmBeamError, ValueError):

@@ -152,7 +152,7 @@ class SequentialRun:
                 )
             for shard in following.shards:
                 path = block.stored.shard_path(shard.shard)
-                # Rounds that were counted now have read them whole; those of an earlier run may have been damaged since.
+                # Rounds that were counted now have read them whole; those of an earlier run may be damaged since.
                 stored_as = stored_shard if following.number in now else whole_shard
                 if not is_file(path) or stored_as(path) != shard:
                     raise GenerationsError(

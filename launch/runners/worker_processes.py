@@ -224,9 +224,7 @@ class _WorkerProcess(GrpcWorkerHandler):
 
     def _await_connection(self) -> None:
         if not self.control_conn.connected.wait(_CONNECT_SECONDS):
-            self.control_conn.lose(
-                f"worker process {self._process.pid} has not connected within {_CONNECT_SECONDS} s"
-            )
+            self.control_conn.lose(f"worker process {self._process.pid} has not connected within {_CONNECT_SECONDS} s")
 
     def _await_end(self) -> None:
         """Also sees processes that end before they connect."""

@@ -49,7 +49,7 @@ def test_pipelines_of_cells_are_left_as_they_are() -> None:
 
 
 def test_a_pipeline_leaves_no_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beam's folder for temporary files is gone at once, whether the pipeline runs or not; a pipeline of Beam's keeps it."""
+    """Beam's folder for temporary files is gone at once, whether a pipeline of ours runs or not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = PipelineOptions([])
     pipeline = Workers(options=options).new_pipeline()

@@ -235,8 +235,8 @@ def parse_example(
     if not line.strip():
         raise DataError(f"{where}: is blank. Every line must be one JSON object.")
     try:
-        # What is passed over may hold NaN, which many programs write.
-        row = strict_json.loads(line.strip(), constants_allowed=True)
+        # Under keys that nobody reads too: a row is JSON, or it is not.
+        row = strict_json.loads(line.strip())
     except strict_json.StrictJSONError as error:
         raise DataError(f"{where}: {error}. Every line must be one JSON object.") from error
     if not isinstance(row, dict):

@@ -1,5 +1,6 @@
 """Parquet files that say what they hold, and whose damage is noticed: how generations and answers are stored."""
 
+import collections
 import contextlib
 import hashlib
 import json
@@ -135,6 +136,25 @@ def shard_rows(file: "pyarrow.parquet.ParquetFile", *, only: Collection[str] | N
         yield from rows
     if only is None and content.hexdigest() != metadata[_CONTENT_KEY]:
         raise ValueError("its content is not what was written")
+
+
+def check_content(path: AnyPath, *, kind: type[CalmBeamError], again: str) -> None:
+    """Reads all of a file, and refuses one whose content is not what was written.
+
+    What a file says about itself stands apart from its rows: it can be read although a row is damaged.
+
+    Args:
+      path: A file of `write_shard`.
+      kind: What is raised where the file is damaged.
+      again: What then helps, in a sentence.
+
+    Raises:
+      CalmBeamError: Of that kind, if what is read is not what was written.
+      OSError: If there is no such file, or it may not be read.
+    """
+    with opened_shard(path, kind=kind, again=again) as file:
+        # The digest is compared after the last row.
+        collections.deque(shard_rows(file), maxlen=0)
 
 
 class _ContentDigest:

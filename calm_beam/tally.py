@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
+from .counted import check_count
+
 if TYPE_CHECKING:
     from calm_beam.serving import Answer
 
@@ -27,6 +29,10 @@ class Tally:
     tokens: int = 0
     layers_used: int = 0
     layers_saved: int = 0
+
+    def __post_init__(self) -> None:
+        for name in _NAMES:
+            check_count(name, getattr(self, name))
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})

@@ -27,12 +27,15 @@ from collections.abc import Sequence
 
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError, os_error_in_words
+from calm_beam.printable import printable_line
 
 from .commands import COMMANDS, command_module, left_out
 from .flags import HelpShown, UsageError
 from .terminal import say
 from .terminal.interrupts import INTERRUPTED, run_interruptible
 from .terminal.streams import StreamError, prepare_streams
+
+_LONGEST_SHOWN = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"calm-beam: unknown command {command!r}.{hint}\n\n{_usage()}")
         return 2
     try:
+        _check_texts(flags)
         status: int = command_module(command).main(flags)
         return status
     except ModuleNotFoundError as error:
@@ -80,6 +84,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
         say(f"calm-beam {command}: {_in_words(error)}")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Refuses what UTF-8 cannot hold, in which all results are written: other bytes, which Python has as surrogates.
+
+    Raises:
+      UsageError: If there is any, or a NUL character.
+    """
+    for argument in arguments:
+        is_text = not any("\ud800" <= character <= "\udfff" for character in argument)
+        if not is_text or "\0" in argument:
+            raise UsageError(
+                f"{printable_line(argument)[:_LONGEST_SHOWN]} is not UTF-8 text, or holds a NUL character. Flags, and "
+                "names of files, have to be text."
+            )
 
 
 def _in_words(error: Exception) -> str:

@@ -29,7 +29,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.plan_list import PlanList
 from calm_beam.printable import printable_line
-from calm_beam.storage import exists, is_file, is_folder, joined, parent
+from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     if manifest_path is not None:
         manifest = read_any_manifest(manifest_path)
         if isinstance(manifest, ExternalManifest):
-            if flags.checkpoint or flags.vocabulary:
+            if _naming_a_model(flags):
                 raise UsageError(f"{path}: is of kind external: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
             _describe_plans(console, manifest, path=manifest_path)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         _describe_plans(console, manifest, path=manifest_path)
         if agreed:
             console.print(agreed)
-    elif given := next((name for name in ("checkpoint", "vocabulary") if getattr(flags, name)), None):
+    elif given := next((name for name in ("checkpoint", "vocabulary", "confidence") if getattr(flags, name)), None):
         raise UsageError(f"{path} holds no manifest; --{given} is for checking one.")
     else:
         _describe_checkpoint(console, _load(flags, path))
@@ -87,7 +87,15 @@ def _manifest_in(path: str) -> str | None:
         if not exists(path):
             raise UsageError(missing_folder(path, expected="file or directory"))
         manifest = joined(path, "manifest.json") if is_folder(path) else path
+        if why := obstacle(manifest):
+            raise UsageError(f"{manifest}: {why}")
         return manifest if is_file(manifest) else None
+
+
+def _naming_a_model(flags: argparse.Namespace) -> str | None:
+    """Returns the first flag given that is about a model; None if there is none."""
+    names = ("checkpoint", "vocabulary", "activation", "relative_max_distance", "confidence")
+    return next((name for name in names if getattr(flags, name) is not None), None)
 
 
 def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | None:
@@ -98,8 +106,8 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
       UsageError: If a vocabulary is named without a model.
     """
     if flags.checkpoint is None:
-        if flags.vocabulary is not None:
-            raise UsageError("--vocabulary belongs to --checkpoint, which is missing.")
+        if (given := _naming_a_model(flags)) is not None:
+            raise UsageError(f"--{given} belongs to --checkpoint, which is missing.")
         return None
     # Here, since it needs JAX, which a manifest alone does not.
     from calm_beam.decoding.engine_choice import Machine

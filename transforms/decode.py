@@ -10,7 +10,7 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.examples import Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import FinishedSweep, Generation, StoredShard, shard_digest, stored_shard, write_generations
+from calm_beam.generations import FinishedSweep, Generation, StoredShard, shard_digest, whole_shard, write_generations
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.sweeps.stored_shards import check_above, check_folders, generations_above, mark_complete, taken_over
@@ -85,16 +85,19 @@ class CheckFolders(beam.PTransform):
     Attributes:
       assignment: What is to be decoded.
       kept: Shards that the folder may hold, as keys of a side input; None for those that are checked.
+      reads_all: Whether stored shards are read whole to look for damage. `DecodeShard` does so too, but only after
+        others were decoded.
     """
 
     assignment: Assignment
     kept: beam.pvalue.AsSingleton | None = None
+    reads_all: bool = True
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of one True, given pairs of int and Iterable[Example]."""
         return (
             shards
-            | "CheckStored" >> beam.ParDo(_CheckStored(self.assignment))
+            | "CheckStored" >> beam.ParDo(_CheckStored(self.assignment, reads_all=self.reads_all))
             | "ListShards" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
             | "CheckFolder" >> beam.Map(_check_folders, self.kept, assignment=self.assignment)
         )
@@ -103,13 +106,14 @@ class CheckFolders(beam.PTransform):
 class _CheckStored(beam.DoFn):
     """Yields the numbers of shards, and fails for one that is stored, or was above, of other examples than now."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, *, reads_all: bool) -> None:
         self._assignment = assignment
+        self._reads_all = reads_all
 
     def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[int]:
         shard, unordered = element
         examples = with_unique_ids(unordered)
-        taken_over(self._assignment, shard, examples=examples)
+        taken_over(self._assignment, shard, examples=examples, reads_all=self._reads_all)
         check_above(self._assignment, shard, examples=examples)
         yield shard
 
@@ -215,7 +219,7 @@ class _ShardDecoder(beam.DoFn):
             self._decode_shard(shard, examples, missing=missing, count=count)
         # As it was stored, not as it is remembered.
         return [
-            stored or stored_shard(assignment.stored.shard_path(shard))
+            stored or whole_shard(assignment.stored.shard_path(shard))
             for assignment, stored in zip(self._assignments, found, strict=True)
         ]
 
@@ -246,7 +250,7 @@ class _ShardDecoder(beam.DoFn):
             path = assignment.stored.shard_path(shard)
             digest = shard_digest(assignment.job.digest(), shard, examples=examples)
             write_generations(path, of_rule, shard=shard, digest=digest)
-            watch.write_timing(assignment.stored, stored_shard(path), load_seconds=sum(loads) / 1000)
+            watch.write_timing(assignment.stored, whole_shard(path), load_seconds=sum(loads) / 1000)
         # Here, since Beam has nowhere to count in `setup`.
         self._metrics.count_loads(loads)
 

@@ -11,13 +11,13 @@ from apache_beam.utils.shared import Shared
 from calm_beam.answers import AnswerAssignment, AnsweredShard, AnswerRequest, Failure, FinishedAnswers, Tally
 from calm_beam.answers.finished import finish, publish_rows
 from calm_beam.answers.folder import begin_answers, check_folder
-from calm_beam.answers.shards import shard_digest, stored_answers, taken_over, write_answers
+from calm_beam.answers.shards import shard_digest, taken_over, whole_answers, write_answers
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.storage import absolute, is_file, is_folder, joined
+from calm_beam.storage import absolute, is_folder, joined
 from calm_beam.sweeps.shard import with_unique_ids
 
 from .decode import decoding
@@ -231,7 +231,8 @@ class _AnswerShard(beam.DoFn):
         else:
             stored = self._answered(shard, examples, limit=failure_limit(assignment.max_failures, examples=count))
         source, published = assignment.shard_path(shard), assignment.published_path(shard)
-        if published != source and not is_file(published):
+        if published != source:
+            # Even where there is one, since no digest tells whether it is damaged: it gets the same bytes.
             publish_rows(source, published)
         yield stored
 
@@ -275,7 +276,7 @@ class _AnswerShard(beam.DoFn):
         # Here, since Beam has nowhere to count in `setup`.
         self._metrics.count_loads(models.take_load_msecs())
         # As it was stored, which another worker may have done before.
-        return stored_answers(path)
+        return whole_answers(path)
 
     def _outcomes(
         self, loaded: "LoadedGenerator", examples: list[Example], *, limit: int

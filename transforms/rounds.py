@@ -68,9 +68,9 @@ class CountRounds(beam.PTransform):
             | "DivideRounds"
             >> beam.Map(_places, round_examples=self.plan.sequential.round_examples, division=self.division)
         )
-        # Of earlier rounds too: their examples must be as they were.
+        # Of earlier rounds too: their examples must be as they were. Their shards are not read again in each round.
         until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, places, first=1, last=self.last)
-        is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=places)
+        is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=places, reads_all=False)
         taken = until | "TakeRounds" >> beam.Filter(_is_within, places, first=self.first, last=self.last)
         decode = decoding(
             DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),

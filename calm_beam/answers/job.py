@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from calm_beam.counted import check_count
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, content_digest, engine_difference
 from calm_beam.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.storage import joined
@@ -117,8 +118,16 @@ class AnswerJob:
                 software=content["software"],
                 engine=EngineRecord.from_dict(content["engine"]) if "engine" in content else None,
             )
+            check_count("calibration", job.calibration)
+            check_count("num_shards", job.num_shards)
+            texts = (job.manifest, *job.patterns, *job.files)
+            if not all(isinstance(text, str) for text in texts) or not isinstance(job.group_key, str | None):
+                raise TypeError("a name is no text")
+            is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AnswersError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
+        if not is_alike:
+            raise AnswersError(f"{path}: is of another version of calm-beam.")
         return job
 
     def _content(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
-from calm_beam.parquet_shards import about_shard, check_row_count, opened_shard, shard_rows, write_shard
+from calm_beam.parquet_shards import about_shard, check_content, check_row_count, opened_shard, shard_rows, write_shard
 from calm_beam.storage import is_file
 from calm_beam.tally import Tally
 
@@ -163,6 +163,18 @@ def stored_answers(path: str) -> AnsweredShard:
     return shard
 
 
+def whole_answers(path: str) -> AnsweredShard:
+    """Returns what the file of a shard says about itself, having read all of it: what a mark of success may rest on.
+
+    Raises:
+      AnswersError: If it is no file of `write_answers`, or damaged anywhere.
+      OSError: If there is no such file.
+    """
+    shard = stored_answers(path)
+    check_content(path, kind=AnswersError, again=_ANSWER_AGAIN)
+    return shard
+
+
 def answer_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the rows of a shard's file, by id.
 
@@ -181,11 +193,11 @@ def taken_over(path: str, digest: str) -> AnsweredShard | None:
       digest: Of the prompts that the data give for it now.
 
     Raises:
-      AnswersError: If it is of other prompts.
+      AnswersError: If it is of other prompts, or damaged anywhere.
     """
     if not is_file(path):
         return None
-    stored = stored_answers(path)
+    stored = whole_answers(path)
     if stored.digest != digest:
         raise AnswersError(
             f"{path}: holds answers to other prompts than the data give now for this shard, so the data have changed "

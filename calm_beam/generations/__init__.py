@@ -21,4 +21,5 @@ from .shards import stored_failures as stored_failures
 from .shards import stored_groups as stored_groups
 from .shards import stored_prompts as stored_prompts
 from .shards import stored_shard as stored_shard
+from .shards import whole_shard as whole_shard
 from .shards import write_generations as write_generations

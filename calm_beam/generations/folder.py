@@ -152,7 +152,7 @@ class DecodeJob:
                 exit_head=content.get("exit_head"),
             )
             is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise GenerationsError(
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
@@ -305,7 +305,7 @@ class FinishedSweep:
             finished = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
             numbers = [shard.shard for shard in finished.shards]
             is_sound = finished.examples == content["examples"] and len(set(numbers)) == len(numbers)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise GenerationsError(
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error

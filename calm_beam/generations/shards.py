@@ -11,9 +11,10 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.counted import check_count
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
-from calm_beam.parquet_shards import about_shard, check_row_count, opened_shard, shard_rows, write_shard
+from calm_beam.parquet_shards import about_shard, check_content, check_row_count, opened_shard, shard_rows, write_shard
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -81,6 +82,12 @@ class StoredShard:
     examples: int
     failed: int
     digest: str
+
+    def __post_init__(self) -> None:
+        for name in ("shard", "examples", "failed"):
+            check_count(name, getattr(self, name))
+        if not isinstance(self.digest, str):
+            raise TypeError(f"digest must be a text, got {type(self.digest).__name__}")
 
 
 class GenerationsError(CalmBeamError, ValueError):
@@ -182,6 +189,17 @@ def stored_shard(path: str) -> StoredShard:
             ) from error
         rows = file.metadata.num_rows
     check_row_count(path, rows, said=shard.examples, kind=GenerationsError)
+    return shard
+
+
+def whole_shard(path: str) -> StoredShard:
+    """Returns what a shard's file says about itself, having read all of it: what a mark of success may rest on.
+
+    Raises:
+      GenerationsError: If it is no file of `write_generations`, or damaged anywhere.
+    """
+    shard = stored_shard(path)
+    check_content(path, kind=GenerationsError, again=_DECODE_AGAIN)
     return shard
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from calm_beam import strict_json
 from calm_beam.storage import is_file, joined, list_files, open_input, replacing
 
-from .shards import StoredShard
+from .shards import GenerationsError, StoredShard
 
 _SCHEMA = "calm-beam/timing/v1"
 _RUN = "timing-run.json"
@@ -139,28 +139,41 @@ def read_timings(folder: str, shards: Iterable[StoredShard]) -> tuple[ShardTimin
     Args:
       folder: Of the generations.
       shards: What is stored there.
+
+    Raises:
+      GenerationsError: If a timing is damaged.
     """
     found: dict[int, ShardTiming] = {}
     for path in list_files(joined(glob.escape(folder), "timing-*-of-*.json")):
         content = _read(path)
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        if content is None:
+            continue
+        try:
             timing = ShardTiming.from_dict(content)
-            found[timing.shard] = timing
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(path, error) from error
+        found[timing.shard] = timing
     return tuple(
         found[shard.shard] for shard in shards if shard.shard in found and found[shard.shard].digest == shard.digest
     )
 
 
 def read_run_timing(folder: str) -> RunTiming | None:
-    """Returns what the last run took that ended here; None where none has said so."""
+    """Returns what the last run took that ended here; None where none has said so.
+
+    Raises:
+      GenerationsError: If the file is damaged.
+    """
     path = joined(folder, _RUN)
     if not is_file(path):
         return None
     content = _read(path)
+    if content is None:
+        return None
     try:
         return RunTiming(began=float(content["began"]), seconds=float(content["seconds"]))
-    except (KeyError, TypeError, ValueError):
-        return None
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from error
 
 
 def _write(path: str, content: dict[str, Any]) -> None:
@@ -168,11 +181,17 @@ def _write(path: str, content: dict[str, Any]) -> None:
         temporary.write_text(json.dumps({"schema": _SCHEMA, **content}) + "\n", encoding="utf-8")
 
 
-def _read(path: str) -> dict[str, Any]:
-    """Returns what a file holds; nothing if it is of another form."""
+def _read(path: str) -> dict[str, Any] | None:
+    """Returns what a file holds; None if it is of another version of calm-beam."""
     try:
         with open_input(path) as file:
             content = strict_json.loads(file.read())
-    except (OSError, strict_json.StrictJSONError):
-        return {}
-    return content if isinstance(content, dict) and content.get("schema") == _SCHEMA else {}
+    except (OSError, strict_json.StrictJSONError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(content, dict) or "schema" not in content:
+        raise _damaged(path, "it has no schema")
+    return content if content["schema"] == _SCHEMA else None
+
+
+def _damaged(path: str, reason: object) -> GenerationsError:
+    return GenerationsError(f"{path}: is damaged ({reason}). Remove it: its timing then counts as missing.")

@@ -233,7 +233,7 @@ class DecodeRecord(Record):
         return EngineRecord.from_dict(value, at=at) if key == "engine" else value
 
     def __post_init__(self) -> None:
-        if not is_own(self.confidence):
+        if not isinstance(self.confidence, str) or not is_own(self.confidence):
             check_choice("confidence", self.confidence, choices=tuple(MEASURES))
         check_choice("schedule", self.schedule, choices=tuple(SCHEDULES))
         if self.tau is not None:

@@ -62,8 +62,13 @@ def open_input(path: AnyPath) -> BinaryIO:
 
     On Cloud Storage, what is read is the file as it was when it was opened; if it is replaced meanwhile, reading fails.
     Once it has been read from beginning to end, its checksum has been compared.
+
+    Raises:
+      StorageError: If the path names a pipe, a socket or a device, which may have no end; while it is read, if the disk
+        gives an error.
+      OSError: If it cannot be opened.
     """
-    return _google.open_input(path) if is_cloud_path(path) else open(path, "rb")
+    return _google.open_input(path) if is_cloud_path(path) else _local.open_input(path)
 
 
 def version(path: AnyPath) -> str:

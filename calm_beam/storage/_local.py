@@ -4,13 +4,16 @@ import contextlib
 import errno
 import filecmp
 import glob
+import io
 import os
 import pathlib
 import re
 import shutil
 import stat
 from collections.abc import Iterator
+from typing import Any, BinaryIO
 
+from ._error import StorageError
 from ._paths import AnyPath
 
 _KINDS = {
@@ -47,6 +50,39 @@ def obstacle(path: AnyPath) -> str | None:
             how = "Name a file in it." if kind == "directory" else "Write what comes from it to a file."
             return f"is a {kind}, expected a file. {how}"
     return None
+
+
+def open_input(path: AnyPath) -> BinaryIO:
+    """Returns a file opened for reading bytes; refuses what is neither a file nor a folder before it is opened."""
+    if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
+        raise StorageError(f"{os.fspath(path)}: {obstacle(path)}")
+    return io.BufferedReader(_NamedFile(os.fspath(path)))
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors name it: those of the system say only what happened."""
+
+    def readinto(self, buffer: Any, /) -> int | None:  # type: ignore[override]
+        with self._naming():
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes | None:
+        with self._naming():
+            return super().readall()
+
+    def seek(self, place: int, whence: int = 0, /) -> int:
+        with self._naming():
+            return super().seek(place, whence)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:
+                raise
+            reason = os.strerror(error.errno).lower()
+            raise StorageError(f"{self.name}: cannot be read ({reason}). Name a file on a disk that works.") from error
 
 
 def version(path: AnyPath) -> str:

@@ -19,6 +19,7 @@ from calm_beam.generations import (
     stored_examples,
     stored_failures,
     stored_shard,
+    whole_shard,
 )
 from calm_beam.storage import is_cloud_path, is_file, is_folder
 
@@ -43,16 +44,19 @@ def check_folders(assignment: Assignment, shards: Sequence[int]) -> None:
             check_files(stored.directory, shards, num_shards=stored.job.num_shards)
 
 
-def taken_over(assignment: Assignment, shard: int, *, examples: Sequence[Example]) -> StoredShard | None:
+def taken_over(
+    assignment: Assignment, shard: int, *, examples: Sequence[Example], reads_all: bool = True
+) -> StoredShard | None:
     """Returns the shard that is stored already, None if none is.
 
     Args:
       assignment: What is to be decoded.
       shard: Number of the shard.
       examples: What the data give for it now, in their order.
+      reads_all: Whether to look for damage in all of it, and not only at what it says about itself.
 
     Raises:
-      GenerationsError: If it is of other examples.
+      GenerationsError: If it is of other examples, or damaged.
       DataError: If it has failures, which are not allowed now.
     """
     path = assignment.stored.shard_path(shard)
@@ -65,7 +69,7 @@ def taken_over(assignment: Assignment, shard: int, *, examples: Sequence[Example
             f"{path}: holds {counted(stored.failed, 'example')} that could not be decoded, {name} first: {reason}. "
             "Go on with --on_error=worst_case, or decode anew with --overwrite."
         )
-    return stored
+    return whole_shard(path) if reads_all else stored
 
 
 def check_above(assignment: Assignment, shard: int, *, examples: Sequence[Example]) -> None:

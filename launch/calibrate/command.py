@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.file_names import REPORT
+from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import all_specs, place_of_served
@@ -353,7 +353,9 @@ def _checked_output(flags: argparse.Namespace) -> tuple[str, EarlierResult]:
         if is_file(output):
             raise UsageError(f"--output {output}: is a file, expected a directory.")
         earlier = EarlierResult.found_in(output)
-        check_writable(joined(output, MANIFEST))
+        # Each of them, since what is in the way of the last would otherwise be found after hours.
+        for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT):
+            check_writable(joined(output, name))
     if flags.resume and flags.overwrite:
         raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
     if earlier.manifest and not flags.overwrite and not flags.resume:

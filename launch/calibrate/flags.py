@@ -61,6 +61,7 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
     goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: {DEFAULT_METRIC}")
     add_metric_settings(goal)
+    parser.only_with("--bleurt_checkpoint", "--metric=bleurt")
     goal.add_argument("--delta", type=numbers, help="risk tolerances in (0, 1); default: 0.1")
     goal.add_argument(
         "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"
@@ -228,6 +229,8 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
     if flags.confirm_share is not None:
         flags.part = SetPart(name=CALIBRATING, confirm_share=flags.confirm_share, salt=salt_of(flags.seed))
     flags.consistency = flags.consistency or ("textual",)
+    if flags.risk_loss is not None and "risk" not in flags.consistency:
+        raise UsageError("--risk_loss belongs to --consistency=risk, which is missing.")
     flags.metric = flags.metric or (DEFAULT_METRIC,)
     flags.delta = flags.delta or (0.1,)
 

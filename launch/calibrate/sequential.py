@@ -17,7 +17,7 @@ from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import STOPPED, FinishedSweep, GenerationsError, stored_shard
+from calm_beam.generations import STOPPED, FinishedSweep, GenerationsError, stored_shard, whole_shard
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
@@ -83,8 +83,9 @@ class SequentialRun:
                     is_above = len(rounds) < len(above)
                     last = len(above) if is_above else wanted
                     division = next((each.division for each in (*rounds, *above)), None)
-                    self._count(block, first=len(rounds) + 1, last=last, division=division, from_above=is_above)
-                    rounds = self._counted(block, rounds)
+                    first_number = len(rounds) + 1
+                    self._count(block, first=first_number, last=last, division=division, from_above=is_above)
+                    rounds = self._counted(block, rounds, now=range(first_number, last + 1))
                     continue
                 tested = run.plan.upper_part(len(block.thresholds))
                 found = watched([each.totals for each in rounds], tested, num_layers=run.provenance.model.layers)
@@ -124,8 +125,17 @@ class SequentialRun:
             metrics = run_pipeline(pipeline)
         run.tell(metrics, seconds=time.monotonic() - start)
 
-    def _counted(self, block: Block, known: list[Round]) -> list[Round]:
-        """Returns the rounds that are counted in a block, of which some are known; their generations are looked for."""
+    def _counted(self, block: Block, known: list[Round], *, now: range = range(0)) -> list[Round]:
+        """Returns the rounds that are counted in a block; their generations are looked for, and read.
+
+        Args:
+          block: The block.
+          known: Those that are known already.
+          now: Numbers of those that this run has counted, which has read their generations.
+
+        Raises:
+          GenerationsError: If a round or its generations are not as they were counted.
+        """
         folder, plan = block.stored.directory, self.run.plan.upper_part(len(block.thresholds))
         rounds, scored_by = list(known), self._scored_by()
         while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
@@ -142,7 +152,9 @@ class SequentialRun:
                 )
             for shard in following.shards:
                 path = block.stored.shard_path(shard.shard)
-                if not is_file(path) or stored_shard(path) != shard:
+                # Rounds that were counted now have read them whole; those of an earlier run may be damaged since.
+                stored_as = stored_shard if following.number in now else whole_shard
+                if not is_file(path) or stored_as(path) != shard:
                     raise GenerationsError(
                         f"{path}: is missing, or not what was counted in round {following.number}. Decode anew, with "
                         "--overwrite."

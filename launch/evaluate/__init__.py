@@ -93,6 +93,7 @@ def _parser(name: str) -> FlagParser:
     run = parser.add_argument_group("run")
     run.add_argument("--metric", help=f"{METRIC_NAMES}; default: {DEFAULT_METRIC}")
     add_metric_settings(run)
+    parser.only_with("--bleurt_checkpoint", "--metric=bleurt")
     run.add_argument(
         "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
     )

@@ -20,7 +20,7 @@ def find_manifest(name: str) -> str:
     with naming("--manifest"):
         path = joined(name, MANIFEST) if is_folder(name) else name
         if not is_file(path):
-            raise UsageError(f"--manifest {name}: {why_no_file(path)}")
+            raise UsageError(f"--manifest {path}: {why_no_file(path)}")
     return path
 
 

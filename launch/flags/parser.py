@@ -24,6 +24,7 @@ from calm_beam.written_numbers import written_float, written_int
 
 from .help_pages import HelpFormatter, ShowAll, help_page, summary
 from .model import add_model_flags
+from .partners import Partners
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -97,6 +98,7 @@ class FlagParser(argparse.ArgumentParser):
         self.register("type", float, written_float)
         self.register("type", int, written_int)
         self._doc, self._essentials = doc or "", essentials
+        self.pairs: list[Partners] = []
         self.description = self.description or summary(self._doc)
         self._optionals.title = heading
         if add_help:
@@ -113,14 +115,21 @@ class FlagParser(argparse.ArgumentParser):
 
     # The base class has overloads for namespaces of one's own, of which there are none here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
+        """Returns flags and unknown arguments; raises `UsageError` for an empty value, or a flag without partner."""
         flags, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             value = getattr(flags, action.dest, None)
             if isinstance(value, str) and not value.strip() and action.default != "":
                 name = next(iter(action.option_strings), action.metavar or action.dest)
                 self.error(f"{name} is empty; leave it out, or give it a value")
+        for pair in self.pairs:
+            if pair.is_alone(flags, actions=self._option_string_actions):
+                self.error(pair.in_words())
         return flags, unknown
+
+    def only_with(self, flag: str, *partners: str) -> None:
+        """Refuses a flag that is given without any of these, each `--flag`, or `--flag=value` if only that will do."""
+        self.pairs.append(Partners(flag=flag, partners=partners))
 
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""
@@ -312,6 +321,7 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
         type=whole_number(0),
         help="with --on_error=worst_case, end the run if more examples fail; default: 1 %% of them, at least 10",
     )
+    parser.only_with("--max_failures", "--on_error=worst_case")
     add_worker_flags(run)
     run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
 
@@ -361,6 +371,9 @@ def add_task_flags(parser: FlagParser) -> None:
     )
     add_chat_flags(task)
     add_model_flags(task)
+    # Without a model, that of the demo is taken, or that of generations.
+    for flag in ("--vocabulary", "--extra_ids", "--chat_template", "--activation", "--relative_max_distance"):
+        parser.only_with(flag, "--checkpoint", "--generations")
     add_data_flags(task)
     task.add_argument("--task_prefix", type=utf8_text, default="", help="put before every input")
     task.add_argument(
@@ -429,12 +442,20 @@ def _take_seqio_task(flags: argparse.Namespace) -> None:
                 raise UsageError(f"--{name} belongs to --seqio_task, which is missing.")
         if flags.data_format == "seqio":
             raise UsageError("--data_format=seqio needs --seqio_task, the name of the task.")
+        _refuse_fields_without_data(flags)
         return
     if flags.data is not None:
         raise UsageError(f"--seqio_task={flags.seqio_task} and --data both name the data: leave one of them out.")
     if flags.data_format not in (None, "seqio"):
         raise UsageError(f"--seqio_task is read as seqio, not --data_format={flags.data_format}: leave that out.")
     flags.data = (seqio_name(flags.seqio_task, flags.seqio_split or flags.default_seqio_split),)
+
+
+def _refuse_fields_without_data(flags: argparse.Namespace) -> None:
+    """Refuses what says how to read data where none are named: those of the demo are read as they are."""
+    for name in ("data_format", "inputs_field", "targets_field"):
+        if flags.data is None and getattr(flags, name) is not None:
+            raise UsageError(f"--{name} belongs to --data, which is missing.")
 
 
 def refuse_decoding_flags(

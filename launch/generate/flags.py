@@ -86,6 +86,8 @@ def generate_parser(doc: str | None) -> FlagParser:
     add_entry_flags(parser)
     _add_folder_flags(parser)
     add_job_flags(parser)
+    parser.only_with("--overwrite", "--output")
+    parser.only_with("--max_failures", "--on_error=list")
     return parser
 
 

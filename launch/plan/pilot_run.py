@@ -121,8 +121,8 @@ def _checked(timings: tuple[ShardTiming, ...], folder: str, *, job: DecodeJob) -
     timings = tuple(timing for timing in timings if timing.examples)
     if not timings:
         raise UsageError(
-            f"--pilot {folder}: holds no timings, which earlier versions of calm-beam did not keep. Run the pilot with "
-            "this one."
+            f"--pilot {folder}: holds no timings of its shards: they were removed, or are of another version of "
+            "calm-beam. Run the pilot with this one."
         )
     if timings[0].lanes < 1 + len(job.settings.thresholds):
         raise UsageError(

@@ -20,7 +20,7 @@ from calm_beam.report import (
     read_speedups,
     write_page,
 )
-from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent
+from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
 from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
@@ -84,7 +84,10 @@ def _checked_output(flags: argparse.Namespace) -> str:
     with naming("--calibration"):
         if base_name(flags.calibration) == MANIFEST:
             flags.calibration = parent(flags.calibration)
-        if not is_file(joined(flags.calibration, MANIFEST)):
+        path = joined(flags.calibration, MANIFEST)
+        if why := obstacle(path):
+            raise UsageError(f"--calibration {path}: {why}")
+        if not is_file(path):
             raise UsageError(f"--calibration {flags.calibration}: has no {MANIFEST}, so no calibration finished there.")
     with naming("--output"):
         output = flags.output or joined(flags.calibration, REPORT)
@@ -132,7 +135,8 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
 
 
 def _build_external(flags: argparse.Namespace, output: str) -> None:
-    for name in ("generations", "checkpoint", "vocabulary", "speedup"):
+    of_models = ("checkpoint", "vocabulary", "activation", "relative_max_distance", "confidence")
+    for name in ("generations", *of_models, "speedup"):
         if getattr(flags, name) is not None:
             raise UsageError(f"--{name}: {flags.calibration} is a certification, which has no model. Leave it out.")
     write_external_report(flags.calibration, output)

@@ -42,6 +42,7 @@ from google.protobuf import json_format, text_format
 from calm_beam.errors import CalmBeamError
 
 from .loopback import HOST, listen_on_loopback, require_loopback
+from .steady_clock import wait_by_steady_clock
 
 # Importing Beam takes seconds, on a busy machine many; a process that has not connected by then never will.
 _CONNECT_SECONDS = 300
@@ -56,6 +57,8 @@ _WORKER_MAIN = """
 import logging, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 logging.getLogger().addHandler(logging.NullHandler())
+from calm_beam.launch.runners.steady_clock import wait_by_steady_clock
+wait_by_steady_clock()
 from apache_beam.runners.worker import sdk_worker_main
 sdk_worker_main.main(sys.argv)
 sys.stdout.flush()
@@ -70,6 +73,7 @@ def watch_workers() -> None:
       OpenPortError: If they could be reached from other machines.
     """
     listen_on_loopback()
+    wait_by_steady_clock()
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(_WorkerProcess)
     WorkerHandler.register_environment(common_urns.environments.EXTERNAL.urn, beam_runner_api_pb2.ExternalPayload)(
         _PooledWorker
@@ -208,6 +212,7 @@ class _WorkerProcess(GrpcWorkerHandler):
         }
         self._process = subprocess.Popen([sys.executable, "-c", _WORKER_MAIN], env=environment)
         threading.Thread(target=self._await_end, daemon=True).start()
+        threading.Thread(target=self._await_connection, daemon=True).start()
 
     def stop_worker(self) -> None:
         try:
@@ -216,6 +221,10 @@ class _WorkerProcess(GrpcWorkerHandler):
             self._process.kill()
             self._process.wait()
         self._logging_server.stop(0)
+
+    def _await_connection(self) -> None:
+        if not self.control_conn.connected.wait(_CONNECT_SECONDS):
+            self.control_conn.lose(f"worker process {self._process.pid} has not connected within {_CONNECT_SECONDS} s")
 
     def _await_end(self) -> None:
         """Also sees processes that end before they connect."""

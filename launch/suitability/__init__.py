@@ -8,6 +8,7 @@ was not trained for it seldom exits: better known now than after a sweep. This i
 promised says `calm-beam calibrate` alone.
 """
 
+import argparse
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, share, whole_number
@@ -37,8 +38,24 @@ def _parser() -> FlagParser:
         "--max_examples", type=whole_number(1), default=100, help="size of the sample, drawn by a hash of the ids"
     )
     parser.add_argument(
-        "--agreeing", type=share, default=0.98, help="share of tokens that softmax exits may not change, in (0, 1]"
+        "--agreeing",
+        type=_share_or_all,
+        default=0.98,
+        help="share of tokens that softmax exits may not change, in (0, 1]",
     )
     parser.add_argument("--output", help="JSON file for the figures; default: the terminal alone")
     parser.add_argument("--overwrite", action="store_true", help="replace --output")
+    parser.only_with("--overwrite", "--output")
     return parser
+
+
+def _share_or_all(text: str) -> float:
+    """Returns a share above 0 and up to 1, given as such or in per cent."""
+    if text in ("1", "1.0", "100%"):
+        return 1.0
+    try:
+        return share(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a share above 0 and up to 1, such as 98% or 0.98, got {text!r:.40}"
+        ) from error

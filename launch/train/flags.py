@@ -235,6 +235,7 @@ def train_parser(doc: str | None) -> FlagParser:
     best_by = f"what decides the best weights: loss (of the last layer; default), or a metric: {METRIC_NAMES}"
     add("--best_by", metavar="NAME", help=best_by)
     add("--bleurt_checkpoint", help=BLEURT_CHECKPOINT_HELP)
+    parser.only_with("--bleurt_checkpoint", "--best_by=bleurt")
     rows = f"validation rows that the metric is measured on (default {_BEST_BY_ROWS})"
     add("--best_by_rows", type=whole_number(1), help=rows)
     add("--save_every", type=int, help=f"steps between states to resume from; 0 for none (default {_SAVE_EVERY})")

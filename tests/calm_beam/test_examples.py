@@ -122,9 +122,12 @@ def test_nul_characters_are_refused(key: str) -> None:
         _parse(row, keys=RowKeys(cluster="page"))
 
 
-def test_what_is_passed_over_may_be_no_json_number() -> None:
-    """NaN in a key that nobody reads is no reason to refuse a row: many programs write it."""
-    assert _parse('{"input": "a", "score": NaN}').input == "a"
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "[NaN]", '{"a": -Infinity}'])
+def test_what_is_passed_over_is_json_too(value: str) -> None:
+    """What JSON does not know is refused under a key that nobody reads, too; large integers are JSON."""
+    with pytest.raises(DataError, match=r"^data/a\.jsonl, line 17: .*(not a number that JSON allows|too large)"):
+        _parse(f'{{"input": "a", "score": {value}}}')
+    assert _parse(f'{{"input": "a", "score": {10**400}}}').input == "a"
 
 
 def test_references_may_be_token_ids() -> None:

@@ -201,3 +201,16 @@ def test_an_output_that_cannot_be_written_is_told_once(argv: list[str], tmp_path
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.stderr == "calm-beam: standard output cannot be written: No space left on device.\n"
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("text", ["caf\udce9", "\udcff" * 1000, "a\0b", "\ud800"])
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_arguments_are_text(command: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes that are not UTF-8, which Python gives as surrogates, and NUL are refused in whatever flag or name."""
+    for argument in (f"--task_prefix={text}", f"--output={text}", f"--{text}", text):
+        assert main([command, argument]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"calm-beam {command}: ")
+        assert "is not UTF-8 text, or holds a NUL character." in line
+        line.encode()
+    assert len(line) < 400

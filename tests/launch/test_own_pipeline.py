@@ -1,6 +1,8 @@
 """Pipelines of ours where a notebook's kernel runs."""
 
+import pathlib
 import sys
+import tempfile
 import types
 
 import apache_beam as beam
@@ -44,3 +46,16 @@ def test_pipelines_of_cells_are_left_as_they_are() -> None:
     with pytest.raises(RuntimeError, match="Make"):
         _ = pipeline | "Make" >> beam.Create([1])
     assert beam_pipeline.alter_label_if_ipython is named
+
+
+def test_a_pipeline_leaves_no_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam's folder for temporary files is gone at once, whether a pipeline of ours runs or not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = PipelineOptions([])
+    pipeline = Workers(options=options).new_pipeline()
+    assert list(tmp_path.iterdir()) == []
+    _ = pipeline | beam.Create([1])
+    run_pipeline(pipeline)
+    assert list(tmp_path.iterdir()) == []
+    beam.Pipeline(options=options)
+    assert [path.name[:18] for path in tmp_path.iterdir()] == ["beam-pipeline-temp"]

@@ -81,6 +81,7 @@ def add_own_flags(parser: FlagParser) -> None:
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: both if there are references")
     goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: {DEFAULT_METRIC}")
     add_metric_settings(goal)
+    parser.only_with("--bleurt_checkpoint", "--metric=bleurt")
     goal.add_argument("--delta", type=numbers, default=(0.02, 0.05, 0.1, 0.25), help="risk tolerances of the table")
     goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
     goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error")
@@ -99,6 +100,7 @@ def add_own_flags(parser: FlagParser) -> None:
         help="measure the served decoder against the full model, one prompt at a time, at the thresholds of the table",
     )
     speed.add_argument("--speedup_prompts", type=whole_number(1), default=200, help="prompts timed, the same for all")
+    parser.only_with("--speedup_prompts", "--speedup")
 
 
 def add_flags_of_both(parser: FlagParser) -> None:
@@ -146,6 +148,8 @@ def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tupl
       ValueError: If a value or a combination is not allowed.
       MetricError: If a metric does not work.
     """
+    if flags.risk_loss is not None and "risk" not in consistencies:
+        raise UsageError("--risk_loss belongs to --consistency=risk, which is missing.")
     metrics = checked_metrics(flags.metric, metric_settings(flags))
     for name in flags.p_value or ():
         if name in P_VALUES and P_VALUES[name].needs_table:

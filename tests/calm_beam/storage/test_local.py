@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import re
+import socket
 import stat
 
 import pytest
@@ -15,6 +16,7 @@ from calm_beam.storage import (
     check_writable,
     is_cloud_path,
     joined,
+    open_input,
     parent,
     remove_file,
     remove_folder,
@@ -241,3 +243,43 @@ def test_only_files_are_written_over(tmp_path: pathlib.Path) -> None:
         check_writable("/dev/null")
     with pytest.raises(NotADirectoryError, match="file is a file, expected a folder"):
         check_writable(tmp_path / "file" / "below")
+
+
+def test_errors_while_reading_name_the_file() -> None:
+    """The system says only what happened; whoever reads how, the message begins with the file."""
+    for read in (
+        lambda file: file.read(),
+        lambda file: file.read(10),
+        lambda file: file.readline(),
+        lambda file: list(file),
+        lambda file: file.seek(0, 2),
+    ):
+        with (
+            open_input("/proc/self/mem") as file,
+            pytest.raises(StorageError, match=r"^/proc/self/mem: cannot be read \(.+\)\. Name a file"),
+        ):
+            read(file)
+
+
+def test_what_has_no_end_is_not_opened(tmp_path: pathlib.Path) -> None:
+    """Pipes, which would be waited for, devices and sockets are refused, behind a link too; folders as ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    place = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(place))
+        for name, kind in (("pipe", "pipe"), ("link", "device"), ("socket", "socket")):
+            with pytest.raises(StorageError, match=rf"{name}: is a {kind}, expected a file\."):
+                open_input(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        open_input(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_input(tmp_path / "absent")
+
+
+def test_a_file_is_read_in_every_way(tmp_path: pathlib.Path) -> None:
+    """It is a buffered file as any other: lines, places and views."""
+    (tmp_path / "file").write_bytes(b"one\ntwo\nthree")
+    with open_input(tmp_path / "file") as file:
+        assert (file.readline(), file.tell(), list(file)) == (b"one\n", 4, [b"two\n", b"three"])
+        assert (file.seek(-5, 2), file.read(), file.seekable(), file.fileno() > 2) == (8, b"three", True, True)

@@ -174,8 +174,7 @@ def _sums_to_json(totals: CalibrationTotals | GroupTotals) -> dict[str, Any]:
         "sums": totals.risk.sums.tolist(),
         "layer_sums": list(totals.layer_sums),
         "token_counts": list(totals.token_counts),
-        # Rounds of earlier versions know nothing of them.
-        **({"tie_counts": list(totals.tie_counts)} if totals.tie_counts else {}),
+        "tie_counts": list(totals.tie_counts),
     }
 
 
@@ -187,6 +186,7 @@ def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> GroupTotals:
         risk=risk,
         layer_sums=tuple(content["layer_sums"]),
         token_counts=tuple(content["token_counts"]),
+        # Rounds of earlier versions know nothing of them.
         tie_counts=tuple(content.get("tie_counts", (risk.n, *(0,) * layout.thresholds) if risk.n else ())),
     )
 

@@ -15,7 +15,15 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import ChatRecord, EngineRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
+from calm_beam.manifest import (
+    ChatRecord,
+    EngineRecord,
+    Manifest,
+    ManifestError,
+    Variant,
+    VocabularyRecord,
+    manifest_text,
+)
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -23,6 +31,7 @@ from tests.calm_beam.manifest.builders import (
     build_confirmed_manifest,
     build_grouped_manifest,
     build_manifest,
+    build_path_entry,
     build_plan_record,
     build_planned_manifest,
     build_positions,
@@ -89,6 +98,8 @@ def test_schema_is_strict_and_described() -> None:
         "looks",
         "loss",
         "matmul_precision",
+        "near_ties",
+        "near_ties",
         "pareto",
         "patience",
         "plan",
@@ -204,12 +215,13 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
+    worst = dataclasses.replace(build_plan_record(), near_ties="worst_case").to_dict()
     without = build_confirmed_manifest()
     assert without.confirmation is not None
     by_engine = dataclasses.replace(without.confirmation, engine=_ENGINE)
     confirmed: Any = dataclasses.replace(without, confirmation=by_engine).to_dict()
     assert _all_of(watched, confirmed, like=_SCHEMA)
-    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"])
+    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"], worst)
     assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
     assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
@@ -227,7 +239,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert _all_of(*entries, like=definitions["calibration"])
     assert list(varied["calibrations"][0]["variant"]) == list(definitions["variant"]["properties"])
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
-    assert list(varied["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
+    counted = build_path_entry(variant=Variant(min_exit_layer=1), near_ties=3).to_dict()
+    assert list(counted) == list(definitions["path_entry"]["properties"])
 
 
 def test_core_and_manifest_name_the_same_choices() -> None:

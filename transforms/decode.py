@@ -10,7 +10,15 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.examples import Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import FinishedSweep, Generation, StoredShard, shard_digest, stored_shard, write_generations
+from calm_beam.generations import (
+    FinishedSweep,
+    Generation,
+    StoredShard,
+    check_one_engine,
+    shard_digest,
+    stored_shard,
+    write_generations,
+)
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.sweeps.stored_shards import check_above, check_folders, generations_above, mark_complete, taken_over
@@ -180,11 +188,13 @@ class DecodeShard(beam.DoFn):
                     after_each=watch.lap,
                 )
             path = self._assignment.stored.shard_path(shard)
+            engine = self._engine_to_say(loaded)
             write_generations(
                 path,
                 sorted(generations, key=lambda generation: generation.example.id),
                 shard=shard,
                 digest=shard_digest(self._assignment.job.digest(), shard, examples=examples),
+                engine=engine,
             )
             # As it was stored, not as it is remembered.
             stored = stored_shard(path)
@@ -193,6 +203,15 @@ class DecodeShard(beam.DoFn):
             # Here, since Beam has nowhere to count in `setup`.
             self._metrics.count_loads(loads)
         yield stored
+
+    def _engine_to_say(self, loaded: "LoadedModel") -> str | None:
+        """Returns what has decoded, in words, where the run does not know it of its workers; no folder has two."""
+        assigned = self._assignment.job.settings.engine
+        if assigned is None or assigned.instructions is not None:
+            return None
+        engine = loaded.decoder.engine.in_words()
+        check_one_engine(self._assignment.stored.directory, engine)
+        return engine
 
     def _decode(
         self,

@@ -91,7 +91,7 @@ class Round:
             "scored_by": dict(self.scored_by),
             "rounds": self.rounds,
             "examples": self.examples,
-            "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            "shards": [shard.to_dict() for shard in self.shards],
             "totals": _totals_to_json(self.totals),
         }
         text = json.dumps({**content, "digest": content_digest(content)}, ensure_ascii=False) + "\n"

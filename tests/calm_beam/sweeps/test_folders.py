@@ -10,7 +10,16 @@ from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import DecodeJob, write_generations
+from calm_beam.generations import (
+    DecodeJob,
+    FinishedSweep,
+    GenerationsError,
+    StoredShard,
+    check_one_engine,
+    stored_shard,
+    write_generations,
+)
+from calm_beam.generations.folder import shard_files
 from calm_beam.manifest import EngineRecord, ModelRecord
 from calm_beam.sweeps.folders import begin_generations
 
@@ -88,3 +97,33 @@ def test_what_else_differs_is_said_beside_the_engine(tmp_path: pathlib.Path) -> 
     first, second = ours.differences(theirs)
     assert first.startswith("the engine is native (avx2), head uint8 there")
     assert second == "num_shards is 3 there, 2 here"
+
+
+def test_shards_of_two_engines_do_not_meet(tmp_path: pathlib.Path) -> None:
+    """Where a run could not know what its workers have: neither while they decode, nor when all is counted."""
+    one, other = "xla (cpu avx2), head exact", "xla (cpu avx512f), head exact"
+    for shard, engine in ((0, one), (1, other)):
+        write_generations(tmp_path / f"generations-{shard:05d}-of-00002.parquet", [], shard=shard, engine=engine)
+    check_one_engine(str(tmp_path), one)
+    with pytest.raises(GenerationsError) as error:
+        check_one_engine(str(tmp_path), other)
+    assert f"some of the workers decode by {one}, others by {other}" in str(error.value)
+    stored = [stored_shard(path) for path in shard_files(str(tmp_path))]
+    assert [shard.engine for shard in stored] == [one, other]
+    with pytest.raises(GenerationsError, match="outputs of two engines are never mixed"):
+        FinishedSweep.of(stored, job="sha256:6a", examples=0)
+    alike = [dataclasses.replace(shard, engine=one) for shard in stored]
+    finished = FinishedSweep.of(alike, job="sha256:6a", examples=0)
+    assert [StoredShard(**shard.to_dict()) for shard in finished.shards] == alike
+
+
+def test_shards_of_a_known_engine_say_no_more_than_before(tmp_path: pathlib.Path) -> None:
+    """Their files and marks of success have the keys of earlier versions."""
+    write_generations(tmp_path / "generations-00000-of-00001.parquet", [])
+    check_one_engine(str(tmp_path), "xla (cpu avx2), head exact")
+    assert set(stored_shard(str(tmp_path / "generations-00000-of-00001.parquet")).to_dict()) == {
+        "shard",
+        "examples",
+        "failed",
+        "digest",
+    }

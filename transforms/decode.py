@@ -10,7 +10,15 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.examples import Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import FinishedSweep, Generation, StoredShard, shard_digest, whole_shard, write_generations
+from calm_beam.generations import (
+    FinishedSweep,
+    Generation,
+    StoredShard,
+    check_one_engine,
+    shard_digest,
+    whole_shard,
+    write_generations,
+)
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.sweeps.stored_shards import check_above, check_folders, generations_above, mark_complete, taken_over
@@ -211,20 +219,16 @@ class _ShardDecoder(beam.DoFn):
         shard, unordered = element
         examples = with_unique_ids(unordered)
         found = [taken_over(assignment, shard, examples=examples) for assignment in self._assignments]
-        missing = [assignment for assignment, stored in zip(self._assignments, found, strict=True) if stored is None]
-        if not missing:
+        if all(found):
             self._metrics.count_taken_over(len(examples))
             self._progress.report("stored", len(examples))
-        else:
-            self._decode_shard(shard, examples, missing=missing, count=count)
-        # As it was stored, not as it is remembered.
-        return [
-            stored or whole_shard(assignment.stored.shard_path(shard))
-            for assignment, stored in zip(self._assignments, found, strict=True)
-        ]
+            return [stored for stored in found if stored is not None]
+        return self._decode_shard(shard, examples, found=found, count=count)
 
-    def _decode_shard(self, shard: int, examples: list[Example], *, missing: Sequence[Assignment], count: int) -> None:
-        """Decodes a shard by all rules, and stores it where it is missing."""
+    def _decode_shard(
+        self, shard: int, examples: list[Example], *, found: Sequence[StoredShard | None], count: int
+    ) -> list[StoredShard]:
+        """Decodes a shard by all rules, stores it where it was not found, and returns what is stored by each."""
         from calm_beam.sweeps.stopwatch import ShardStopwatch
 
         assert self._models is not None
@@ -244,15 +248,30 @@ class _ShardDecoder(beam.DoFn):
             )
         generations.sort(key=lambda of_example: of_example[0].example.id)
         loads = self._models.take_load_msecs()
-        for assignment, of_rule in zip(self._assignments, zip(*generations, strict=True), strict=True):
-            if assignment not in missing:
+        made = []
+        for assignment, of_rule, earlier in zip(self._assignments, zip(*generations, strict=True), found, strict=True):
+            if earlier is not None:
+                made.append(earlier)
                 continue
             path = assignment.stored.shard_path(shard)
             digest = shard_digest(assignment.job.digest(), shard, examples=examples)
-            write_generations(path, of_rule, shard=shard, digest=digest)
-            watch.write_timing(assignment.stored, whole_shard(path), load_seconds=sum(loads) / 1000)
+            engine = self._engine_to_say(assignment, loaded)
+            write_generations(path, of_rule, shard=shard, digest=digest, engine=engine)
+            # As it was stored, not as it is remembered.
+            made.append(whole_shard(path))
+            watch.write_timing(assignment.stored, made[-1], load_seconds=sum(loads) / 1000)
         # Here, since Beam has nowhere to count in `setup`.
         self._metrics.count_loads(loads)
+        return made
+
+    def _engine_to_say(self, assignment: Assignment, loaded: "LoadedModel") -> str | None:
+        """Returns what has decoded, in words, where the run does not know it of its workers; no folder has two."""
+        assigned = assignment.job.settings.engine
+        if assigned is None or assigned.instructions is not None:
+            return None
+        engine = loaded.decoder.engine.in_words()
+        check_one_engine(assignment.stored.directory, engine)
+        return engine
 
     def _decode(
         self,

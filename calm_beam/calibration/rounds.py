@@ -92,7 +92,7 @@ class Round:
             "scored_by": dict(self.scored_by),
             "rounds": self.rounds,
             "examples": self.examples,
-            "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            "shards": [shard.to_dict() for shard in self.shards],
             "totals": _totals_to_json(self.totals),
         }
         text = json.dumps({**content, "digest": content_digest(content)}, ensure_ascii=False) + "\n"
@@ -176,8 +176,7 @@ def _sums_to_json(totals: CalibrationTotals | GroupTotals) -> dict[str, Any]:
         "sums": totals.risk.sums.tolist(),
         "layer_sums": list(totals.layer_sums),
         "token_counts": list(totals.token_counts),
-        # Rounds of earlier versions know nothing of them.
-        **({"tie_counts": list(totals.tie_counts)} if totals.tie_counts else {}),
+        "tie_counts": list(totals.tie_counts),
     }
 
 
@@ -189,6 +188,7 @@ def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> GroupTotals:
         risk=risk,
         layer_sums=tuple(content["layer_sums"]),
         token_counts=tuple(content["token_counts"]),
+        # Rounds of earlier versions know nothing of them.
         tie_counts=tuple(content.get("tie_counts", (risk.n, *(0,) * layout.thresholds) if risk.n else ())),
     )
 

@@ -7,6 +7,7 @@ from .folder import DecodeJob as DecodeJob
 from .folder import FinishedSweep as FinishedSweep
 from .folder import StoredGenerations as StoredGenerations
 from .folder import check_files as check_files
+from .folder import check_one_engine as check_one_engine
 from .folder import shard_digest as shard_digest
 from .folder import shard_files as shard_files
 from .folder import shard_path as shard_path

@@ -34,7 +34,7 @@ from calm_beam.set_parts import SetPart
 from calm_beam.storage import is_file, joined, list_files
 from calm_beam.vocabulary import EOS_ID
 
-from .shards import GenerationsError, StoredShard
+from .shards import GenerationsError, StoredShard, stored_shard
 
 JOB = "decode.json"
 COMPLETE = "complete.json"
@@ -249,6 +249,9 @@ class FinishedSweep:
                     f"shard {shard.shard} was decoded twice, with different results. Did the data change meanwhile?"
                 )
         finished = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
+        engines = sorted({shard.engine for shard in finished.shards if shard.engine is not None})
+        if len(engines) > 1:
+            raise GenerationsError(_mixed(*engines[:2]))
         if finished.examples != examples:
             raise GenerationsError(
                 f"{counted(examples, 'example was', several='examples were')} read, but {finished.examples} decoded. "
@@ -269,7 +272,7 @@ class FinishedSweep:
                 "schema": _SCHEMA,
                 "job": self.job,
                 "examples": self.examples,
-                "shards": [dataclasses.asdict(shard) for shard in self.shards],
+                "shards": [shard.to_dict() for shard in self.shards],
             },
         )
 
@@ -321,6 +324,30 @@ class FinishedSweep:
                 f"{missing[0]} first."
             )
         return finished
+
+
+def check_one_engine(folder: str, engine: str) -> None:
+    """Refuses to decode into a folder by another engine than has decoded a shard that is there.
+
+    Args:
+      folder: Of the generations.
+      engine: As in `StoredShard`.
+
+    Raises:
+      GenerationsError: If it is another one.
+    """
+    for path in shard_files(folder)[:1]:
+        other = stored_shard(path).engine
+        if other is not None and other != engine:
+            raise GenerationsError(_mixed(other, engine))
+
+
+def _mixed(one: str, other: str) -> str:
+    return (
+        f"some of the workers decode by {one}, others by {other}: outputs of two engines are never mixed. Take workers "
+        "with one kind of processor (on Dataflow, --machine_type of one generation or --min_cpu_platform), and decode "
+        "anew."
+    )
 
 
 def shard_path(folder: str, shard: int, *, num_shards: int) -> str:

@@ -76,12 +76,20 @@ class StoredShard:
       examples: Number of its examples.
       failed: Examples among them that could not be decoded.
       digest: Of the examples, and of how they were decoded.
+      engine: What decoded it, in words, where the run could not know its workers' instructions; else None.
     """
 
     shard: int
     examples: int
     failed: int
     digest: str
+    engine: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, without an engine where there is none."""
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "engine" or value is not None
+        }
 
     def __post_init__(self) -> None:
         for name in ("shard", "examples", "failed"):
@@ -102,7 +110,12 @@ _DECODE_AGAIN = "Remove it, and repeat the run that made it with --resume: the s
 
 
 def write_generations(
-    path: str | os.PathLike[str], generations: Iterable[Generation], *, shard: int = 0, digest: str = ""
+    path: str | os.PathLike[str],
+    generations: Iterable[Generation],
+    *,
+    shard: int = 0,
+    digest: str = "",
+    engine: str | None = None,
 ) -> None:
     """Writes one shard as Parquet; the file appears whole or not at all.
 
@@ -111,6 +124,7 @@ def write_generations(
       generations: The shard's generations.
       shard: Number of the shard.
       digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
+      engine: As in `StoredShard`.
     """
     rows = []
     for generation in generations:
@@ -119,7 +133,7 @@ def write_generations(
     has_groups = any(row[_GROUP] is not None for row in rows)
     has_near_ties = any(output["near_tie"] is not None for row in rows for output in row["outputs"])
     failed = sum(row["failure"] is not None for row in rows)
-    about = {"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}
+    about = StoredShard(shard=shard, examples=len(rows), failed=failed, digest=digest, engine=engine).to_dict()
     write_shard(path, rows, schema=_schema(has_groups=has_groups, has_near_ties=has_near_ties), about=about)
 
 

@@ -143,10 +143,11 @@ def test_a_worker_with_another_engine_refuses() -> None:
 
 def test_decoders_say_what_they_are() -> None:
     """What native code has here, by each of its instruction sets; XLA where there is none, or it is asked for."""
-    checkpoint, rule, sizes = build_checkpoint(), ExitRule(), {"max_decode_length": 4, "max_input_length": 16}
+    checkpoint, rule = build_checkpoint(), ExitRule()
+    sizes: dict[str, Any] = {"max_decode_length": 4, "max_input_length": 16}
     thresholds = [thresholds_by_step(rule, 0.5, max_decode_length=4)]
 
-    def engines(**asked: str) -> list[EngineRecord]:
+    def engines(**asked: Any) -> list[EngineRecord]:
         return [
             SweepDecoder(checkpoint, rule, thresholds=(0.5,), **sizes, **asked).engine,
             BatchDecoder(checkpoint, rule, thresholds=thresholds, max_input_length=16, **asked).engine,

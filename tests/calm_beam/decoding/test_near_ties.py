@@ -1,6 +1,5 @@
 """Which outputs hung on a decision within rounding."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -112,19 +111,20 @@ def test_every_decoder_counts_the_same() -> None:
         np.testing.assert_array_equal(found, expected[index])
     for lane in range(lanes.shape[1]):
         batched = BatchDecoder(checkpoint, rule, thresholds=[lanes[:, lane]], max_input_length=16)
-        for index, result in batched.decode(prompts):
-            assert result.runner_ups is not None
-            fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-            fields["lengths"] = np.array([fields.pop("length")])
-            alone = SweepResult(
-                **{
-                    name: value[None] if isinstance(value, np.ndarray) and name != "lengths" else value
-                    for name, value in fields.items()
-                }
+        for index, alone in batched.decode(prompts):
+            assert alone.runner_ups is not None
+            result = SweepResult(
+                tokens=alone.tokens[None],
+                exit_layers=alone.exit_layers[None],
+                confidences=alone.confidences[None],
+                lengths=np.array([alone.length]),
+                is_finite=alone.is_finite,
+                runner_ups=alone.runner_ups[None],
             )
             found = near_ties_of(
-                alone, rule, thresholds=lanes[:, [lane]], num_layers=checkpoint.config.num_decoder_layers
+                result, rule, thresholds=lanes[:, [lane]], num_layers=checkpoint.config.num_decoder_layers
             )
+            of_sweep = expected[index]
             assert found is not None
-            assert expected[index] is not None
-            assert found[0] == expected[index][lane], (index, lane)
+            assert of_sweep is not None
+            assert found[0] == of_sweep[lane], (index, lane)

@@ -321,7 +321,7 @@ def test_another_model_is_refused() -> None:
         ((*_PATH, 1, "rejected"), 1, "calibrations[0].path[1].rejected must be true or false, got {}"),
         ((*_PATH, 2, "p_value"), None, "calibrations[0].path[2].p_value must be a number in [0, 1], got {}"),
         ((*_PATH, 2, "lambda"), 1, "calibrations[0].path[2].lambda is not a key of calm-beam/manifest/v1; expected "
-         "threshold, n, risk, p_value, rejected, layers, variant"),
+         "threshold, n, risk, p_value, rejected, layers, variant, near_ties"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_by_its_key_path(path: tuple[str | int, ...], value: object, message: str) -> None:

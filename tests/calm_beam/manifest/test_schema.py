@@ -33,6 +33,7 @@ from tests.calm_beam.manifest.builders import (
     build_confirmed_manifest,
     build_grouped_manifest,
     build_manifest,
+    build_path_entry,
     build_plan_record,
     build_planned_manifest,
     build_positions,
@@ -105,6 +106,8 @@ def test_schema_is_strict_and_described() -> None:
         "looks",
         "loss",
         "matmul_precision",
+        "near_ties",
+        "near_ties",
         "pareto",
         "patience",
         "plan",
@@ -227,6 +230,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
+    worst = dataclasses.replace(build_plan_record(), near_ties="worst_case").to_dict()
     without = build_confirmed_manifest()
     assert without.confirmation is not None
     by_engine = dataclasses.replace(without.confirmation, engine=_ENGINE)
@@ -234,7 +238,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     asked_before: Any = build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)).to_dict()
     assert list(asked_before["earlier_plans"][0]) == _SCHEMA["properties"]["earlier_plans"]["items"]["required"]
     assert _all_of(watched, confirmed, asked_before, like=_SCHEMA)
-    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"], asked_before["plan"])
+    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"], worst, asked_before["plan"])
     assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
     assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
@@ -256,7 +260,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(by_rules.to_dict()) == list(definitions["variant"]["properties"])
     assert Variant.from_dict(by_rules.to_dict(), at="variant") == by_rules
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
-    assert list(varied["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
+    counted = build_path_entry(variant=Variant(min_exit_layer=1), near_ties=3).to_dict()
+    assert list(counted) == list(definitions["path_entry"]["properties"])
 
 
 def test_core_and_manifest_name_the_same_choices() -> None:

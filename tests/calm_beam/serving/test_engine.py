@@ -1,0 +1,112 @@
+"""Serving by another engine than was calibrated: said, counted, or refused."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+
+from calm_beam.decoding.engine_choice import Machine
+from calm_beam.manifest import EngineRecord, Manifest, ManifestError
+from calm_beam.serving import Generator
+from calm_beam.serving import generator as generator_module
+from tests.builders import build_checkpoint
+from tests.calm_beam.serving.builders import build_served_manifest
+from tests.instruction_sets import AVAILABLE, forced
+from tests.pipelines import CONFIG
+
+_CHECKPOINT = build_checkpoint(CONFIG)
+_PROMPT = (5, 9, 12, 1)
+_ELSEWHERE = EngineRecord(name="native", instructions="avx1024", head="uint8")
+
+
+def _here() -> Machine:
+    return Machine.here("cpu")
+
+
+def _xla(head: str = "exact") -> EngineRecord:
+    return EngineRecord(name="xla", instructions=_here().xla_instructions(), head=head)
+
+
+def _manifest(engine: EngineRecord | None) -> Manifest:
+    manifest = build_served_manifest(_CHECKPOINT)
+    return dataclasses.replace(manifest, decode=dataclasses.replace(manifest.decode, engine=engine))
+
+
+def _generator(calibrated: EngineRecord | None, **options: Any) -> Generator:
+    return Generator.from_manifest(_manifest(calibrated), _CHECKPOINT, batch_size=1, **options)
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == generator_module.__name__]
+
+
+def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    """Whichever it is, and nothing is said then; single prompts are XLA's, of which that is said once."""
+    native = [EngineRecord(name="native", instructions=name, head="exact") for name in AVAILABLE[:1]]
+    for engine in (_xla(), _xla("int8"), *native):
+        caplog.clear()
+        generator = _generator(engine)
+        assert generator.engine.batch == engine
+        assert generator.other_engine_in_words() == ""
+        generator.generate_batch([_PROMPT])
+        assert _said(caplog) == []
+        generator.generate(_PROMPT)
+        generator.generate(_PROMPT)
+        assert len(_said(caplog)) == (engine.name == "native")
+
+
+def test_another_engine_is_said_once_with_the_bound(caplog: pytest.LogCaptureFixture) -> None:
+    """A manifest of native code, served by XLA: both engines and q are named, when the first batch is decoded."""
+    with forced("none"):
+        generator = _generator(_ELSEWHERE)
+        assert generator.engine.batch == _xla()
+        with caplog.at_level(logging.WARNING):
+            generator.generate_batch([_PROMPT])
+            generator.generate_batch([_PROMPT])
+    (sentence,) = _said(caplog)
+    assert sentence == generator.other_engine_in_words()
+    for words in (_xla().in_words(), _ELSEWHERE.in_words(), "plus q", "0 of 1,000 prompts differ it may be 0.3%"):
+        assert words in sentence
+
+
+def test_the_engine_that_is_asked_for_serves() -> None:
+    """Also where another was calibrated."""
+    assert _generator(_ELSEWHERE, engine="xla").engine.batch == _xla()
+    assert _generator(_ELSEWHERE, engine="xla", exit_head="int8").engine.batch == _xla("int8")
+
+
+@pytest.mark.parametrize("calibrated", [_ELSEWHERE, None])
+def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None) -> None:
+    """With both engines and what to do; of a manifest that names none, since it cannot be known."""
+    with pytest.raises(ManifestError, match="exact_engine is asked for, but") as error:
+        _generator(calibrated, exact_engine=True)
+    if calibrated is None:
+        assert "the manifest does not say which engine was calibrated" in str(error.value)
+    else:
+        assert calibrated.in_words() in str(error.value)
+        assert "--engine" in str(error.value)
+
+
+def test_old_manifests_are_served_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is said of an engine that nobody recorded, and the best one of this machine serves."""
+    generator = _generator(None)
+    assert generator.engine.batch.name == ("native" if AVAILABLE else "xla")
+    generator.generate_batch([_PROMPT])
+    assert _said(caplog) == []
+    assert generator.other_engine_in_words() == ""
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="this machine has no native code")
+def test_single_prompts_may_have_to_be_decoded_by_the_calibrated_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Where no other may serve, a prompt by itself is a batch of one, and nothing is left to say."""
+    native = EngineRecord(name="native", instructions=AVAILABLE[0], head="exact")
+    exact, free = _generator(native, exact_engine=True), _generator(native)
+    assert exact.decodes_as_batches
+    assert not free.decodes_as_batches
+    exact.warm_up()
+    (batched,) = exact.generate_batch([_PROMPT])
+    assert exact.generate(_PROMPT) == batched
+    assert exact.full_model().decodes_as_batches
+    assert _said(caplog) == []
+    assert not _generator(_xla(), exact_engine=True).decodes_as_batches

@@ -25,14 +25,14 @@ def _snippets(page: str) -> list[str]:
 
 
 _WAYS = (
-    ("README.md", "calm.calibrate(", "my_calibration"),
-    ("docs/python.md", "transforms.Sweep(", "calibration"),
+    ("README.md", "calm.calibrate(", "my_calibration", "rouge_l"),
+    ("docs/python.md", "transforms.Sweep(", "calibration", "rouge_l_unicode"),
 )
 
 
-@pytest.mark.parametrize(("page", "way", "output"), _WAYS, ids=["function", "pipeline"])
+@pytest.mark.parametrize(("page", "way", "output", "metric"), _WAYS, ids=["function", "pipeline"])
 def test_ways_to_calibrate(
-    page: str, way: str, output: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    page: str, way: str, output: str, metric: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The function of README and the pipeline of docs run as they stand, and leave the manifest that they promise."""
     (snippet,) = (each for each in _snippets(page) if way in each)
@@ -46,7 +46,7 @@ def test_ways_to_calibrate(
     exec(compile(snippet, page, "exec"), {"options": PipelineOptions([])})
     manifest = calm.read_manifest(f"{output}/manifest.json")
     assert [(entry.consistency, entry.metric, entry.delta) for entry in manifest.calibrations] == [
-        ("textual", "rouge_l", 0.1)
+        ("textual", metric, 0.1)
     ]
     assert manifest.data.examples == 6
 

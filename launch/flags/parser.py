@@ -526,7 +526,8 @@ def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
         choices=EXIT_HEADS,
         default="auto",
         help="form of the output head that decides exits: exact; int8 or bfloat16, certified, with the exact one where "
-        "they leave something open; auto takes int8 for large heads with native code, else exact (default: %(default)s)",
+        "they leave something open; auto takes int8 for large heads with native code, else exact (default: "
+        "%(default)s)",
     )
 
 

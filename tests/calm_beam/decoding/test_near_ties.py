@@ -7,7 +7,6 @@ import pytest
 
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.near_ties import near_ties_of, tells_near_ties
-from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
@@ -93,7 +92,7 @@ def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, 
 
 
 def test_every_decoder_counts_the_same() -> None:
-    """The sweep that shares work, the plain one, and the decoder of batches, one threshold at a time."""
+    """The sweep, and the decoder of batches, one threshold at a time."""
     checkpoint, rule = build_checkpoint(), ExitRule()
     prompts = build_prompts(3, 7, 5)
     ((_, told), *_) = SweepDecoder(
@@ -105,10 +104,6 @@ def test_every_decoder_counts_the_same() -> None:
     expected = {index: result.near_ties for index, result in shared.decode(prompts)}
     assert expected[0] is not None
     assert expected[0].any()
-    plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=16, slots=2)
-    for index, result in plain.decode(prompts):
-        found = near_ties_of(result, rule, thresholds=lanes, num_layers=checkpoint.config.num_decoder_layers)
-        np.testing.assert_array_equal(found, expected[index])
     for lane in range(lanes.shape[1]):
         batched = BatchDecoder(checkpoint, rule, thresholds=[lanes[:, lane]], max_input_length=16)
         for index, alone in batched.decode(prompts):

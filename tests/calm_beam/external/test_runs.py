@@ -6,7 +6,7 @@ import pathlib
 import re
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -228,7 +228,8 @@ def test_what_inspect_asked(
 def test_hard_questions_are_not_easy_ones(tmp_path: pathlib.Path) -> None:
     """Question 7 of one data set is not question 7 of another, in every framework that logs what was asked."""
 
-    def pair(one: pathlib.Path, other: pathlib.Path, metric: str | None = None) -> None:
+    def pair(logs: Sequence[pathlib.Path], metric: str | None = None) -> None:
+        one, other = logs
         run = Run.found(str(other), task=None)
         pairs = [(run, RunScores.read(run, metric=metric))]
         list(losses_of_runs(_read(one, metric=metric), pairs, loss="signed", direction="higher"))
@@ -238,15 +239,15 @@ def test_hard_questions_are_not_easy_ones(tmp_path: pathlib.Path) -> None:
         write_lighteval(tmp_path / f"lighteval{is_hard}", [1, 1], hard=is_hard) for is_hard in (False, True)
     ]
     with pytest.raises(LossesError, match=re.escape(hard)):
-        pair(*by_lighteval, "acc")
+        pair(by_lighteval, "acc")
     by_helm = [write_helm(tmp_path / f"helm-{asked}", [1.0, 1.0], asked=asked) for asked in ("easy ", "hard ")]
     with pytest.raises(LossesError, match=re.escape(hard.replace("'0', '1'", "'id0', 'id1'"))):
-        pair(*by_helm, "exact_match")
+        pair(by_helm, "exact_match")
     by_inspect = [
         write_inspect(tmp_path / f"{asked}.eval", ["C", "C"], sample={"input": asked}) for asked in ("easy", "hard")
     ]
     with pytest.raises(LossesError, match=re.escape(hard)):
-        pair(*by_inspect)
+        pair(by_inspect)
     by_harness = [
         write_lm_eval(tmp_path / f"lm-{changed}", {"none": [1.0] * 2}, changed=changed) for changed in ([], [1])
     ]
@@ -255,7 +256,7 @@ def test_hard_questions_are_not_easy_ones(tmp_path: pathlib.Path) -> None:
         # Early versions write no digest of the document, but the document.
         log.write_text(log.read_text().replace('"doc_hash"', '"other"'))
     with pytest.raises(LossesError, match=r"gives 1 id \('1'\)"):
-        pair(*by_harness)
+        pair(by_harness)
 
 
 def test_both_forms_of_helm(tmp_path: pathlib.Path) -> None:

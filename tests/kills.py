@@ -170,7 +170,7 @@ class CalibrationBench(KillBench):
         assert not [name for name in names if name.startswith(".")]
         # Reports are made after results, and are no part of them.
         here = {path.name for path in output.iterdir() if "report.html" not in path.name}
-        assert here == {"generations", "manifest.json", table}
+        assert here == {"generations", "manifest.json", "plans", table}
 
 
 class AnswersBench(KillBench):

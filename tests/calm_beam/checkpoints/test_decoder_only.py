@@ -199,7 +199,8 @@ def test_positions_that_are_no_object_are_refused(key: str, value: Any, tmp_path
     """What is empty and no object is a mistake; null and an empty object say nothing."""
     with pytest.raises(CheckpointError, match="expected one object, or two equal ones"):
         load_checkpoint(write_decoder_only(tmp_path / "wrong", **{key: value}))
-    for index, nothing in enumerate(({}, None)):
+    nothings: tuple[Any, ...] = ({}, None)
+    for index, nothing in enumerate(nothings):
         folder = write_decoder_only(tmp_path / str(index), **{key: nothing})
         assert load_checkpoint(folder).config.rope_scaling == RopeScaling()
 

@@ -15,6 +15,7 @@ from calm_beam.decoding.native_sources import NativeSources
 from calm_beam.decoding.single_lanes import SingleLanes
 from calm_beam.decoding.weights import Weights, sources_by_width
 from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
 from calm_beam.model import network_of
 from tests.builders import build_checkpoint, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -29,9 +30,8 @@ _STEPS, _SLOTS = 4, 5
 
 def _made(checkpoint: Checkpoint, prefixes: dict[int, list[int]]) -> tuple[Any, Weights, Slots]:
     model = network_of(checkpoint.config)
-    weights = Weights(
-        checkpoint, model, first_device(), steps=_STEPS, measures=[ExitRule().measure()], exit_head="exact"
-    )
+    engine = EngineRecord(name="xla", instructions=None, head="exact")
+    weights = Weights(checkpoint, model, first_device(), steps=_STEPS, measures=[ExitRule().measure()], engine=engine)
     slots = Slots(
         SingleLanes(slots=_SLOTS, steps=_STEPS, capacity=_SLOTS * _STEPS),
         lanes=1,

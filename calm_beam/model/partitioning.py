@@ -90,6 +90,29 @@ def by_part(compute: Callable[..., Any], shared: jax.Array, array: jax.Array, *,
     return divided_run(shared, array)
 
 
+def looked_up(table: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of a table, (entries, width), at some indices; their shape + (width,).
+
+    Of a table that devices share, each looks up what it has, and they add. XLA does so itself for several indices; for
+    one it takes a slice, and on GPUs it brings the whole table to every device for that.
+    """
+    entries, count = table.shape[0], parts()
+    if index.size > 1 or entries % count or count == 1:
+        return jnp.take(table, index, axis=0)
+    size = entries // count
+
+    def of_device(index: jax.Array, part: jax.Array) -> jax.Array:
+        place = index - jax.lax.axis_index(PARTS) * size
+        row = jnp.take(part, jnp.clip(place, 0, size - 1), axis=0)
+        has_it = ((place >= 0) & (place < size))[..., None]
+        return jax.lax.psum(jnp.where(has_it, row, jnp.zeros_like(row)), PARTS)
+
+    specs = PartitionSpec(), PartitionSpec(PARTS)
+    run: Any = jax.shard_map(of_device, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    looked: jax.Array = run(index, table)
+    return looked
+
+
 def _gathered(made: Any) -> Any:
     """Returns what every device has made, with an axis in front for the devices: they exchange numbers once."""
     leaves, structure = jax.tree.flatten(made)

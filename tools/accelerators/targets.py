@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Self
 
-from benchmarks.programs import MODELS, Placement, Program, kernels, programs
+from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, kernels, large_programs, programs
 from calm_beam.arithmetic import DTYPES, Arithmetic
 
 from .described import GPUS, TPUS, devices, platform_of
@@ -23,7 +23,7 @@ class Target:
       device: One of `TPUS` or `GPUS`.
       count: Devices that share the model.
       dtype: One of `DTYPES`.
-      model: One of `MODELS`, or `KERNELS`.
+      model: One of `MODELS` or `LARGE_MODELS`, or `KERNELS`.
       only: Which of its programs, as a regular expression for their names.
     """
 
@@ -43,6 +43,8 @@ class Target:
         found = devices(self.device, self.count)
         if self.model == KERNELS:
             every = kernels(Placement(found, MODELS["T5"]), self.arithmetic, platform=platform_of(self.device))
+        elif self.model in LARGE_MODELS:
+            every = large_programs(LARGE_MODELS[self.model], self.arithmetic, devices=found)
         else:
             every = programs(MODELS[self.model], self.arithmetic, devices=found)
         return (each for each in every if re.search(self.only, each.name))

@@ -119,6 +119,7 @@ def _compared(config: ModelConfig, arithmetic: Arithmetic, placement: Placement)
         function=plain._admit,
         arguments=(model, parameters),
         options={"state": state, "slots": rows, "source_tokens": prompts, "lengths": rows, "first": rows},
+        donated=("state",),
     )
     thresholds = placement.array(_STEPS, _LANES, dtype="float32")
     for rule in (ExitRule(), ExitRule(confidence="oracle", state_propagation="full_cache")):
@@ -127,7 +128,9 @@ def _compared(config: ModelConfig, arithmetic: Arithmetic, placement: Placement)
             name=f"plain sweep, {rule.confidence}",
             placement=placement,
             function=plain._advance,
-            arguments=(model, rule, parameters, state, thresholds, placement.array()),
+            arguments=(model, rule, parameters),
+            options={"state": state, "thresholds": thresholds, "enough_busy": placement.array()},
+            donated=("state",),
         )
     yield Program(
         name="perturbed outputs",

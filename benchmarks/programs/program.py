@@ -43,6 +43,15 @@ class Program:
         """Bytes that each device has of the buffers which are written into."""
         return sum(_bytes_of(leaf) for name in self.donated for leaf in jax.tree.leaves(self.options[name]))
 
+    @property
+    def divided_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of the arguments of which each device has a part."""
+        return {
+            leaf.shape
+            for leaf in jax.tree.leaves((self.arguments, dict(self.options)))
+            if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding.shard_shape(leaf.shape) != leaf.shape
+        }
+
 
 def _bytes_of(array: jax.ShapeDtypeStruct) -> int:
     return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize

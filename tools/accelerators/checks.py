@@ -25,16 +25,20 @@ def faults(made: Compiled, arithmetic: Arithmetic) -> list[str]:
         found.append(f"logits are held outside of the kernel: an array of {program.logits[0]} x {program.logits[1]}")
     if program.placement.parts > 1 and program.sums is not None:
         expect("exchanges between devices", program.sums, sum(made.collectives.values()))
+    if program.sums is not None and (whole := made.brought_whole):
+        found.append(f"brought whole to every device: arrays of [{'], ['.join(whole)}]")
     if made.memory.alias_size_in_bytes < program.donated_bytes:
         found.append(
             f"buffers are copied: {program.donated_bytes:,} bytes are given away, and "
             f"{made.memory.alias_size_in_bytes:,} written in place"
         )
-    if arithmetic.dtype == "float32":
-        if rounded := made.rounded_products:
-            found.append(
-                f"products of float32 numbers may be rounded: {len(rounded)}, such as {rounded[0].strip()[:80]}"
-            )
-        if "tf32" in made.assembly:
-            found.append("products of float32 numbers are rounded to TF32 in machine code")
+    return [*found, *(_rounded(made) if arithmetic.dtype == "float32" else ())]
+
+
+def _rounded(made: Compiled) -> list[str]:
+    found = []
+    if rounded := made.rounded_products:
+        found.append(f"products of float32 numbers may be rounded: {len(rounded)}, such as {rounded[0].strip()[:80]}")
+    if "tf32" in made.assembly:
+        found.append("products of float32 numbers are rounded to TF32 in machine code")
     return found

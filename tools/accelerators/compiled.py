@@ -71,6 +71,16 @@ class Compiled:
         return any(f"[{sides}]" in self.text for sides in (f"{rows},{entries}", f"{entries},{rows}"))
 
     @property
+    def brought_whole(self) -> list[str]:
+        """Arrays of which each device has a part, and that are brought to all of them: their shapes."""
+        results = [
+            line.split("=", 1)[1].split("(%", 1)[0] for line in self.text.splitlines() if _COLLECTIVE.search(line)
+        ]
+        shapes = {sides for result in results for sides in re.findall(r"\[([\d,]+)\]", result)}
+        divided = {",".join(map(str, shape)) for shape in self.program.divided_shapes}
+        return sorted(shapes & divided)
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of a device's memory while it runs: arguments, results and what is intermediate."""
         memory = self.memory

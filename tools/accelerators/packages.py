@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "XLA_FLAGS": "",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
 _PLUGIN = "jax-cuda12-plugin"
 # Of what the plugin's extra brings, the assembler of machine code alone; no library that a GPU would run.

@@ -439,7 +439,9 @@ class _Step:
             lambda rows: (self._new_token(layer, rows), self._kept_above(layer, rows)),
             rows,
         )
-        return new_token, [own, *kept]
+        # Else devices would exchange them, for each to have them whole.
+        above = [tuple(divided(values, 2, of=values.shape[2]) for values in pair) for pair in kept]
+        return new_token, [own, *above]
 
     def _keys_values(self, layer: int, rows: _Rows) -> KeysValues:
         """Returns what a layer that is run keeps: its own of rows that go on, what is passed on of rows that left."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.numerics import precision_of, product
-from calm_beam.model.partitioning import by_part
+from calm_beam.model.partitioning import by_part, parts, whole
 
 from . import kernels
 from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
@@ -49,19 +49,38 @@ def decide(
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
       Where a logit is NaN, the token is 0 and nothing is finite.
     """
-    if measure.needs is Need.LOGITS and measure.of_summary is None:
+    if not _takes_summaries(measure):
         return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
     platform = jax.default_backend()
 
-    def summarise(states: jax.Array, part: jax.Array, first: Any) -> Summary:
+    def summarise(states: jax.Array, part: jax.Array) -> Summary:
         if platform in kernels.PLATFORMS and _kernel_agrees(platform, arithmetic, *part.shape, vocab_axis):
-            summary = _summarise_fused(platform, states, part, vocab_axis, arithmetic)
-        else:
-            summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
+            return _summarise_fused(platform, states, part, vocab_axis, arithmetic)
+        return _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
+
+    return _decided_by_part(summarise, states, weights, vocab_axis, measure)
+
+
+def _takes_summaries(measure: Measure) -> bool:
+    """Returns whether a measure needs no more of logits than a summary of them."""
+    return measure.needs is not Need.LOGITS or measure.of_summary is not None
+
+
+def _decided_by_part(
+    summarise: Callable[[jax.Array, jax.Array], Summary],
+    states: jax.Array,
+    weights: jax.Array,
+    vocab_axis: int,
+    measure: Measure,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what is decided by summaries, where each device may have a part of the vocabulary."""
+
+    def of_device(states: jax.Array, part: jax.Array, first: Any) -> Summary:
+        summary = summarise(states, part)
         return summary if first is None else of_part(summary, first)
 
     # [rows] or, where several devices have parts of the vocabulary, [parts, rows]
-    summary = by_part(summarise, states, weights, axis=vocab_axis)
+    summary = by_part(of_device, states, weights, axis=vocab_axis)
     if summary.token.ndim == 2:
         of_all = union(Summary(*(values.T for values in summary)))
         summary = settled(Summary(*(values[:, 0] for values in of_all)))
@@ -253,10 +272,22 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
 def decide_by_logits(
     states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time."""
+    """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time.
+
+    Devices that share the head exchange numbers once: summaries of their logits, or these where the measure wants all.
+    """
+    if parts() > 1 and _takes_summaries(measure):
+        return _decided_by_part(
+            lambda states, part: _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic),
+            states,
+            weights,
+            vocab_axis,
+            measure,
+        )
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = product(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
+        logits = whole(logits)
         largest = jnp.max(logits, axis=-1)
         is_nan = jnp.any(jnp.isnan(logits), axis=-1)
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)

@@ -9,8 +9,9 @@ merged where they stay in VMEM. GPU (Triton): programs run side by side, so each
 the spans are merged outside. Mosaic GPU, the default of JAX 0.10, has matrix products of float32 only as tensor-core
 instructions, which round the factors to TF32; Triton has true ones. JAX 0.11 deprecates Pallas on Triton.
 
-Neither has run on a device yet: the kernel is compared in interpret mode, and lowered for both. `decide` therefore
-compares it with the plain code on the device at hand before it trusts it.
+It is compiled for both by their own compilers (`make accelerators`), and has run on neither: its numbers are compared
+in interpret mode alone. `decide` therefore compares it with the plain code on the device at hand before it trusts it.
+Triton needs compute capability 8.0 or more: on a T4 (7.5) the plain code decides.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def summarise(
       states: float32 or bfloat16, shape (rows, width). What the head's weights multiply.
       weights: Of that type, shape (width, vocabulary), or its transpose.
       vocab_axis: Axis of the vocabulary in `weights`.
-      precision: Of products of float32 numbers.
+      precision: Of products of float32 numbers; those of bfloat16 numbers are exact at any.
       platform: `tpu` or `gpu`.
       interpret: Whether the kernel is interpreted, on any platform.
     """
@@ -163,6 +164,9 @@ def _on_gpu(
 
 
 def _product(states: jax.Array, weights: jax.Array, vocab_axis: int, precision: jax.lax.Precision) -> jax.Array:
+    if weights.dtype == jnp.bfloat16:
+        # Products of bfloat16 numbers are exact in float32 at any precision, and Mosaic refuses to be asked for more.
+        precision = jax.lax.Precision.DEFAULT
     return product(states, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 # The axis of a group's devices.
@@ -59,7 +60,7 @@ def by_part(compute: Callable[..., Any], shared: jax.Array, array: jax.Array, *,
 
     Args:
       compute: Takes `shared`, the array or a part of it, and where on the axis a part begins; None for all of it.
-        Returns a tree of arrays.
+        Returns a tree of arrays of one shape, whose numbers have 32 bits.
       shared: Whole on every device.
       array: Divided on an axis, if the devices can share that evenly; else whole, and all compute with it.
       axis: The axis.
@@ -82,8 +83,41 @@ def by_part(compute: Callable[..., Any], shared: jax.Array, array: jax.Array, *,
 
     def of_device(shared: jax.Array, part: jax.Array) -> Any:
         made = compute(shared, part, jax.lax.axis_index(PARTS) * size)
-        return jax.tree.map(lambda values: jax.lax.all_gather(values, PARTS), made)
+        return _gathered(made)
 
     specs = PartitionSpec(), PartitionSpec(*(None,) * axis, PARTS)
     divided_run: Any = jax.shard_map(of_device, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
     return divided_run(shared, array)
+
+
+def looked_up(table: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of a table, (entries, width), at some indices; their shape + (width,).
+
+    Of a table that devices share, each looks up what it has, and they add. XLA does so itself for several indices; for
+    one it takes a slice, and on GPUs it brings the whole table to every device for that.
+    """
+    entries, count = table.shape[0], parts()
+    if index.size > 1 or entries % count or count == 1:
+        return jnp.take(table, index, axis=0)
+    size = entries // count
+
+    def of_device(index: jax.Array, part: jax.Array) -> jax.Array:
+        place = index - jax.lax.axis_index(PARTS) * size
+        row = jnp.take(part, jnp.clip(place, 0, size - 1), axis=0)
+        has_it = ((place >= 0) & (place < size))[..., None]
+        return jax.lax.psum(jnp.where(has_it, row, jnp.zeros_like(row)), PARTS)
+
+    specs = PartitionSpec(), PartitionSpec(PARTS)
+    run: Any = jax.shard_map(of_device, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    looked: jax.Array = run(index, table)
+    return looked
+
+
+def _gathered(made: Any) -> Any:
+    """Returns what every device has made, with an axis in front for the devices: they exchange numbers once."""
+    leaves, structure = jax.tree.flatten(made)
+    bits = jnp.stack([jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in leaves])
+    # [leaves, ...] -> [parts, leaves, ...]
+    of_all = jax.lax.all_gather(bits, PARTS)
+    gathered = [jax.lax.bitcast_convert_type(of_all[:, index], leaf.dtype) for index, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, gathered)

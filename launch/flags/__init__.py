@@ -7,6 +7,7 @@ from .parser import HelpShown as HelpShown
 from .parser import add_chat_flags as add_chat_flags
 from .parser import add_data_flags as add_data_flags
 from .parser import add_decode_flags as add_decode_flags
+from .parser import add_device_flag as add_device_flag
 from .parser import add_exit_flags as add_exit_flags
 from .parser import add_exit_head_flag as add_exit_head_flag
 from .parser import add_memory_flags as add_memory_flags

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
+from calm_beam.efficiency.device_forecast import DEVICES
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, is_measure_name
@@ -500,6 +501,16 @@ def measures_in_words() -> str:
     """Returns what the help says of every measure."""
     ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
     return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
+
+
+def add_device_flag(group: argparse._ActionsContainer) -> None:
+    """Adds the flag that names an accelerator whose times are forecast."""
+    group.add_argument(
+        "--device",
+        choices=tuple(DEVICES),
+        help="accelerator for which the least time of a step is forecast from bytes and operations, by exit layer and "
+        "measure; nothing is run there",
+    )
 
 
 def arithmetic_of(flags: argparse.Namespace) -> Arithmetic:

@@ -10,6 +10,11 @@ narrows it (to a beta distribution), and a file of `--pilot` has some losses tha
 
 takes the output directory of a small calibration, and says from what was measured there what a large one takes: hours,
 money, bytes and memory, into how many shards to divide it, and what watching the proof while it grows may save.
+
+    calm-beam plan --device=v5e --checkpoint=checkpoints/my_t5 --dtype=bfloat16
+
+forecasts, from bytes and operations alone, what a step of the model takes on an accelerator at the least, and which
+confidence measures can pay there at which exit layers.
 """
 
 from collections.abc import Sequence
@@ -17,7 +22,7 @@ from collections.abc import Sequence
 from calm_beam.launch.flags import FlagParser, UsageError, naming, parse_own_flags
 from calm_beam.storage import is_folder
 
-from .flags import COST_FLAGS, POWER_FLAGS, plan_parser
+from .flags import COST_FLAGS, DEVICE_FLAGS, POWER_FLAGS, plan_parser
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -29,6 +34,14 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
     flags = parse_own_flags(parser, argv)
+    if flags.device is not None:
+        # Here, as below: help does without.
+        from .device import plan_device
+
+        return plan_device(flags)
+    for name in DEVICE_FLAGS:
+        if getattr(flags, name) is not None:
+            raise UsageError(f"--{name} is about the time on an accelerator: pass --device, such as --device=v5e.")
     with naming("--pilot"):
         is_run = flags.pilot is not None and is_folder(flags.pilot)
     for name in POWER_FLAGS if is_run else COST_FLAGS:

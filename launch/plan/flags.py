@@ -3,11 +3,12 @@
 import argparse
 import math
 
-from calm_beam.launch.flags import FlagParser, numbers, texts, whole_number
+from calm_beam.arithmetic import DTYPES
+from calm_beam.launch.flags import FlagParser, add_device_flag, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.written_numbers import written_float
 
-# Flags that mean something for one of the two questions only; without a default.
+# Flags that mean something for one of the three questions only; without a default.
 POWER_FLAGS = ("risk_guess", "loss_std", "p_value")
 COST_FLAGS = (
     "examples",
@@ -18,6 +19,7 @@ COST_FLAGS = (
     "price_per_hour",
     "num_shards",
 )
+DEVICE_FLAGS = ("checkpoint", "dtype", "positions", "batch_size")
 _MOST_EXAMPLES = 10**12
 _ESSENTIALS = (
     "--pilot",
@@ -29,6 +31,8 @@ _ESSENTIALS = (
     "--examples",
     "--workers",
     "--price_per_hour",
+    "--device",
+    "--checkpoint",
     "--output",
 )
 
@@ -89,6 +93,14 @@ def plan_parser(doc: str | None) -> FlagParser:
     )
     cost.add_argument("--price_per_hour", metavar="X", type=_price, help="of one worker, in any currency")
     cost.add_argument("--num_shards", type=whole_number(1), help="default: what suits examples and workers")
+    device = parser.add_argument_group("time on an accelerator, without a run")
+    add_device_flag(device)
+    device.add_argument("--checkpoint", help="folder of the model that is to decode there")
+    device.add_argument("--dtype", choices=DTYPES, help="type of weights, states, keys and values; default: float32")
+    device.add_argument(
+        "--positions", type=whole_number(1), help="tokens of a prompt and its output that are attended to; default: 192"
+    )
+    device.add_argument("--batch_size", type=whole_number(1), help="prompts that take a step together; default: 1")
     return parser
 
 

@@ -5,15 +5,36 @@
 decodes a sample of prompts by the full model, and looks at what each layer would have predicted for every token: how
 often it agrees with the last layer, how surprised it is, and how many layers exits by softmax would use. A model that
 was not trained for it seldom exits: better known now than after a sweep. This is a forecast from one pass; what may be
-promised says `calm-beam calibrate` alone.
+promised says `calm-beam calibrate` alone. On an accelerator, where a step takes as long as its bytes,
+
+    calm-beam suitability --checkpoint=checkpoints/my_t5 --data='prompts/*.jsonl.gz' --device=v5e --dtype=bfloat16
+
+also forecasts what steps take there at the least, and which measures can pay at which exit layers.
 """
 
 import argparse
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, share, whole_number
+from calm_beam.launch.flags import (
+    FlagParser,
+    add_device_flag,
+    add_task_flags,
+    as_usage,
+    parse_own_flags,
+    share,
+    whole_number,
+)
 
-_ESSENTIALS = ("--checkpoint", "--vocabulary", "--data", "--max_examples", "--agreeing", "--output", "--overwrite")
+_ESSENTIALS = (
+    "--checkpoint",
+    "--vocabulary",
+    "--data",
+    "--max_examples",
+    "--agreeing",
+    "--device",
+    "--output",
+    "--overwrite",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -43,6 +64,7 @@ def _parser() -> FlagParser:
         default=0.98,
         help="share of tokens that softmax exits may not change, in (0, 1]",
     )
+    add_device_flag(parser)
     parser.add_argument("--output", help="JSON file for the figures; default: the terminal alone")
     parser.add_argument("--overwrite", action="store_true", help="replace --output")
     parser.only_with("--overwrite", "--output")

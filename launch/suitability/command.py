@@ -3,6 +3,9 @@
 import argparse
 import dataclasses
 import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -14,12 +17,19 @@ from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.demo import embedded
+from calm_beam.efficiency.device_forecast import device_forecast
 from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.setup_run import full_model_settings, prepare_run
 from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal.device_times import (
+    device_times_in_words,
+    device_times_record,
+    device_times_table,
+)
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.storage import replacing
 from calm_beam.sweeps.prepared import PreparedSweep
@@ -37,7 +47,7 @@ def tell_suitability(flags: argparse.Namespace) -> int:
         examples = read_all_examples(run.paths, run.reading)
         prompts = encoded_prompts(run, sampled(examples, flags.max_examples))
     with shown_progress(enabled=True) as progress:
-        found = _measured(run, prompts, flags=flags, progress=progress)
+        found, pairs = _measured(run, prompts, flags=flags, progress=progress)
     console = PlainConsole()
     console.print(_table(found))
     console.print(
@@ -48,6 +58,9 @@ def tell_suitability(flags: argparse.Namespace) -> int:
     console.print(found.verdict)
     if found.advice:
         console.print(found.advice)
+    on_device: dict[str, Any] = {}
+    if flags.device is not None:
+        on_device = _tell_device_times(run, pairs, found, device=flags.device, console=console)
     sample = sample_in_words(prompts, len(examples))
     console.print(
         f"{sample} One pass over the full model's outputs: a forecast, no promise. Where it decides anything, "
@@ -60,6 +73,7 @@ def tell_suitability(flags: argparse.Namespace) -> int:
             **dataclasses.asdict(found),
             "verdict": found.verdict,
             "advice": found.advice,
+            **on_device,
         }
         with replacing(output) as temporary:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -67,9 +81,13 @@ def tell_suitability(flags: argparse.Namespace) -> int:
     return 0
 
 
+_Pairs = list[tuple[Sequence[int], Sequence[int]]]
+
+
 def _measured(
     run: PreparedSweep, prompts: list[Prompt], *, flags: argparse.Namespace, progress: ProgressLog
-) -> Suitability:
+) -> tuple[Suitability, _Pairs]:
+    """Returns what was found, and the prompts with the full model's outputs, as token ids."""
     progress.report("read", len(prompts))
     progress.report("compiling", 1)
     rule = run.settings.rule
@@ -85,15 +103,44 @@ def _measured(
         engine=flags.engine,
         arithmetic=run.settings.arithmetic,
     )
-    pairs = []
+    pairs: _Pairs = []
     for index, result in decoder.decode([prompt.ids for prompt in prompts]):
         pairs.append((prompts[index].ids, result.tokens[: result.length].tolist()))
         progress.report("decoded", 1)
-    return suitability(
+    found = suitability(
         layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic),
         sizes=DecoderSizes.of(run.checkpoint.config),
         agreeing=flags.agreeing,
     )
+    return found, pairs
+
+
+def _tell_device_times(
+    run: PreparedSweep, pairs: _Pairs, found: Suitability, *, device: str, console: PlainConsole
+) -> dict[str, Any]:
+    """Prints what steps of single prompts like these take on a device at the least; returns that for the file."""
+    # On average, half of an output is there already.
+    positions = max(1, round(statistics.fmean(len(prompt) + len(output) / 2 for prompt, output in pairs)))
+    forecast = device_forecast(run.checkpoint.config, device, run.settings.arithmetic, positions=positions)
+    console.print(device_times_table(forecast))
+    for sentence in device_times_in_words(forecast, positions=positions, rows=1):
+        console.say(sentence)
+    gains = [
+        forecast.full_seconds()
+        / forecast.mean_seconds(
+            each.layers, ExitRule(min_exit_layer=each.min_exit_layer, exit_interval=each.exit_interval)
+        )
+        for each in found.exits
+    ]
+    best = max(range(len(gains)), key=gains.__getitem__)
+    chosen = found.exits[best]
+    console.say(
+        f"Of the choices above, softmax exits with {chosen.flags} are forecast to be fastest there, at "
+        f"{chosen.layers:.2f} layers a token: {gains[best]:.2f} times as fast as the full model, one prompt at a time."
+    )
+    return {
+        "on_device": {**device_times_record(forecast, positions=positions, rows=1), "gain_of_exits": gains},
+    }
 
 
 def _table(found: Suitability) -> Table:

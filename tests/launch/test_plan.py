@@ -1,5 +1,6 @@
 """`calm-beam plan` from flags to the table and the plot."""
 
+import contextlib
 import importlib.util
 import math
 import pathlib
@@ -7,10 +8,15 @@ import re
 
 import pytest
 
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.efficiency.device_forecast import device_forecast
+from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from calm_beam.risk.sample_size import exact_power
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, started_browser
+from tests.pipelines import write_model
 
 _NEEDS_PLOTS = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plots`")
 
@@ -225,3 +231,36 @@ def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsy
     printed = capsys.readouterr()
     assert message.format(**files) in printed.err
     assert printed.out == ""
+
+
+def test_the_time_on_a_device_is_forecast(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    """Without examples or a run: a row for each exit layer, which measures can pay, and that nothing was run."""
+    model = write_model(tmp_path / "model")
+    assert main(["plan", "--device=v5e", f"--checkpoint={model}", "--dtype=bfloat16", "--positions=64"]) == 0
+    shown = capsys.readouterr().out
+    forecast = device_forecast(load_checkpoint(model).config, "v5e", Arithmetic(dtype="bfloat16"), positions=64)
+    assert "Least time of a step on TPU v5e" in shown
+    layers = [line.split() for line in shown.splitlines() if re.match(r" +\d+ +\d", line)]
+    assert [int(row[0]) for row in layers] == list(range(1, forecast.parts.layers + 1))
+    assert f"{1e6 * forecast.exit_seconds(1, ExitRule()):.1f}" == layers[0][1]
+    assert f"at least {1e6 * forecast.full_seconds():.1f} microseconds a step there (bfloat16, 1 prompt at" in shown
+    assert "Measures that do not (state, classifier, static):" in shown
+    assert "A forecast from bytes and operations: nothing was run." in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device=v5e"], r"--checkpoint is missing: the model whose steps --device=v5e is to take\."),
+        (["--device=v5e", "--checkpoint=m", "--delta=0.1"], "--delta is about examples, or the cost of a run, and"),
+        (["--device=v5e", "--checkpoint=m", "--output=a.html"], "--output is about examples"),
+        (["--delta=0.1", "--positions=3"], "--positions is about the time on an accelerator: pass --device"),
+        (["--device=v5e", "--checkpoint=m"], "checkpoint"),
+        (["--device=v9", "--checkpoint=m"], "invalid choice: 'v9'"),
+    ],
+)
+def test_the_questions_are_not_mixed(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag of another question, or a model that is missing, is told."""
+    with contextlib.suppress(SystemExit):
+        assert main(["plan", *flags]) == 2
+    assert re.search(message, capsys.readouterr().err)

@@ -9,8 +9,10 @@ import pytest
 
 from calm_beam.analysis.layer_predictions import layer_predictions
 from calm_beam.analysis.suitability import suitability
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.efficiency.device_forecast import device_forecast
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
@@ -148,3 +150,23 @@ def test_a_decoder_only_model_that_was_not_trained_for_it_will_not_exit(
     np.testing.assert_allclose(found["agreement"], np.concatenate(agrees, axis=1).mean(axis=1))
     assert "Not suitable as it is" in capsys.readouterr().out
     assert "it was not trained to exit early" in found["verdict"]
+
+
+def test_a_device_is_forecast_beside(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--device`: positions of the sample, the gain of each choice of layers, and that nothing was run."""
+    output = tmp_path / "found.json"
+    command = ["suitability", f"--checkpoint={model}", f"--data={data}", *_SHORT, f"--output={output}"]
+    assert main([*command, "--max_examples=4", "--device=h100"]) == 0
+    shown, found = capsys.readouterr().out, json.loads(output.read_text(encoding="utf-8"))
+    on_device = found["on_device"]
+    forecast = device_forecast(load_checkpoint(model).config, "h100", Arithmetic(), positions=on_device["positions"])
+    assert on_device["full_microseconds"] == 1e6 * forecast.full_seconds()
+    assert len(on_device["gain_of_exits"]) == len(found["exits"])
+    for gain, exits in zip(on_device["gain_of_exits"], found["exits"], strict=True):
+        rule = ExitRule(min_exit_layer=exits["min_exit_layer"], exit_interval=exits["exit_interval"])
+        assert gain == forecast.full_seconds() / forecast.mean_seconds(exits["layers"], rule)
+    assert f"{max(on_device['gain_of_exits']):.2f} times as fast as the full model, one prompt at a time" in shown
+    assert "Least time of a step on NVIDIA H100 SXM" in shown
+    assert shown.count("A forecast from bytes and operations: nothing was run.") == 1

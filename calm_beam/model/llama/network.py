@@ -20,7 +20,7 @@ from calm_beam.model.heads import (
 from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
-from calm_beam.model.partitioning import divided
+from calm_beam.model.partitioning import divided, looked_up
 
 from .chunks import chunk_positions
 from .config import LlamaConfig
@@ -75,7 +75,7 @@ class EarlyExitLlama(nn.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
-        embedded = self.token_embedder(tokens)
+        embedded = looked_up(self.token_embedder.embedding.astype(self.arithmetic.dtype), tokens)
         if not self.config.scaled_embedding:
             return embedded
         # Gemma's own code, too, rounds the factor to the type of the states.

@@ -20,6 +20,7 @@ from calm_beam.model.heads import (
 from calm_beam.model.interface import KeysValues, Position, Taught, of_layer
 from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded
+from calm_beam.model.partitioning import looked_up
 
 from .attention import RelativePositionBias
 from .config import PAD_ID, T5Config
@@ -103,7 +104,7 @@ class EarlyExitT5(nn.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
-        return self.token_embedder(tokens)
+        return looked_up(self.token_embedder.embedding.astype(self.arithmetic.dtype), tokens)
 
     def encode(self, source_tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the encoder's output, shape (batch, source, width), of 0-padded ids (batch, source)."""

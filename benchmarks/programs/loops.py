@@ -1,0 +1,150 @@
+"""Whole loops over tokens: the decoder that serves single prompts, and two that other decoders are compared with."""
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from calm_beam.analysis import perturbation
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.decoding import early_exit, plain
+from calm_beam.exits.measures import Need
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
+from calm_beam.model.heads import has_own_exits, kernel_layers
+
+from .kernels import certified_head
+from .placement import Placement
+from .program import Program
+
+_STEPS, _SOURCE, _LANES, _SLOTS = 32, 64, 3, 4
+
+
+def served(
+    config: ModelConfig,
+    arithmetic: Arithmetic,
+    placement: Placement,
+    *,
+    rule: ExitRule,
+    certain_exit: int | None = None,
+    form: str | None = None,
+    rows: int = 1,
+    source: int = _SOURCE,
+    steps: int = _STEPS,
+) -> Program:
+    """Returns the loop that serves single prompts.
+
+    Args:
+      config: Of the model.
+      arithmetic: In which it computes.
+      placement: Where.
+      rule: How exits are decided.
+      certain_exit: The layer at which every token leaves; None if that depends on the token.
+      form: Of the certified heads; None for exact ones.
+      rows: Prompts.
+      source: Tokens of each.
+      steps: Most tokens of an output.
+    """
+    heads: list[Any] = [
+        form and certified_head(placement, arithmetic, form=form, vocabulary=config.vocab_size, width=config.emb_dim)
+        for _ in kernel_layers(config)
+    ]
+    layers = [certain_exit] if certain_exit else rule.exit_layers(config.num_decoder_layers)
+    said = [f"exit at layer {certain_exit}" if certain_exit else rule.confidence]
+    said += [f"certified heads ({form})"] if form else []
+    said += [rule.state_propagation] if rule.state_propagation != "from_exit" else []
+    said += [f"exits at every {rule.exit_interval} layers"] if rule.exit_interval > 1 else []
+    # Heads of their own ask those who leave, by a conditional more; so does a certified head about what it leaves open.
+    is_plain = form is None and (rule.measure().needs.asks_head or not has_own_exits(config))
+    return Program(
+        name=f"served loop, {rows} x {source}, {', '.join(said)}",
+        placement=placement,
+        function=early_exit._decode,
+        arguments=(
+            network_of(config, arithmetic=arithmetic),
+            rule,
+            certain_exit,
+            {"params": placement.tree(arithmetic)},
+            heads,
+            placement.array(steps, dtype="float32"),
+            placement.array(rows, source),
+            placement.array(rows),
+            placement.array(rows),
+        ),
+        conditionals=len(layers) - 1 if is_plain else None,
+        kernels=len(layers) if form == "bfloat16" else 0,
+        sums=_sums(config, heads=len(layers), depth=certain_exit) if is_plain else None,
+    )
+
+
+def _sums(config: ModelConfig, *, heads: int, depth: int | None) -> int:
+    """Returns how often devices exchange numbers in the program: as written, not as often as the loop goes round.
+
+    One for the embedding of prompts and one for that of a token; two for an encoder layer, or for a prompt's way
+    through a decoder layer; three for a decoder layer with an encoder, two for one without; one for every head.
+    """
+    layers = depth or config.num_decoder_layers
+    if architecture_of(config).encoder_width(config):
+        encoder = [name for name in parameter_shapes(config) if re.fullmatch(r"encoder/layers_\d+/mlp/wo/kernel", name)]
+        return 2 + 2 * len(encoder) + 3 * layers + heads
+    # Of a prompt's last layer, keys and values alone are wanted.
+    return 2 + 2 * (config.num_decoder_layers - 1) + 2 * layers + heads
+
+
+def loops(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:
+    """Yields the loops that serve, by kinds of what they ask, and those that others are compared with."""
+    of = functools.partial(served, config, arithmetic, placement)
+    yield of(rule=ExitRule())
+    yield of(rule=ExitRule(confidence="state"))
+    yield of(rule=ExitRule(confidence="classifier", state_propagation="from_first_exit"))
+    yield of(rule=ExitRule(confidence="patience", patience=2, state_propagation="projected"), rows=2)
+    yield of(rule=ExitRule(confidence="static"), certain_exit=2)
+    if placement.parts == 1:
+        yield of(rule=ExitRule(), form="bfloat16")
+        yield of(rule=ExitRule(), form="int8")
+        yield from _compared(config, arithmetic, placement)
+
+
+def _compared(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:
+    """Yields the plain sweep's two programs and that of perturbed outputs, which models on one device alone have."""
+    model, parameters = network_of(config, arithmetic=arithmetic), {"params": placement.tree(arithmetic)}
+    shapes = jax.eval_shape(lambda: plain._empty_state(model, _SLOTS, (_STEPS, _LANES), _SOURCE))
+    state = jax.tree.map(lambda each: placement.array(*each.shape, dtype=each.dtype), shapes)
+    rows, prompts = placement.array(_SLOTS), placement.array(_SLOTS, _SOURCE)
+    yield Program(
+        name="plain sweep, admission",
+        placement=placement,
+        function=plain._admit,
+        arguments=(model, parameters),
+        options={"state": state, "slots": rows, "source_tokens": prompts, "lengths": rows, "first": rows},
+        donated=("state",),
+    )
+    thresholds = placement.array(_STEPS, _LANES, dtype="float32")
+    for rule in (ExitRule(), ExitRule(confidence="oracle", state_propagation="full_cache")):
+        assert rule.measure().needs in (Need.LOGITS, Need.LAST_LOGITS)
+        yield Program(
+            name=f"plain sweep, {rule.confidence}",
+            placement=placement,
+            function=plain._advance,
+            arguments=(model, rule, parameters),
+            options={"state": state, "thresholds": thresholds, "enough_busy": placement.array()},
+            donated=("state",),
+        )
+    yield Program(
+        name="perturbed outputs",
+        placement=placement,
+        function=perturbation._decode,
+        arguments=(
+            model,
+            2,
+            _STEPS,
+            parameters,
+            prompts,
+            rows,
+            rows,
+            placement.array(_LANES, dtype="bool"),
+            placement.array(_LANES),
+        ),
+    )

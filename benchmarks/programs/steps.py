@@ -1,0 +1,279 @@
+"""The steps of batches, as `XlaEngine` has them run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.decoding import device_steps, weights
+from calm_beam.model import ArrayType, ModelConfig, architecture_of, network_of
+from calm_beam.model.heads import head_parameters
+from calm_beam.model.interface import Position
+
+from .kernels import certified_head
+from .placement import Placement
+from .program import Program
+
+# Rows of a call, slots, lanes of each, steps of an output, nodes of a store, tokens of a source, rows of one source.
+_ROWS, _PLACES, _LANES, _STEPS, _NODES, _SOURCE, _RANKS = 64, 16, 4, 64, 1024, 64, 4
+# Tokens that all prompts begin with, of those of a prompt that shares them.
+_PREFIX, _LONG_SOURCE = 32, 128
+
+
+class Steps:
+    """The steps of one model."""
+
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> None:
+        """Describes their arguments."""
+        self._config, self._arithmetic, self._at = config, arithmetic, placement
+        self._model = network_of(config, arithmetic=arithmetic)
+        self._layers = config.num_decoder_layers
+        self._tree = placement.tree(arithmetic)
+        self._rows = placement.array(_ROWS)
+        self._position = Position(self._rows, self._rows)
+        slots = _PLACES * _LANES
+        self._states = placement.array(self._layers + 1, slots, config.emb_dim, dtype=arithmetic.dtype)
+        self._pending = {
+            name: placement.array(slots, *each.shape, dtype=each.dtype)
+            for name, each in architecture_of(config).pending(config, arithmetic).items()
+        }
+
+    def all(self) -> Iterator[Program]:
+        """Yields every step."""
+        yield from self._admissions()
+        yield self._embedding()
+        yield self._attention()
+        for measure, is_gathered in (("state", True), ("state", False), ("classifier", False)):
+            yield self._rest(measure, is_gathered=is_gathered)
+        yield from self._heads()
+        yield from self._skipping()
+        yield from self._making()
+
+    def _keys_values(self, *before: int, positions: int) -> tuple[Any, Any]:
+        config = self._config
+        shape = (*before, config.num_kv_heads, positions, config.head_dim)
+        pair = self._at.array(*shape, dtype=self._arithmetic.dtype, axis=len(before), of=config.num_kv_heads)
+        return pair, pair
+
+    def _store(self) -> tuple[Any, Any]:
+        config = self._config
+        shape = (_NODES, config.num_kv_heads * config.head_dim)
+        store = self._at.array(*shape, dtype=self._arithmetic.dtype, axis=1, of=config.num_kv_heads)
+        return store, store
+
+    def _terms(self) -> Any:
+        shapes = jax.eval_shape(
+            lambda tree: self._model.apply({"params": tree}, _STEPS, method="path_terms"), self._tree
+        )
+        return jax.tree.map(lambda each: self._at.array(*each.shape, dtype=each.dtype), shapes)[0]
+
+    def prefill(self, *, rows: int = _PLACES, source: int = _SOURCE) -> Program:
+        """Returns what goes through whole prompts, for keys and values of their own."""
+        return Program(
+            name=f"prefill, {rows} x {source}",
+            placement=self._at,
+            function=device_steps.prefill,
+            arguments=(self._model, {"params": self._tree}),
+            options={"source_tokens": self._at.array(rows, source), "lengths": self._at.array(rows)},
+        )
+
+    def admit(self, *, rows: int = _PLACES, source: int = _SOURCE, prefix: int = 0) -> Program:
+        """Returns what goes through prompts and puts what they leave into slots.
+
+        Args:
+          rows: Prompts.
+          source: Tokens of each.
+          prefix: Tokens of which all know what they leave; 0 if none are shared.
+        """
+        kept = [self._keys_values(rows, positions=source)] * self._layers
+        shared = {"prefix": [self._keys_values(1, positions=prefix)] * self._layers} if prefix else {}
+        return Program(
+            name=f"admit, {rows} x {source}" + (f", {prefix} shared" if prefix else ""),
+            placement=self._at,
+            function=device_steps.admit,
+            arguments=(self._model, {"params": self._tree}),
+            options={
+                "keys_values": kept,
+                "source_mask": self._at.array(rows, source, dtype="bool"),
+                "source_tokens": self._at.array(rows, source),
+                "lengths": self._at.array(rows),
+                "places": self._at.array(rows),
+                **shared,
+            },
+            donated=("keys_values", "source_mask"),
+        )
+
+    def _admissions(self) -> Iterator[Program]:
+        yield self.prefill()
+        yield self.admit()
+        if architecture_of(self._config).shares_prefixes:
+            yield self.admit(source=_LONG_SOURCE, prefix=_PREFIX)
+            yield Program(
+                name=f"shared prefix, {_PREFIX}",
+                placement=self._at,
+                function=device_steps.go_through,
+                arguments=(self._model, {"params": self._tree}, self._at.array(_PREFIX)),
+            )
+
+    def _embedding(self) -> Program:
+        return Program(
+            name="embeddings",
+            placement=self._at,
+            function=device_steps.embed,
+            arguments=(self._model, {"params": {"token_embedder": self._tree["token_embedder"]}}),
+            options={"states": self._states, "tokens": self._rows, "lanes": self._rows},
+            donated=("states",),
+            # Each device looks up what it has of the vocabulary.
+            sums=1,
+        )
+
+    def _at_layer(self) -> dict[str, Any]:
+        return {
+            "states": self._states,
+            "pending": self._pending,
+            "terms": self._terms(),
+            "layer": self._at.array(),
+            "below": self._rows,
+            "lanes": self._rows,
+            "position": self._position,
+        }
+
+    def _layer(self, index: int = 0) -> Any:
+        return self._tree["decoder"][f"layers_{index}"]
+
+    def _attention(self) -> Program:
+        is_encoder = bool(architecture_of(self._config).encoder_width(self._config))
+        return Program(
+            name="attention to outputs",
+            placement=self._at,
+            function=device_steps.attend_to_output,
+            arguments=(self._model, self._layer()),
+            options={
+                **self._at_layer(),
+                "cache": self._store(),
+                "nodes": self._rows,
+                "paths": self._at.array(_ROWS, _STEPS),
+            },
+            donated=("pending", "cache"),
+            # Without an encoder, prompt and output are one attention, which ends in the other step.
+            sums=1 if is_encoder else None,
+        )
+
+    def _rest(self, measure: str, *, is_gathered: bool) -> Program:
+        parameters = {"layer": self._layer()}
+        if measure == "classifier":
+            parameters["classifier"] = {"params": {"decoder": {"meta_cls": self._tree["decoder"]["meta_cls"]}}}
+        return Program(
+            name=f"rest of a layer, {measure}" + (", sources gathered" if is_gathered else ""),
+            placement=self._at,
+            function=device_steps.finish_layer,
+            arguments=(self._model, measure),
+            options={
+                **self._at_layer(),
+                "num_ranks": _RANKS,
+                "is_gathered": is_gathered,
+                "parameters": parameters,
+                "keys_values": self._keys_values(_PLACES, positions=_SOURCE),
+                "source_mask": self._at.array(_PLACES, _SOURCE, dtype="bool"),
+                "places": self._rows,
+                "ranks": self._rows,
+            },
+            donated=("states",),
+            sums=2,
+        )
+
+    def _looked_up(self) -> dict[str, Any]:
+        return {"states": self._states, "layers": self._rows, "lanes": self._rows}
+
+    def _heads(self) -> Iterator[Program]:
+        yield Program(
+            name="confidence of states",
+            placement=self._at,
+            function=device_steps.measure_states,
+            arguments=("state", *[self._at.array(_ROWS, self._config.emb_dim, dtype="float32")] * 2, self._at.array()),
+            sums=0,
+        )
+        applied_as, parameters = head_parameters(self._tree, self._config, 1)
+        for measure in ("softmax", "entropy"):
+            yield Program(
+                name=f"decisions, {measure}",
+                placement=self._at,
+                function=device_steps.decide_rows,
+                arguments=(self._model, measure),
+                options={"head_layer": applied_as, "parameters": {"params": parameters}, **self._looked_up()},
+                kernels=1,
+                logits=(_ROWS, self._config.vocab_size // self._at.parts),
+                sums=1,
+            )
+        # A certified head is for a model on one device.
+        for form, is_thorough in (("bfloat16", False), ("int8", False), ("int8", True)) if self._at.parts == 1 else ():
+            head = certified_head(
+                self._at,
+                self._arithmetic,
+                form=form,
+                vocabulary=self._config.vocab_size,
+                width=self._config.emb_dim,
+            )
+            yield Program(
+                name=f"certificates, {form}" + (", thorough" if is_thorough else ""),
+                placement=self._at,
+                function=device_steps.certify_rows,
+                arguments=(self._model, "softmax"),
+                options={
+                    "head_layer": applied_as,
+                    "parameters": {"params": parameters},
+                    "head": head,
+                    "is_thorough": is_thorough,
+                    **self._looked_up(),
+                },
+                kernels=int(form == "bfloat16"),
+            )
+
+    def _skipping(self) -> Iterator[Program]:
+        above = self._layers - 1
+        yield Program(
+            name="propagation of states",
+            placement=self._at,
+            function=device_steps.fill_skipped,
+            arguments=(self._model, [self._layer(index) for index in range(1, self._layers)]),
+            options={
+                "cache": [self._store()] * above,
+                **self._looked_up(),
+                "nodes": self._at.array(above, _ROWS),
+                "position": self._position,
+            },
+            donated=("cache",),
+            sums=0,
+        )
+        yield Program(
+            name="propagation of keys and values",
+            placement=self._at,
+            function=device_steps.copy_skipped,
+            arguments=(self._model,),
+            options={
+                "cache": [self._store()] * self._layers,
+                "source_layers": self._rows,
+                "source_nodes": self._rows,
+                "nodes": self._at.array(above, _ROWS),
+            },
+            donated=("cache",),
+            sums=0,
+        )
+
+    def _making(self) -> Iterator[Program]:
+        yield Program(
+            name="terms of paths",
+            placement=self._at,
+            function=weights._path_terms,
+            arguments=(self._model, _STEPS, {"params": self._tree}),
+        )
+        store = ArrayType((_NODES, self._config.num_kv_heads * self._config.head_dim), self._arithmetic.dtype)
+        yield Program(
+            name="room for keys and values",
+            placement=self._at,
+            function=weights.zeros,
+            arguments=((store,) * 2,),
+            options={"axis": 1, "of": self._config.num_kv_heads},
+            sums=0,
+        )

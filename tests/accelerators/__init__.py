@@ -1,0 +1,1 @@
+"""What runs on accelerators, compiled by their own compilers: `make accelerators`."""

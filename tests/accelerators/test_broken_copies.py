@@ -1,0 +1,132 @@
+"""Every check of what compilers make fails on a copy that is broken on purpose."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.programs import MODELS, Placement, Program, kernels, programs
+from benchmarks.programs.loops import served
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.decoding import device_steps
+from calm_beam.exits import decision_kernel
+from calm_beam.exits.decision import decide_by_logits
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import partitioning
+from calm_beam.model.numerics import product
+from calm_beam.model.t5 import network
+from tools.accelerators import described
+from tools.accelerators.checks import faults
+from tools.accelerators.compiled import compiled
+
+pytestmark = [pytest.mark.compilers, pytest.mark.timeout(600)]
+
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
+# Nothing that is broken here needs more.
+_CONFIG: Any = dataclasses.replace(MODELS["T5"], num_decoder_layers=2)  # type: ignore[type-var]
+
+
+def _program(name: str, *, arithmetic: Arithmetic = _BFLOAT16, device: str = "v5e", count: int = 1) -> Program:
+    every = programs(_CONFIG, arithmetic, devices=described.devices(device, count))
+    return next(program for program in every if program.name == name)
+
+
+def _served(confidence: str = "state", *, device: str = "v5e", count: int = 1) -> Program:
+    placement = Placement(described.devices(device, count), _CONFIG)
+    return served(_CONFIG, _BFLOAT16, placement, rule=ExitRule(confidence=confidence), source=32, steps=8)
+
+
+def _found(program: Program, *, arithmetic: Arithmetic = _BFLOAT16, device: str = "v5e") -> list[str]:
+    made = compiled(program, platform=described.platform_of(device), with_assembly=True)
+    return faults(made, arithmetic)
+
+
+def test_a_buffer_that_is_copied_is_noticed() -> None:
+    """Embeddings that are put into states which are not given away."""
+    program = _program("embeddings")
+    assert _found(program) == []
+    copying = jax.jit(vars(device_steps.embed)["__wrapped__"], static_argnums=0)
+    (fault,) = _found(dataclasses.replace(program, function=copying))
+    assert fault == f"buffers are copied: {program.donated_bytes:,} bytes are given away, and 0 written in place"
+
+
+@pytest.mark.parametrize("device", ["v5e", "H100"])
+def test_products_that_are_rounded_are_noticed(device: str) -> None:
+    """A layer's attention in float32 of default precision: bfloat16 on TPUs, TF32 on GPUs."""
+    name = "attention to outputs"
+    default = Arithmetic(matmul_precision="default")
+    assert _found(_program(name, arithmetic=FLOAT32, device=device), arithmetic=FLOAT32, device=device) == []
+    found = _found(_program(name, arithmetic=default, device=device), arithmetic=FLOAT32, device=device)
+    assert any("products of float32 numbers may be rounded" in fault for fault in found)
+
+
+def test_a_kernel_that_rounds_on_a_gpu_is_noticed() -> None:
+    """The decision kernel in default precision has TF32 in its machine code."""
+    placement = Placement(described.devices("H100", 1), _CONFIG)
+    default = Arithmetic(matmul_precision="default")
+    exact, rounded = (next(kernels(placement, each, platform="gpu")) for each in (FLOAT32, default))
+    assert _found(exact, arithmetic=FLOAT32, device="H100") == []
+    assert _found(rounded, arithmetic=FLOAT32, device="H100") == [
+        "products of float32 numbers are rounded to TF32 in machine code"
+    ]
+
+
+def test_layers_that_are_not_passed_by_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The served loop with both ways computed, and one chosen."""
+
+    def both(is_first: jax.Array, first: Callable[..., Any], second: Callable[..., Any], *given: Any) -> Any:
+        return jax.tree.map(lambda one, other: jnp.where(is_first, one, other), first(*given), second(*given))
+
+    assert _found(_served()) == []
+    monkeypatch.setattr(jax.lax, "cond", both)
+    assert _found(_served()) == ["conditionals: expected 1, found 0"]
+
+
+def test_logits_that_are_held_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions of packed rows by all logits, without the kernel."""
+    monkeypatch.setattr(device_steps, "decide", decide_by_logits)
+    found = _found(_program("decisions, softmax"))
+    assert found == [
+        "kernels: expected 1, found 0",
+        "logits are held outside of the kernel: an array of 64 x 2560",
+    ]
+
+
+def test_statistics_that_are_exchanged_one_by_one_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five arrays that are gathered instead of one."""
+
+    def one_by_one(made: Any) -> Any:
+        return jax.tree.map(lambda values: jax.lax.all_gather(values, partitioning.PARTS), made)
+
+    name = "decisions, softmax"
+    assert _found(_program(name, count=4)) == []
+    monkeypatch.setattr(partitioning, "_gathered", one_by_one)
+    assert _found(_program(name, count=4))[0].startswith("exchanges between devices: expected 1, found ")
+
+
+def test_a_table_that_is_brought_to_every_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The served loop on four GPUs, with an embedding that is looked up as XLA likes it."""
+    assert _found(_served(device="H100", count=4), device="H100") == []
+    monkeypatch.setattr(network, "looked_up", functools.partial(jnp.take, axis=0))
+    assert _found(_served(device="H100", count=4), device="H100") == [
+        "brought whole to every device: arrays of [2560,512]"
+    ]
+
+
+def test_bfloat16_factors_of_the_highest_precision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the decision kernel had them: Mosaic lowers them, and then refuses the program."""
+    placement = Placement(described.devices("v5e", 1), _CONFIG)
+    program = next(kernels(placement, _BFLOAT16, platform="tpu"))
+    assert _found(program) == []
+
+    def highest(states: jax.Array, weights: jax.Array, axis: int, _: Any) -> jax.Array:
+        dimensions = (((1,), (1 - axis,)), ((), ()))
+        return product(states, weights, dimensions, precision=jax.lax.Precision.HIGHEST)
+
+    monkeypatch.setattr(decision_kernel, "_product", highest)
+    with pytest.raises(Exception, match="Bad lhs type"):
+        compiled(program, platform="tpu")

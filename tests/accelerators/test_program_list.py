@@ -1,0 +1,69 @@
+"""The list of programs is whole: whatever is compiled for a device anywhere is in it. Needs no compiler of any."""
+
+import ast
+import pathlib
+from typing import Any
+
+import jax
+import pytest
+
+import calm_beam
+from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, programs
+from calm_beam.arithmetic import Arithmetic
+
+_PACKAGE = pathlib.Path(calm_beam.__file__).parent
+# Arrays of one type and shape, whatever the program.
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    if isinstance(decorator, ast.Call):
+        return any(_is_jit(part) for part in (decorator.func, *decorator.args[:1]))
+    return ast.unparse(decorator) == "jax.jit"
+
+
+def _compiled_functions() -> set[tuple[str, str]]:
+    """Returns module and name of every function that `jax.jit` decorates."""
+    return {
+        (".".join(("calm_beam", *path.relative_to(_PACKAGE).with_suffix("").parts)), function.name)
+        for path in _PACKAGE.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef) and any(map(_is_jit, function.decorator_list))
+    }
+
+
+def _listed(model: str) -> list[Program]:
+    return list(programs(MODELS[model], _BFLOAT16, devices=jax.local_devices()[:1]))
+
+
+def test_every_compiled_function_is_listed() -> None:
+    """A step that is added, and not listed, is named here."""
+    listed: set[Any] = {
+        (program.function.__wrapped__.__module__, program.function.__wrapped__.__name__) for program in _listed("Llama")
+    }
+    assert len(_compiled_functions()) > 20
+    assert _compiled_functions() - listed == set()
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_names_tell_programs_apart(model: str) -> None:
+    """No two programs of a model have one name, by which they are chosen and told in tables."""
+    names = [program.name for program in _listed(model)]
+    assert len(set(names)) == len(names) > 30
+
+
+def test_what_is_given_away_is_given_away() -> None:
+    """The buffers that a program is said to write into are those that its function gives away, and no others."""
+    for program in _listed("T5"):
+        with program.placement.running():
+            traced = program.function.trace(*program.arguments, **program.options)
+        _, options = traced.args_info
+        given = {name for name, tree in options.items() if any(leaf.donated for leaf in jax.tree.leaves(tree))}
+        assert given == set(program.donated), program.name
+
+
+def test_large_models_have_their_largest_programs() -> None:
+    """T5-large's served loop, with exits at some layers and at all, and its prefill; with a sum for each head."""
+    some, every, admit = large_programs(LARGE_MODELS["T5-large"], _BFLOAT16, devices=jax.local_devices()[:1])
+    assert (some.conditionals, every.conditionals) == (3, 23)
+    assert admit.donated_bytes > 24 * 2 * 16 * 16 * 128 * 64 * 2

@@ -1,0 +1,44 @@
+"""What is expected of a compiled program, and what it lacks of that, in words."""
+
+from calm_beam.arithmetic import Arithmetic
+
+from .compiled import Compiled
+
+
+def faults(made: Compiled, arithmetic: Arithmetic) -> list[str]:
+    """Returns what a program has that it should not have, or lacks; nothing if it is as it should be.
+
+    Args:
+      made: The program.
+      arithmetic: In which its model computes.
+    """
+    program, found = made.program, []
+
+    def expect(what: str, expected: int, counted: int) -> None:
+        if counted != expected:
+            found.append(f"{what}: expected {expected}, found {counted}")
+
+    expect("kernels", program.kernels, made.kernels)
+    if program.conditionals is not None:
+        expect("conditionals", program.conditionals, made.conditionals)
+    if program.logits is not None and made.holds_logits:
+        found.append(f"logits are held outside of the kernel: an array of {program.logits[0]} x {program.logits[1]}")
+    if program.placement.parts > 1 and program.sums is not None:
+        expect("exchanges between devices", program.sums, sum(made.collectives.values()))
+    if program.sums is not None and (whole := made.brought_whole):
+        found.append(f"brought whole to every device: arrays of [{'], ['.join(whole)}]")
+    if made.memory.alias_size_in_bytes < program.donated_bytes:
+        found.append(
+            f"buffers are copied: {program.donated_bytes:,} bytes are given away, and "
+            f"{made.memory.alias_size_in_bytes:,} written in place"
+        )
+    return [*found, *(_rounded(made) if arithmetic.dtype == "float32" else ())]
+
+
+def _rounded(made: Compiled) -> list[str]:
+    found = []
+    if rounded := made.rounded_products:
+        found.append(f"products of float32 numbers may be rounded: {len(rounded)}, such as {rounded[0].strip()[:80]}")
+    if "tf32" in made.assembly:
+        found.append("products of float32 numbers are rounded to TF32 in machine code")
+    return found

@@ -1,0 +1,154 @@
+"""A program as the compiler of a device has made it, and what can be read from that."""
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import jax
+
+from benchmarks.programs import Program
+from calm_beam.exits import decision, screening
+
+_COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
+_KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
+_HIGHEST = re.compile(r"operand_precision=\{highest,highest\}|\"operand_precision\":\[\"HIGHEST\",\"HIGHEST\"\]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A program, compiled.
+
+    Attributes:
+      program: As it was asked for.
+      seconds: Of processors, that tracing, lowering and compiling took.
+      text: The program as the compiler has optimised it.
+      memory: The compiler's `memory_analysis`.
+      cost: Its `cost_analysis`.
+      assembly: PTX of a program for NVIDIA's GPUs, if it was asked for; else nothing.
+      code_bytes: Size of the program.
+    """
+
+    program: Program
+    seconds: float
+    text: str
+    memory: Any
+    cost: Mapping[str, float]
+    assembly: str
+    code_bytes: int
+
+    @property
+    def kernels(self) -> int:
+        """Pallas kernels in it."""
+        return len(_KERNEL.findall(self.text))
+
+    @property
+    def conditionals(self) -> int:
+        """Conditionals that have remained such."""
+        return len(re.findall(r" conditional\(", self.text))
+
+    @property
+    def collectives(self) -> Counter[str]:
+        """How often devices exchange numbers, by the way in which they do."""
+        return Counter(_COLLECTIVE.findall(self.text))
+
+    @property
+    def rounded_products(self) -> list[str]:
+        """Products of float32 factors that the compiler may round, each as a line of the text."""
+        return [line for line in _products(self.text) if not _HIGHEST.search(line)]
+
+    @property
+    def holds_logits(self) -> bool:
+        """Whether an array outside of kernels has the logits that the program is not to hold."""
+        assert self.program.logits is not None
+        rows, entries = self.program.logits
+        return any(f"[{sides}]" in self.text for sides in (f"{rows},{entries}", f"{entries},{rows}"))
+
+    @property
+    def brought_whole(self) -> list[str]:
+        """Arrays of which each device has a part, and that are brought to all of them: their shapes."""
+        results = [
+            line.split("=", 1)[1].split("(%", 1)[0] for line in self.text.splitlines() if _COLLECTIVE.search(line)
+        ]
+        shapes = {sides for result in results for sides in re.findall(r"\[([\d,]+)\]", result)}
+        divided = {",".join(map(str, shape)) for shape in self.program.divided_shapes}
+        return sorted(shapes & divided)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a device's memory while it runs: arguments, results and what is intermediate."""
+        memory = self.memory
+        return int(
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            + memory.temp_size_in_bytes
+            - memory.alias_size_in_bytes
+        )
+
+
+def compiled(program: Program, *, platform: str, with_assembly: bool = False) -> Compiled:
+    """Returns a program as a device's compiler makes it.
+
+    Args:
+      program: Which.
+      platform: `tpu` or `gpu`.
+      with_assembly: Whether PTX is kept, on a GPU.
+    """
+    begun = time.process_time()
+    # Which algorithm a product takes is tried on a device, where there is one.
+    options: dict[str, Any] = {"xla_gpu_autotune_level": 0} if platform == "gpu" else {}
+    with tempfile.TemporaryDirectory() as folder, as_on(platform), program.placement.running():
+        if platform == "gpu" and with_assembly:
+            options["xla_dump_to"] = folder
+        traced = program.function.trace(*program.arguments, **program.options)
+        lowered = traced.lower(lowering_platforms=("cuda" if platform == "gpu" else "tpu",))
+        made = lowered.compile(compiler_options=options)
+        assembly = "".join(file.read_text() for file in pathlib.Path(folder).glob("*.ptx"))
+    seconds = time.process_time() - begun
+    memory = made.memory_analysis()
+    return Compiled(
+        program=program,
+        seconds=seconds,
+        text=made.as_text() or "",
+        memory=memory,
+        cost=dict(made.cost_analysis() or {}),
+        assembly=assembly,
+        code_bytes=_code_bytes(made, memory),
+    )
+
+
+@contextlib.contextmanager
+def as_on(platform: str) -> Iterator[None]:
+    """Has what is traced take this machine for one with accelerators, whose kernels have been compared."""
+    jax.clear_caches()
+    with (
+        mock.patch.object(jax, "default_backend", return_value=platform),
+        mock.patch.object(decision, "_kernel_agrees", return_value=True),
+        mock.patch.object(screening, "_kernel_agrees", return_value=True),
+    ):
+        yield
+    jax.clear_caches()
+
+
+def _products(text: str) -> list[str]:
+    """Returns the lines of products that have float32 factors."""
+    types = dict(re.findall(r"^\s*(?:ROOT )?(%[\w.\-]+) = \(?(\w+)\[", text, re.MULTILINE))
+    found = []
+    for line in text.splitlines():
+        if match := re.search(r" (?:convolution|dot)\((%[\w.\-]+)", line):
+            if types.get(match[1]) == "f32":
+                found.append(line)
+        elif 'custom_call_target="__cublas' in line:
+            found.append(line)
+    return found
+
+
+def _code_bytes(made: Any, memory: Any) -> int:
+    size = int(memory.generated_code_size_in_bytes)
+    return size or len(made.runtime_executable().serialize())

@@ -1,0 +1,90 @@
+"""The accelerators' compilers: which versions the installed JAX asks for, and a folder of their own for them.
+
+The folder is beside the project's environment, and comes before it on the path of processes that compile. Nothing in it
+is a dependency of calm-beam: libtpu is under Google Cloud Platform's terms, NVIDIA's assembler under NVIDIA's.
+"""
+
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+
+from packaging.requirements import Requirement
+
+# Variables of processes that compile: for a TPU nobody is asked for, by several processes side by side; nothing is run.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "XLA_FLAGS": "",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
+_PLUGIN = "jax-cuda12-plugin"
+# Of what the plugin's extra brings, the assembler of machine code alone; no library that a GPU would run.
+_OF_PLUGIN = ("jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+
+
+class MissingPackagesError(Exception):
+    """The compilers cannot be had here."""
+
+
+def asked_for(requirements: Iterable[str], wanted: Mapping[str, str]) -> list[str]:
+    """Returns what some requirements of a package say of others, without extras and markers.
+
+    Args:
+      requirements: As in the package's metadata.
+      wanted: Names of the others, each with the extra that asks for it; an empty one if it is always asked for.
+
+    Raises:
+      MissingPackagesError: If nothing is said of one of them.
+
+    >>> asked_for(['libtpu==0.0.42.*; extra == "tpu"', "numpy>=2.0"], {"libtpu": "tpu"})
+    ['libtpu==0.0.42.*']
+    """
+    found = {}
+    for each in map(Requirement, requirements):
+        extra = wanted.get(each.name)
+        if extra is None or (each.marker is not None and not each.marker.evaluate({"extra": extra})):
+            continue
+        found[each.name] = f"{each.name}{each.specifier}"
+    if missing := [name for name in wanted if name not in found]:
+        raise MissingPackagesError(f"the installed packages do not say which version of {', '.join(missing)} they need")
+    return [found[name] for name in wanted]
+
+
+def installed(folder: pathlib.Path, *, requirements: Iterable[str] | None = None) -> pathlib.Path:
+    """Returns a folder with the compilers that the installed JAX asks for; installs them if they are not there yet.
+
+    Args:
+      folder: Where to.
+      requirements: What JAX asks for; None for what its metadata say.
+
+    Raises:
+      MissingPackagesError: If they cannot be had; says why.
+    """
+    from_jax = asked_for(
+        importlib.metadata.requires("jax") or [] if requirements is None else requirements,
+        {"libtpu": "tpu", _PLUGIN: "cuda12"},
+    )
+    mark = folder / "installed.txt"
+    wanted = "\n".join([sys.version.split()[0], *from_jax]) + "\n"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
+        return folder
+    _install(folder, from_jax)
+    (plugin,) = importlib.metadata.distributions(name=_PLUGIN, path=[str(folder)])
+    _install(folder, asked_for(plugin.requires or [], dict.fromkeys(_OF_PLUGIN, "with-cuda")))
+    mark.write_text(wanted, encoding="utf-8")
+    return folder
+
+
+def _install(folder: pathlib.Path, requirements: list[str]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
+    done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False)
+    if done.returncode:
+        *_, last = done.stderr.strip().splitlines() or ["pip said nothing"]
+        raise MissingPackagesError(f"pip could not install {', '.join(requirements)}: {last}")

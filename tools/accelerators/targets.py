@@ -1,0 +1,125 @@
+"""For which devices, numbers and models programs are compiled: some for every change, all before a release."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Self
+
+from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, kernels, large_programs, programs
+from calm_beam.arithmetic import DTYPES, Arithmetic
+
+from .described import GPUS, TPUS, devices, platform_of
+
+KERNELS = "kernels"
+"""In place of a model: both kernels by themselves, at sizes of real heads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """Programs that one process compiles.
+
+    Attributes:
+      device: One of `TPUS` or `GPUS`.
+      count: Devices that share the model.
+      dtype: One of `DTYPES`.
+      model: One of `MODELS` or `LARGE_MODELS`, or `KERNELS`.
+      only: Which of its programs, as a regular expression for their names.
+    """
+
+    device: str
+    count: int
+    dtype: str
+    model: str
+    only: str = ""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """In which numbers the model computes."""
+        return Arithmetic(dtype=self.dtype)
+
+    def programs(self) -> Iterator[Program]:
+        """Yields what is compiled."""
+        found = devices(self.device, self.count)
+        if self.model == KERNELS:
+            every = kernels(Placement(found, MODELS["T5"]), self.arithmetic, platform=platform_of(self.device))
+        elif self.model in LARGE_MODELS:
+            every = large_programs(LARGE_MODELS[self.model], self.arithmetic, devices=found)
+        else:
+            every = programs(MODELS[self.model], self.arithmetic, devices=found)
+        return (each for each in every if re.search(self.only, each.name))
+
+    def text(self) -> str:
+        """Returns it as a word of a command line."""
+        return "/".join((self.device, str(self.count), self.dtype, self.model, self.only))
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Returns what `text` has made a word of."""
+        device, count, dtype, model, only = text.split("/", 4)
+        return cls(device=device, count=int(count), dtype=dtype, model=model, only=only)
+
+
+# What a change may break, by the fewest programs that show it.
+_LAYERS = r"^(admit|embeddings|attention|rest of a layer, state$|decisions, softmax|propagation|confidence)"
+_OF_CHANGES = (
+    ("v5e", 1, "bfloat16", KERNELS, r"^decision kernel, (32,128 x 1,024|128,256 x 4,096)"),
+    ("v5e", 1, "float32", KERNELS, r"^(decision kernel, 32,128|screening kernel, 32,128)"),
+    ("H100", 1, "bfloat16", KERNELS, r"^decision kernel, 128,256 x 4,096"),
+    ("L4", 1, "float32", KERNELS, r"^(decision kernel, 32,128 x 1,024|screening kernel, 32,128)"),
+    ("v5e", 1, "bfloat16", "T5", rf"{_LAYERS}|^certificates, bfloat16|^served loop, 1 x 64, (softmax$|state)"),
+    (
+        "v5e",
+        1,
+        "float32",
+        "T5",
+        r"^(attention|rest of a layer, state$|decisions, softmax|served loop, 1 x 64, softmax$)",
+    ),
+    ("v5e", 4, "bfloat16", "T5", rf"{_LAYERS}|^served loop, 1 x 64, (softmax$|state)"),
+    ("H100", 1, "float32", "T5", rf"{_LAYERS}|^served loop, 1 x 64, softmax$"),
+    (
+        "H100",
+        4,
+        "bfloat16",
+        "T5",
+        r"^(attention|rest of a layer, state$|decisions, softmax|served loop, 1 x 64, softmax$)",
+    ),
+    (
+        "v5e",
+        1,
+        "bfloat16",
+        "Llama",
+        r"^(shared prefix|attention|rest of a layer, state$|served loop, 1 x 64, softmax$)",
+    ),
+    ("v5e", 1, "float32", "T5", r"^(loss and gradients|Adafactor, update|scores of the classifier)"),
+)
+
+
+def of_changes() -> list[Target]:
+    """Returns what is compiled for every change, in four minutes of two idle cores."""
+    return [
+        Target(device=device, count=count, dtype=dtype, model=model, only=only)
+        for device, count, dtype, model, only in _OF_CHANGES
+    ]
+
+
+def every_target() -> list[Target]:
+    """Returns all: every program in both dtypes for TPU v5e and H100, on one device and four; kernels for every device.
+
+    Other TPUs and GPUs have the steps of a model once, on one device, too.
+    """
+    main = ("v5e", "H100")
+    found = [
+        Target(device=device, count=1, dtype=dtype, model=KERNELS)
+        for device, dtype in itertools.product((*TPUS, *GPUS), DTYPES)
+    ]
+    found += [
+        Target(device=device, count=count, dtype=dtype, model=model)
+        for device, count, dtype, model in itertools.product(main, (1, 4), DTYPES, MODELS)
+    ]
+    others = [device for device in (*TPUS, *GPUS) if device not in main]
+    found += [
+        Target(device=device, count=1, dtype=dtype, model="T5", only=rf"{_LAYERS}|^served loop, 1 x 64, softmax$")
+        for device, dtype in itertools.product(others, DTYPES)
+    ]
+    return found

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from calm_beam.analysis import layer_predictions
+from calm_beam.analysis import layer_predictions, perturbation
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.interface import Taught
@@ -74,6 +74,12 @@ def learning(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) 
             placement=placement,
             function=layer_predictions._of_layers,
             arguments=(model, {"params": placement.tree(arithmetic)}, batch),
+        )
+        yield Program(
+            name="tokens that replace others",
+            placement=placement,
+            function=perturbation._predicted,
+            arguments=(model, 2, {"params": placement.tree(arithmetic)}, batch),
         )
 
 

@@ -1,16 +1,12 @@
-"""Whole loops over tokens: the decoder that serves single prompts, and two that other decoders are compared with."""
+"""The whole loop over tokens of the decoder that serves single prompts."""
 
 import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
-from calm_beam.analysis import perturbation
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.decoding import early_exit, plain
-from calm_beam.exits.measures import Need
+from calm_beam.decoding import early_exit
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
 from calm_beam.model.heads import has_own_exits, kernel_layers
@@ -19,7 +15,7 @@ from .kernels import certified_head
 from .placement import Placement
 from .program import Program
 
-_STEPS, _SOURCE, _LANES, _SLOTS = 32, 64, 3, 4
+_STEPS, _SOURCE = 32, 64
 
 
 def served(
@@ -94,7 +90,7 @@ def _sums(config: ModelConfig, *, heads: int, depth: int | None) -> int:
 
 
 def loops(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:
-    """Yields the loops that serve, by kinds of what they ask, and those that others are compared with."""
+    """Yields the loops that serve, by kinds of what they ask."""
     of = functools.partial(served, config, arithmetic, placement)
     yield of(rule=ExitRule())
     yield of(rule=ExitRule(confidence="state"))
@@ -104,47 +100,3 @@ def loops(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> 
     if placement.parts == 1:
         yield of(rule=ExitRule(), form="bfloat16")
         yield of(rule=ExitRule(), form="int8")
-        yield from _compared(config, arithmetic, placement)
-
-
-def _compared(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:
-    """Yields the plain sweep's two programs and that of perturbed outputs, which models on one device alone have."""
-    model, parameters = network_of(config, arithmetic=arithmetic), {"params": placement.tree(arithmetic)}
-    shapes = jax.eval_shape(lambda: plain._empty_state(model, _SLOTS, (_STEPS, _LANES), _SOURCE))
-    state = jax.tree.map(lambda each: placement.array(*each.shape, dtype=each.dtype), shapes)
-    rows, prompts = placement.array(_SLOTS), placement.array(_SLOTS, _SOURCE)
-    yield Program(
-        name="plain sweep, admission",
-        placement=placement,
-        function=plain._admit,
-        arguments=(model, parameters),
-        options={"state": state, "slots": rows, "source_tokens": prompts, "lengths": rows, "first": rows},
-        donated=("state",),
-    )
-    thresholds = placement.array(_STEPS, _LANES, dtype="float32")
-    for rule in (ExitRule(), ExitRule(confidence="oracle", state_propagation="full_cache")):
-        assert rule.measure().needs in (Need.LOGITS, Need.LAST_LOGITS)
-        yield Program(
-            name=f"plain sweep, {rule.confidence}",
-            placement=placement,
-            function=plain._advance,
-            arguments=(model, rule, parameters),
-            options={"state": state, "thresholds": thresholds, "enough_busy": placement.array()},
-            donated=("state",),
-        )
-    yield Program(
-        name="perturbed outputs",
-        placement=placement,
-        function=perturbation._decode,
-        arguments=(
-            model,
-            2,
-            _STEPS,
-            parameters,
-            prompts,
-            rows,
-            rows,
-            placement.array(_LANES, dtype="bool"),
-            placement.array(_LANES),
-        ),
-    )

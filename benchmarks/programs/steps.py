@@ -168,7 +168,8 @@ class Steps:
             name=f"rest of a layer, {measure}" + (", sources gathered" if is_gathered else ""),
             placement=self._at,
             function=device_steps.finish_layer,
-            arguments=(self._model, measure),
+            # The head decides about logits, by a program of its own.
+            arguments=(self._model, (measure,) if measure in ("state", "classifier") else ()),
             options={
                 **self._at_layer(),
                 "num_ranks": _RANKS,
@@ -195,12 +196,12 @@ class Steps:
             sums=0,
         )
         applied_as, parameters = head_parameters(self._tree, self._config, 1)
-        for measure in ("softmax", "entropy"):
+        for measures in (("softmax",), ("entropy",), ("softmax", "softmax_max", "entropy")):
             yield Program(
-                name=f"decisions, {measure}",
+                name=f"decisions, {' and '.join(measures)}",
                 placement=self._at,
                 function=device_steps.decide_rows,
-                arguments=(self._model, measure),
+                arguments=(self._model, measures),
                 options={"head_layer": applied_as, "parameters": {"params": parameters}, **self._looked_up()},
                 kernels=1,
                 logits=(_ROWS, self._config.vocab_size // self._at.parts),

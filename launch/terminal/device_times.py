@@ -108,7 +108,7 @@ def _share(share: float) -> str:
 
 
 def _named(*, asks_head: bool) -> str:
-    served = [each for each in MEASURES.values() if each.needs is not Need.LAST_LOGITS]
+    served = [each for each in MEASURES.values() if each.needs is not Need.LAST_TOKEN]
     return ", ".join(each.name for each in served if each.needs.asks_head == asks_head)
 
 

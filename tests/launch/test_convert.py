@@ -69,7 +69,7 @@ def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 
 
 def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
-    """Sentinels that Hugging Face keeps beside a vocabulary, and added tokens, are beside it in both layouts written."""
+    """Sentinels that Hugging Face keeps beside a vocabulary, and added tokens, go along to both layouts."""
     config = build_config(num_encoder_layers=1)
     source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
     train_vocabulary(source / "spiece.model")

@@ -69,12 +69,16 @@ def test_about_decoder_only_models(place: pathlib.Path) -> None:
     """A Llama is looked at, trained, and calibrated on chats."""
     config = build_llama_config(vocab_size=40, max_positions=64, end_ids=(2,))
     tokenizer = write_word_tokenizer(place / "tokenizer.json", 40, ends=(2,))
-    # Beside the tokenizer, with which it goes from folder to folder.
-    (place / "chat_template.jinja").write_text("{% for message in messages %}w11 {{ message.content }} {% endfor %}w12")
     write_native(place / "llama", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
     for name in ("prompts", "questions"):
         shutil.copy("validation.jsonl", f"{name}.jsonl")
-    run_shortened(_DOCS / "decoder_only.md")
+    *before, chats = own_commands(_DOCS / "decoder_only.md")
+    for command in before:
+        run(shortened(command))
+    # With it beside the tokenizer, every command would ask whether it is used.
+    template = "{% for message in messages %}w11 {{ message.content }} {% endfor %}w12"
+    (place / "model" / "chat_template.jinja").write_text(template)
+    run(shortened(chats))
 
 
 def test_about_commands(place: pathlib.Path) -> None:

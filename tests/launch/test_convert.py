@@ -55,7 +55,7 @@ def test_a_step_stays_what_it_was(tmp_path: pathlib.Path) -> None:
 
 
 def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Hugging Face T5 is converted with its vocabulary, which gets our name for it."""
+    """A Hugging Face T5 is converted with its vocabulary, which keeps the name by which it is read in its own way."""
     config = build_config(num_encoder_layers=1, tied_head=True, gated_mlp=False)
     source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
     (source / "spiece.model").write_bytes(b"pieces")
@@ -64,19 +64,23 @@ def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
     assert f"Read {source} (hugging_face)." in capsys.readouterr().out
     assert load_checkpoint(output).config == config
     assert load_checkpoint(output).fingerprint() == load_checkpoint(source).fingerprint()
-    assert (output / "sentencepiece.model").read_bytes() == b"pieces"
+    assert (output / "spiece.model").read_bytes() == b"pieces"
+    assert not (output / "sentencepiece.model").exists()
 
 
 def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
-    """The sentinels that Hugging Face keeps beside a vocabulary are beside it in both layouts written."""
+    """Sentinels that Hugging Face keeps beside a vocabulary, and added tokens, go along to both layouts."""
     config = build_config(num_encoder_layers=1)
     source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
     train_vocabulary(source / "spiece.model")
     (source / "tokenizer_config.json").write_text('{"extra_ids": 5}')
+    (source / "added_tokens.json").write_text('{"{": 53}')
     for layout in ("native", "t5x"):
         output = tmp_path / layout
         assert main(["convert", f"--checkpoint={source}", f"--output={output}", f"--layout={layout}"]) == 0
-        assert open_vocabulary(output / "sentencepiece.model").extra_ids == 5
+        vocabulary = open_vocabulary(output / "spiece.model")
+        assert (vocabulary.extra_ids, vocabulary.size, vocabulary.encode("{")) == (5, 54, [53])
+        assert vocabulary.fingerprint == open_vocabulary(source / "spiece.model").fingerprint
 
 
 def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,12 +41,12 @@ def test_damaged_files(kind: str, place: pathlib.Path, tmp_path: pathlib.Path) -
     assert ended.peak_mib < 2048
 
 
-_TEMPLATES = 300
+_TEMPLATES = 200
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_chat_templates(seed: int, tmp_path: pathlib.Path) -> None:
-    """No chat template gives an exception but ours, takes more than ten seconds or 2 GiB, or ends the process."""
+    """No chat template gives an exception but ours, takes long or 2 GiB, or ends the process."""
     (tmp_path / "here").mkdir()
     ended = run_forked(render_made, _TEMPLATES, seed, folder=tmp_path, limit=_LIMIT)
     lines = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]

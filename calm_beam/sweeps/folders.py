@@ -69,15 +69,15 @@ def begin_generations(
         )
     if found:
         _check_same_run(found, output, jobs=jobs)
+    # One may have been killed before it had a job, so that no folder tells of it.
+    remove_temporary_files(output)
+    if found:
         for folder in found:
-            remove_temporary_files(output, folder)
             tell(f"--resume: found {_extent(folder)} in {folder}; those of unchanged examples stay as they are")
     else:
         if resume:
             tell(f"--resume: {output} holds no generations yet; starting from the beginning")
-        # What runs without a finished shard have left says nothing. One may have been killed before it had a job.
-        for path in list_files(joined(glob.escape(output), _FOLDER, "*", ".*.tmp")):
-            remove_file(path)
+        # What runs without a finished shard have left says nothing.
         _remove_folders(_begun_folders(output), output)
     return next_generations(output, jobs[0])
 
@@ -104,10 +104,10 @@ def generations_folder(output: str, job: DecodeJob) -> str:
     return joined(output, _FOLDER, job.outputs())
 
 
-def remove_temporary_files(*folders: str) -> None:
-    """Removes what a killed process has left in folders of files that it was writing."""
-    for folder in folders:
-        for path in list_files(joined(glob.escape(folder), ".*.tmp")):
+def remove_temporary_files(output: str) -> None:
+    """Removes what a killed process has left, in an output directory and its generations, of files it was writing."""
+    for below in ((), (_FOLDER, "*")):
+        for path in list_files(joined(glob.escape(output), *below, ".*.tmp")):
             remove_file(path)
 
 

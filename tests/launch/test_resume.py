@@ -477,6 +477,7 @@ def test_what_was_killed_at_its_end_leaves_nothing(
     """Where only the report was missing, --resume takes away what was written of it, and says how to build it."""
     shutil.copytree(whole, tmp_path / "out")
     (tmp_path / "out" / "report.html").rename(tmp_path / "out" / ".report.html.0badcafe.tmp")
+    (_folder(tmp_path / "out") / ".timing-run.json.0badcafe.tmp").write_bytes(b"{")
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
     assert not list((tmp_path / "out").rglob(".*"))
     assert "its report is missing: calm-beam report --calibration=" in capsys.readouterr().err

@@ -62,11 +62,11 @@ def open_input(path: AnyPath) -> BinaryIO:
 class _NamedFile(io.FileIO):
     """A file whose errors name it: those of the system say only what happened."""
 
-    def readinto(self, buffer: Any, /) -> int | None:  # type: ignore[override]
+    def readinto(self, buffer: Any, /) -> int | None:
         with self._naming():
             return super().readinto(buffer)
 
-    def readall(self) -> bytes | None:
+    def readall(self) -> bytes:
         with self._naming():
             return super().readall()
 

@@ -69,8 +69,10 @@ def begin_generations(
         )
     if found:
         _check_same_run(found, output, jobs=jobs)
+    # One may have been killed before it had a job, so that no folder tells of it.
+    remove_temporary_files(output)
+    if found:
         for folder in found:
-            _remove_temporary_files(output, folder)
             tell(f"--resume: found {_extent(folder)} in {folder}; those of unchanged examples stay as they are")
     else:
         if resume:
@@ -100,6 +102,13 @@ def next_generations(output: str, job: DecodeJob) -> str:
 def generations_folder(output: str, job: DecodeJob) -> str:
     """Returns the folder of a job's generations, which may not be there."""
     return joined(output, _FOLDER, job.outputs())
+
+
+def remove_temporary_files(output: str) -> None:
+    """Removes what a killed process has left, in an output directory and its generations, of files it was writing."""
+    for below in ((), (_FOLDER, "*")):
+        for path in list_files(joined(glob.escape(output), *below, ".*.tmp")):
+            remove_file(path)
 
 
 def keep_last_generations(output: str, jobs: Sequence[DecodeJob]) -> None:
@@ -215,10 +224,3 @@ def _check_same_run(found: list[str], output: str, *, jobs: Sequence[DecodeJob])
                 f"--resume: {other} was begun in another way: {how}. Generations of different runs are "
                 "never mixed: repeat that run as it was, or pass --overwrite to begin anew."
             )
-
-
-def _remove_temporary_files(output: str, folder: str) -> None:
-    """Removes what a killed process has left of files that it was writing."""
-    for directory in (output, folder):
-        for path in list_files(joined(glob.escape(directory), ".*.tmp")):
-            remove_file(path)

@@ -43,7 +43,7 @@ from calm_beam.plan_list import PlanList
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.set_parts import CALIBRATING, SetPart
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.sweeps.folders import begun_shards, counted_generations
+from calm_beam.sweeps.folders import begun_shards, counted_generations, remove_temporary_files
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 
 from .confirm import ConfirmedRun, check_parts_of_data, refuse_left_confirmation
@@ -255,6 +255,8 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
             "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
         )
     say(f"--resume: {path} is finished; nothing is left to do.")
+    # It may have been killed while it wrote its report.
+    remove_temporary_files(run.output)
     if not is_file(joined(run.output, REPORT)):
         say(f"its report is missing: calm-beam report --calibration={run.output}")
     print_summary(manifest, run.output, seconds=0, remarks=_remarks(run, manifest))

@@ -458,6 +458,35 @@ def test_what_finished_nothing_leaves_nothing(
     assert not begun.exists()
 
 
+@pytest.mark.parametrize("flags", [(), ("--resume",)])
+def test_what_was_killed_at_its_beginning_leaves_nothing(
+    flags: tuple[str, ...], model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Of a run that was killed while it wrote its first file, or its first shard, the next one takes all away."""
+    folder = tmp_path / "out" / "generations" / _folder(whole).name
+    folder.mkdir(parents=True)
+    for name in (".decode.json.0badcafe.tmp", ".generations-00000-of-00003.parquet.0badcafe.tmp"):
+        (folder / name).write_bytes(b"half")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 0
+    assert not list((tmp_path / "out").rglob(".*"))
+
+
+def test_what_was_killed_at_its_end_leaves_nothing(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where only the report was missing, --resume takes away what was written of it, and says how to build it."""
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out" / "report.html").rename(tmp_path / "out" / ".report.html.0badcafe.tmp")
+    (_folder(tmp_path / "out") / ".timing-run.json.0badcafe.tmp").write_bytes(b"{")
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
+    assert not list((tmp_path / "out").rglob(".*"))
+    assert "its report is missing: calm-beam report --calibration=" in capsys.readouterr().err
+
+
 def test_an_interrupt_says_how_to_go_on(
     model: pathlib.Path,
     data: pathlib.Path,

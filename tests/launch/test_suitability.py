@@ -96,7 +96,7 @@ def test_tells_and_writes_what_was_found(
         (("--checkpoint={model}",), "--data is missing"),
         (
             ("--checkpoint={model}", "--data={data}", "--agreeing=98"),
-            "--agreeing: expected a share above 0 and below 1",
+            "--agreeing: expected a share above 0 and up to 1",
         ),
         (("--checkpoint=nowhere", "--data={data}"), "nowhere"),
         (("--checkpoint={model}", "--data={data}", "--output={data}"), "exists already"),

@@ -4,9 +4,8 @@ import pathlib
 import sys
 import tempfile
 
-from .cases import CASES
 from .place import build_place
-from .test_cases import problems
+from .test_cases import ALL_CASES, problems
 
 
 def main() -> int:
@@ -15,7 +14,7 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         place = build_place(pathlib.Path(folder, "place"))
-        for number, (name, case) in enumerate(CASES.items()):
+        for number, (name, case) in enumerate(ALL_CASES.items()):
             if wanted not in name:
                 continue
             own = pathlib.Path(folder, str(number))

@@ -8,6 +8,7 @@ import pytest
 
 from .cases import CASES, Case
 from .forks import Ended, run_command, run_interpreter
+from .odd_cases import ODD_CASES
 from .place import build_place
 
 pytestmark = pytest.mark.slow
@@ -19,6 +20,10 @@ _MOST_MIB = 2048
 _MEMORY = re.compile(r"\S+ KiB of weights, .* room for \S+ positions")
 _LISTED_PLAN = re.compile(r"\w+/plans/\d{5}\.json")
 _PROGRESS = ("plan sha256:", "reading", "loading", "compiling", "decoded ")
+
+
+ALL_CASES = {**CASES, **ODD_CASES}
+assert len(ALL_CASES) == len(CASES) + len(ODD_CASES), "every case has a name of its own"
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +96,8 @@ def problems(case: Case, place: pathlib.Path, folder: pathlib.Path) -> tuple[End
     return ended, found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_case(name: str, place: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """One or two clear lines that name what is wrong, the right status, nothing left behind, within 2 GiB."""
-    ended, found = problems(CASES[name], place, tmp_path)
+    ended, found = problems(ALL_CASES[name], place, tmp_path)
     assert found == [], f"{ended.err[-3000:]}\n{ended.out[-300:]}"

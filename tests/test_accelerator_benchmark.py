@@ -1,5 +1,6 @@
 """The benchmark of accelerators, which runs on a CPU too."""
 
+import itertools
 import json
 import pathlib
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 
 from benchmarks.accelerator import __main__ as accelerator
 from benchmarks.accelerator.part import Case, Clock
+from benchmarks.programs import MODELS
+from calm_beam.arithmetic import DTYPES
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -21,8 +24,13 @@ def test_every_part_measures_something(tmp_path: pathlib.Path) -> None:
     assert accelerator.main(["--quick", "--seconds=1800", f"--json={found}"]) == 0
     cases = json.loads(found.read_text())
     measured = [case for case in cases if "machine" not in case]
-    assert {case["part"] for case in measured} == {"rates", "decisions", "sweeps", "singles", "batches"}
+    assert {case["part"] for case in measured} == {"programs", "rates", "decisions", "sweeps", "singles", "batches"}
     assert not [case for case in measured if "failed" in case or "left_out" in case]
+    # The list that `make accelerators` compiles, of every model in both types.
+    programs = [case for case in measured if case["part"] == "programs"]
+    assert {(case["model"], case["in"]) for case in programs} == set(itertools.product(MODELS, DTYPES))
+    assert {"embeddings", "decisions, softmax"} < {case["program"] for case in programs}
+    assert all(case["compile_seconds"] > 0 for case in programs)
     decisions = [case for case in measured if case["part"] == "decisions"]
     assert decisions
     assert all(
@@ -115,4 +123,4 @@ def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """With the names of those that there are."""
     with pytest.raises(SystemExit):
         accelerator.main(["--parts=rates,speed"])
-    assert "speed is none of rates, decisions, sweeps, singles, batches" in capsys.readouterr().err
+    assert "speed is none of programs, rates, decisions, sweeps, singles, batches" in capsys.readouterr().err

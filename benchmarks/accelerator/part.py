@@ -36,6 +36,7 @@ class Scale:
     Attributes:
       models: Names and sizes, in the order in which they are tried.
       ways: In which each is decoded.
+      programs: Which programs are compiled and called, as a regular expression for their names.
       vocabularies: Of the output heads that decide.
       widths: Of these.
       rows: States that they decide at a time.
@@ -52,6 +53,7 @@ class Scale:
 
     models: tuple[tuple[str, T5Config], ...]
     ways: tuple[Way, ...]
+    programs: str
     vocabularies: tuple[int, ...]
     widths: tuple[int, ...]
     rows: tuple[int, ...]

@@ -3,7 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-_SAID = ("measured", "model", "in", "confidence", "thresholds", "vocabulary", "width", "rows", "prompts_at_a_time")
+_SAID = (
+    "measured",
+    "model",
+    "in",
+    "program",
+    "confidence",
+    "thresholds",
+    "vocabulary",
+    "width",
+    "rows",
+    "prompts_at_a_time",
+)
 _UNITS = {"operations_per_second": (1e12, "T operations/s"), "bytes_per_second": (1e9, "GB/s")}
 
 

@@ -244,7 +244,7 @@ def _large_extra_ids(place: _Place) -> str:
 
 def _foreign_vocabulary(place: _Place) -> str:
     path = train_vocabulary(place.model / "sentencepiece.model", pad_id=-1, eos_id=2, unk_id=0, bos_id=1)
-    return f"vocabulary {path}: ids of pad, eos and unknown are (-1, 2, 0), T5 needs (0, 1, 2)."
+    return f"vocabulary {path}: ids of pad, eos and unknown are (-1, 2, 0), T5 needs 0, 1 and a third."
 
 
 def _no_model(place: _Place) -> str:

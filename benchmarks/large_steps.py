@@ -8,6 +8,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import device_steps
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
 from calm_beam.model.interface import Position
@@ -27,7 +28,7 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
     seconds = seconds_per_call(
         lambda: device_steps.decide_rows(
             network_of(config),
-            rule.confidence,
+            (rule.confidence,),
             head_layer=1,
             parameters=weights,
             states=states,
@@ -52,6 +53,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
     tree = jax.device_put(checkpoint.parameters())
     weights = tree["decoder"]["layers_0"]
     parameters = {"layer": weights}
+    of_states = (rule.confidence,) if rule.measure().needs in (Need.STATES, Need.CLASSIFIER) else ()
     if rule.confidence == "classifier":
         parameters["classifier"] = {"params": {"decoder": {"meta_cls": tree["decoder"]["meta_cls"]}}}
     inner = config.num_heads * config.head_dim
@@ -68,7 +70,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
     position = Position(np.full(ROWS, steps - 1, np.int32), np.full(ROWS, source, np.int32))
     places, ranks = np.divmod(lanes, np.int32(ROWS // _PLACES))
 
-    def run() -> tuple[jax.Array, jax.Array]:
+    def run() -> tuple[jax.Array, list[jax.Array]]:
         # Both steps take their buffers over and give them back.
         state["pending"], state["cache"] = device_steps.attend_to_output(
             model,
@@ -86,7 +88,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
         )
         state["states"], confidences = device_steps.finish_layer(
             model,
-            rule.confidence,
+            of_states,
             num_ranks=ROWS // _PLACES,
             is_gathered=False,
             parameters=parameters,

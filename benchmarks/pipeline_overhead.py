@@ -46,6 +46,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, read_generations, write_generations
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
+from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.transforms import ReadExamples
 from calm_beam.vocabulary import Vocabulary
@@ -83,6 +84,7 @@ class _FakeDecoder:
         self._steps = steps
         self.work = Work()
         self.slots = 1
+        self.engine: EngineRecord | None = None
 
     def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
         generator = np.random.default_rng(0)
@@ -147,6 +149,8 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
         max_input_length=settings.max_input_length,
         batch_size=flags.batch_size,
     )
+    # What workers compare with what the run records.
+    fake.engine = real.engine
     bare: dict[str, _Time] = {}
     whole: dict[str, _Time] = {}
     _decode_bare(

@@ -25,7 +25,7 @@ def _snippets(page: str) -> list[str]:
 
 
 _WAYS = (
-    ("README.md", "calm.calibrate(", "my_calibration", "rouge_l"),
+    ("README.md", "calm.calibrate(", "my_calibration", "rouge_l_unicode"),
     ("docs/python.md", "transforms.Sweep(", "calibration", "rouge_l_unicode"),
 )
 

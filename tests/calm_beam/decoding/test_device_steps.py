@@ -143,9 +143,9 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
     ranks = np.tile(np.arange(_RANKS), count).astype(np.int32)
 
     def run(part: slice, num_ranks: int) -> tuple[np.ndarray, ...]:
-        states, confidence = device_steps.finish_layer(
+        states, (confidence,) = device_steps.finish_layer(
             _MODEL,
-            measure,
+            (measure,),
             num_ranks=num_ranks,
             is_gathered=num_ranks == 1,
             parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
@@ -196,16 +196,16 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
     layers = np.random.default_rng(2).integers(1, _DEPTH + 1, _ROWS).astype(np.int32)
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
-        made = device_steps.decide_rows(
+        token, (confidence,), is_finite = device_steps.decide_rows(
             _MODEL,
-            measure,
+            (measure,),
             head_layer=_DEPTH,
             parameters=_HEAD_WEIGHTS,
             states=_STATES,
             layers=layers[part],
             lanes=_LANES[part],
         )
-        return tuple(map(np.asarray, made))
+        return tuple(map(np.asarray, (token, confidence, is_finite)))
 
     many = run(slice(None))
     for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
@@ -383,7 +383,7 @@ def _lowered(step: str) -> Any:
     parameters = {"layer": _LAYERS[1], "classifier": _CLASSIFIER}
     return device_steps.finish_layer.lower(
         _MODEL,
-        step,
+        () if step == "softmax" else (step,),
         num_ranks=_RANKS,
         is_gathered=False,
         parameters=parameters,

@@ -186,7 +186,7 @@ def _by_xla(case: _Case) -> list[np.ndarray]:
     source = tuple(np.where(case.mask[:, None, :, None], values, np.float32(0)) for values in case.source)
     states, _ = device_steps.finish_layer(
         case.model,
-        "softmax",
+        (),
         num_ranks=_RANKS,
         is_gathered=False,
         parameters={"layer": case.tree["decoder"][f"layers_{_LAYER - 1}"]},

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags.output.parent.mkdir(parents=True, exist_ok=True)
             flags.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     wrong = [row for row in rows if row["faults"]]
-    print(f"{len(rows)} programs compiled for devices that are not here; {len(wrong)} not as they should be", flush=True)
+    print(f"{len(rows)} programs compiled for devices that are not here; {len(wrong)} wrong", flush=True)
     status = int(bool(wrong) or not rows)
     if flags.all:
         tests = [sys.executable, "-m", "pytest", "-q", "-m", "compilers", "tests/accelerators"]

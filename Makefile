@@ -32,7 +32,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,accessibility.py browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels lint format types docs pictures demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels accelerators accelerators-all lint format types docs pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -61,6 +61,13 @@ matrix: $(INSTALLED)  ## test-fast on every Python that is here, with the lowest
 
 wheels: $(BUILDERS)  ## both wheels, each used from empty environments on every Python that is here; WHEELS=--python=3.12 for one
 	$(BIN)/python -m tools.wheels --output=build/wheels $(WHEELS)
+
+# libtpu, JAX's CUDA plugin and an assembler, in a folder of their own: never a dependency (CONTRIBUTING.md says why).
+accelerators: $(INSTALLED)  ## the accelerators' own compilers make what a change may break, without a device (four minutes)
+	$(BIN)/python -m tools.accelerators --output=build/accelerators.json
+
+accelerators-all: $(INSTALLED)  ## every program for every device, and each check on a broken copy (an hour)
+	$(BIN)/python -m tools.accelerators --all --output=build/accelerators-all.json
 
 lint: $(CHECKERS)  ## ruff; neither this nor the next needs Beam or TensorFlow
 	$(BIN)/ruff check .

@@ -45,8 +45,28 @@ MODELS: dict[str, ModelConfig] = {
 LARGE_MODELS: dict[str, ModelConfig] = {
     "T5-small": dataclasses.replace(PAPER_DIMENSIONS, exit_classifier=0),
     "T5-large": dataclasses.replace(LARGE_DIMENSIONS, exit_classifier=0),
+    "SmolLM2-135M": dataclasses.replace(
+        _LLAMA,
+        vocab_size=49_152,
+        emb_dim=576,
+        num_heads=9,
+        num_kv_heads=3,
+        mlp_dim=1536,
+        num_decoder_layers=30,
+        exit_classifier=0,
+    ),
+    "Llama 3.2 1B": dataclasses.replace(
+        _LLAMA,
+        vocab_size=128_256,
+        emb_dim=2048,
+        num_heads=32,
+        num_kv_heads=8,
+        mlp_dim=8192,
+        num_decoder_layers=16,
+        exit_classifier=0,
+    ),
 }
-"""T5 1.1's sizes, as the paper has them."""
+"""Models in their real sizes: T5 1.1's, as the paper has them, and two of Llama's family."""
 
 
 def learner(config: ModelConfig) -> ModelConfig:

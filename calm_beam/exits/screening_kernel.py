@@ -9,8 +9,8 @@ that blocks lie side by side: the kernel goes through the entries of many blocks
 each block has come to. TPU (Mosaic): entries are the sequential last dimension of the grid. GPU (Triton): a program
 has some blocks, and all of their entries.
 
-As of `decision_kernel`, neither has run on a device yet: it is compared in interpret mode, and lowered for both, and
-whoever takes it compares it with the plain code first.
+As `decision_kernel`, it is compiled for both by their own compilers, and has run on neither: its numbers are compared
+in interpret mode alone, and `screening` compares it with the plain code on the device at hand before it trusts it.
 """
 
 from collections.abc import Sequence

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.programs import MODELS, Placement, Program, kernels, programs
+from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, kernels, programs
 from benchmarks.programs.loops import served
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import device_steps
+from calm_beam.efficiency.device_forecast import StepParts
 from calm_beam.exits import decision_kernel
 from calm_beam.exits.decision import decide_by_logits
 from calm_beam.exits.rule import ExitRule
@@ -130,3 +131,12 @@ def test_bfloat16_factors_of_the_highest_precision_are_refused(monkeypatch: pyte
     monkeypatch.setattr(decision_kernel, "_product", highest)
     with pytest.raises(Exception, match="Bad lhs type"):
         compiled(program, platform="tpu")
+
+
+def test_the_compilers_bytes_of_a_head_are_those_of_the_forecast() -> None:
+    """What the kernel says it reads is what `device_forecast` counts for a head asked once, within a twentieth."""
+    config = LARGE_MODELS["T5-large"]
+    placement = Placement(described.devices("v5e", 1), config)
+    made = compiled(next(kernels(placement, _BFLOAT16, platform="tpu")), platform="tpu")
+    head = StepParts.of(config, _BFLOAT16, positions=1).head
+    assert made.cost["bytes accessed"] == pytest.approx(head.bytes, rel=0.05)

@@ -25,7 +25,10 @@ _MEGA = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles and checks; returns 1 if a program does not compile, or is not as it should be."""
+    """Compiles and checks; returns 1 if a program does not compile, or is not as it should be.
+
+    With `--all`, the checks themselves are tried on broken copies, too, by tests of `tests/accelerators`.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--all", action="store_true", help="every program for every device: an hour of two cores")
     parser.add_argument("--folder", type=pathlib.Path, default=_FOLDER, help="of the compilers")
@@ -50,8 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags.output.parent.mkdir(parents=True, exist_ok=True)
             flags.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     wrong = [row for row in rows if row["faults"]]
-    print(f"{len(rows)} programs compiled for devices that are not here; {len(wrong)} not as they should be")
-    return int(bool(wrong) or not rows)
+    print(f"{len(rows)} programs compiled for devices that are not here; {len(wrong)} wrong", flush=True)
+    status = int(bool(wrong) or not rows)
+    if flags.all:
+        tests = [sys.executable, "-m", "pytest", "-q", "-m", "compilers", "tests/accelerators"]
+        given = {**environment(folder), "CALM_BEAM_ACCELERATORS": "1"}
+        status |= int(bool(subprocess.run(tests, env=given, cwd=_ROOT, check=False).returncode))
+    return status
 
 
 def _targets(folder: pathlib.Path, *, every: bool) -> list[str]:

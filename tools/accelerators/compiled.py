@@ -17,7 +17,8 @@ from benchmarks.programs import Program
 from calm_beam.exits import decision, screening
 
 _COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
-_KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
+# Of Pallas: XLA has kernels of its own that are called the same way, as for large float32 products on TPUs.
+_KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)".*op_name="[^"]*pallas_call')
 _HIGHEST = re.compile(r"operand_precision=\{highest,highest\}|\"operand_precision\":\[\"HIGHEST\",\"HIGHEST\"\]")
 
 

@@ -150,14 +150,30 @@ class RelativePositionBias(nn.Module):
         config = self.config
         shape = (config.num_heads, config.relative_buckets)
         table = self.param("rel_embedding", nn.initializers.normal(1.0), shape)
-        positions = np.arange(length)
         buckets = relative_position_bucket(
-            positions[None, :] - positions[:, None],
+            np.arange(-length + 1, length),
             buckets=config.relative_buckets,
             max_distance=config.relative_max_distance,
             bidirectional=self.bidirectional,
         )
-        return table[:, buckets]
+        return _by_position(table[:, buckets], length)
+
+
+def _by_position(by_distance: jax.Array, length: int) -> jax.Array:
+    """Returns what belongs to the distance of each query and key, (heads, length, length).
+
+    Made by repeating and cutting: looked up pair by pair, it takes TPUs 128 numbers for each pair, whatever the heads.
+
+    Args:
+      by_distance: shape (heads, 2 length - 1). By key position minus query position, from -length + 1 on.
+      length: Queries, and keys.
+    """
+    heads, side = by_distance.shape[0], 2 * length
+    padded = jnp.pad(by_distance, ((0, 0), (0, 1)))
+    # Rows of 2 length, read in rows of one less: each begins one place further back in what is repeated.
+    repeated = jnp.broadcast_to(padded[:, None], (heads, length, side)).reshape(heads, -1)
+    skewed = repeated[:, : length * (side - 1)].reshape(heads, length, side - 1)
+    return skewed[:, :, length - 1 :]
 
 
 def relative_position_bucket(

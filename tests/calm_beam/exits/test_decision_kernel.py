@@ -1,6 +1,6 @@
 """The fused decision kernel, interpreted, against float64; its lowering; and what happens where it does not work.
 
-No test runs the kernel on a GPU or TPU.
+No test runs the kernel on a GPU or TPU; `make accelerators` compiles it for both.
 """
 
 import functools

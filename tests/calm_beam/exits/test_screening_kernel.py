@@ -1,6 +1,6 @@
 """The kernel that bounds logits on accelerators, interpreted, against the plain code; its lowering; and doing without.
 
-No test runs it on a GPU or TPU.
+No test runs it on a GPU or TPU; `make accelerators` compiles it for both.
 """
 
 import functools

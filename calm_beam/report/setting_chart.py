@@ -164,11 +164,12 @@ def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
 
 
 def _labels(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
-    """Returns the names of settings; of many, some."""
+    """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
     step = -(-len(rows) // _MOST_LABELS)
+    place = next((index for index, row in enumerate(rows) if row.setting == chosen), -step)
     parts = []
     for index, row in enumerate(rows):
-        if index % step and row.setting != chosen:
+        if index != place and (index % step or abs(index - place) < step):
             continue
         name = row.setting if len(row.setting) <= _LONGEST_LABEL else row.setting[: _LONGEST_LABEL - 1] + "…"
         now = " now" if row.setting == chosen else ""

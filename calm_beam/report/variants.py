@@ -125,8 +125,8 @@ def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) ->
         f"{len(rows)} pairs of variant and threshold, the safest first, by p-values and layers. The other "
         f"{counted(data.units_of(None) or 0, unit)}, whose risks and layers are shown, tested {len(entry.path)} of "
         f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}."
-        f"{confirmation_of_test(entry)} Names: threshold and, where they differ, measure, τ, ≥ the first layer that may "
-        "exit and / the distance to the next one."
+        f"{confirmation_of_test(entry)} Names: threshold and, where they differ, measure, τ, ≥ the first layer that "
+        "may exit and / the distance to the next one."
     )
 
 

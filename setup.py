@@ -142,6 +142,7 @@ _SERVING_PACKAGES = [
     "calm_beam.checkpoints",
     "calm_beam.checkpoints.hugging_face",
     "calm_beam.decoding",
+    "calm_beam.efficiency",
     "calm_beam.exits",
     "calm_beam.exits.measures",
     "calm_beam.inputs",

@@ -71,6 +71,7 @@ def write_bleurt(
     spread: float = 0.15,
     output: str = "predictions",
     dtype: tf.DType = tf.int64,
+    more_pieces: tuple[str, ...] = (),
 ) -> pathlib.Path:
     """Writes a checkpoint and returns its folder.
 
@@ -84,6 +85,7 @@ def write_bleurt(
       spread: How far scores lie from 1/2.
       output: Name of the output.
       dtype: Of the inputs.
+      more_pieces: Word pieces behind the others.
     """
     folder.mkdir(parents=True)
     config: dict[str, Any] = {"name": "tiny", "max_seq_length": max_seq_length, "bert_config_file": "bert_config.json"}
@@ -92,9 +94,10 @@ def write_bleurt(
         config |= {"sp_model": "sent_piece", "dynamic_seq_length": True}
         vocab_size = 48
     else:
-        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in WORD_PIECES), encoding="utf-8")
+        pieces = (*WORD_PIECES, *more_pieces)
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
         config |= {"vocab_file": "vocab.txt", "do_lower_case": do_lower_case}
-        vocab_size = len(WORD_PIECES)
+        vocab_size = len(pieces)
     (folder / "bleurt_config.json").write_text(json.dumps(config))
     (folder / "bert_config.json").write_text(json.dumps({"vocab_size": vocab_size, "hidden_size": _WIDTH}))
     bert = _Bert(vocab_size, seed, spread=spread)

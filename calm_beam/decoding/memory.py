@@ -9,7 +9,6 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits.head_forms import certified_bytes
 from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
-from calm_beam.model.native_decoder import packed_bytes
 from calm_beam.model.sharding import Division, values_per_device
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ def least_need(
     return Need(
         weights=weights * arithmetic.number_bytes,
         heads=_heads_bytes(config, exit_head, arithmetic),
-        packed=packed_bytes(config, has_exact_heads=exit_head == "exact") if engine == "native" else 0,
+        packed=_packed_bytes(config, exit_head) if engine == "native" else 0,
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
     )
@@ -315,7 +314,7 @@ def memory_in_words(
             weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
     if heads := _heads_bytes(config, exit_head, arithmetic):
         weights += f", and up to {_in_words(heads)} of certified heads"
-    packed = packed_bytes(config, has_exact_heads=exit_head == "exact") if engine == "native" else 0
+    packed = _packed_bytes(config, exit_head) if engine == "native" else 0
     if packed:
         weights += f", and {_in_words(packed)} of them once more for native code"
     if token_budget is not None:
@@ -389,3 +388,10 @@ def _glibc(name: str) -> Any:
         return getattr(ctypes.CDLL(None), name, None)
     except OSError:
         return None
+
+
+def _packed_bytes(config: ModelConfig, exit_head: str) -> int:
+    """Bytes of the weights as native code keeps them beside the model's own. It comes with JAX, hence not before."""
+    from calm_beam.model.native_decoder import packed_bytes
+
+    return packed_bytes(config, has_exact_heads=exit_head == "exact")

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import string
 
 import pytest
 
@@ -12,6 +13,9 @@ from calm_beam.metrics.bleurt import Bleurt
 from tests.bleurt_builder import write_bleurt
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 
+# So that they see what a model writes that was never trained: single letters, and pieces that it does not know.
+_LETTERS = tuple(f"{before}{letter}" for before in ("", "##") for letter in (*string.ascii_lowercase, "⁇"))
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -19,8 +23,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("bleurt")
     write_model(folder / "model", vocabulary=write_vocabulary(folder / "sentencepiece.model"))
     write_rows(folder / "a.jsonl", text_rows(20))
-    write_bleurt(folder / "bleurt", spread=2.0)
-    write_bleurt(folder / "other", seed=1)
+    write_bleurt(folder / "bleurt", spread=2.0, more_pieces=_LETTERS)
+    write_bleurt(folder / "other", seed=1, more_pieces=_LETTERS)
     return folder
 
 

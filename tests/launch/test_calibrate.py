@@ -209,7 +209,7 @@ def test_fractions_are_refused_by_the_binomial_test(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Losses between 0 and 1 end a run that planned the binomial p-value; known metrics are refused before that."""
-    flags = ("--p_value=exact_binomial", "--risk_loss=relu")
+    binomial, flags = "--p_value=exact_binomial", ("--p_value=exact_binomial", "--risk_loss=relu")
     assert _calibrate(model, data, tmp_path / "out", *flags) == 2
     message = capsys.readouterr().err
     assert "--p_value=exact_binomial is for losses of 0 and 1 only, and those of token_f1 lie in between." in message
@@ -219,7 +219,7 @@ def test_fractions_are_refused_by_the_binomial_test(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations", "plans"}
     # Nothing is right of what the model says.
     exact = ("--metric=exact_match", "--consistency=textual")
-    assert _calibrate(model, data, tmp_path / "out", *flags, *exact, "--resume") == 0
+    assert _calibrate(model, data, tmp_path / "out", binomial, *exact, "--resume") == 0
 
 
 def test_an_earlier_result_is_kept(

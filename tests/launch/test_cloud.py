@@ -222,7 +222,7 @@ def test_a_permission_lost_on_the_way(stored: str, cloud: "CloudService", capsys
     """What fails after work has begun gives status 1 and one line, and no manifest."""
 
     def withdraw(method: str, place: str, body: bytes) -> None:
-        if method == "POST" and b"risk_table.csv" in body:
+        if method == "POST" and b"risk_table.csv" in body and b"p_value" in body:
             cloud.guard.faults.append(Fault(403, "POST", "/upload/", times=10**6))
 
     cloud.guard.before = withdraw

@@ -228,8 +228,8 @@ def test_a_killed_run_goes_on(
         path.unlink()
     (folder,) = (output / "confirmation" / "generations").iterdir()
     (folder / "complete.json").unlink()
-    assert _calibrate(model, data, output, _CONFIRM, "--exit_head=int8", "--resume") == 1
-    assert "exit_head is 'auto' there, 'int8' here" in capsys.readouterr().err
+    assert _calibrate(model, data, output, _CONFIRM, "--exit_head=int8", "--resume") == 2
+    assert "was begun in another way" in capsys.readouterr().err
     next(folder.glob("*.parquet")).unlink()
     assert _calibrate(model, data, output, _CONFIRM) == 2
     assert "of a run that did not finish" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_dataflow_understands_the_file() -> None:
 def test_each_parameter_is_a_flag(name: str) -> None:
     """A parameter arrives as the flag of its name, and its good value is parsed to something other than the default."""
     value, _ = _VALUES[name]
-    flags, options = parse_flags(calibrate_parser(""), [f"--{name}={value}"])
+    flags, options = parse_flags(calibrate_parser(""), ["--checkpoint=x", f"--{name}={value}"])
     parsed = {**options.get_all_options(), **vars(flags)}
     defaults = {**PipelineOptions([]).get_all_options(), **vars(calibrate_parser("").parse_args([]))}
     assert parsed[name] != defaults[name]

@@ -148,7 +148,7 @@ def test_text_that_no_file_can_hold_is_refused(
     """Bytes that are not UTF-8 reach flags as lone surrogates; they are refused before a folder is made."""
     paths = (f"--checkpoint={tmp_path}", f"--data={tmp_path}", f"--output={tmp_path / 'out'}", "--delta=0.5")
     assert main(["calibrate", *paths, f"--{flag}=a\udcffb"]) == 2
-    assert f"argument --{flag}: expected text that UTF-8 can hold, got 'a\\udcffb'" in capsys.readouterr().err
+    assert f"--{flag}=a\\udcffb is not UTF-8 text, or holds a NUL character" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match=r"task_prefix must be text that UTF-8 can hold, got 'a\\udcffb'"):
         DecodeSettings(

@@ -240,7 +240,7 @@ def test_a_single_value_is_as_before(model: pathlib.Path, data: pathlib.Path, tm
     manifest = _manifest(tmp_path / "out")
     assert {entry.procedure for entry in manifest.calibrations} == {"fixed_sequence"}
     assert manifest.calibrations[0].path[0].n == _ROWS
-    assert (tmp_path / "out" / "risk_table.csv").read_text().splitlines()[0].endswith(",layers")
+    assert (tmp_path / "out" / "risk_table.csv").read_text().splitlines()[0].endswith(",layers,near_ties")
 
 
 def _entries(output: pathlib.Path) -> tuple[Calibration, ...]:

@@ -300,7 +300,8 @@ def test_nothing_is_decoded_before_ids_are_checked(tmp_path: pathlib.Path) -> No
     model = write_model(tmp_path / "model")
     with pytest.raises(DataError, match="id 'r0' occurs 2 times"):
         run_calibration(tmp_path / "out", model=model, paths=paths, specs=TEXTUAL)
-    assert {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()} <= {"decode.json"}
+    stored = tmp_path / "out" / "generations"
+    assert {path.name for path in stored.rglob("*") if path.is_file()} <= {"decode.json"}
 
 
 @pytest.mark.parametrize("files", [1, 2])

@@ -96,6 +96,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
                     tokens=tokens,
                     exit_layers=tuple(int(layer) for layer in result.exit_layers[lane, :length]),
                     confidences=tuple(float(value) for value in result.confidences[lane, :length]),
+                    near_tie=None if result.near_ties is None else bool(result.near_ties[lane]),
                 )
             )
         generation = Generation(

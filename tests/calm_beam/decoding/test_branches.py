@@ -81,7 +81,7 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
 ) -> None:
     """Tokens, exits, lengths and confidences, the full model's too, of each rule, with less work than apart."""
     if not by_native_code:
-        monkeypatch.setattr(library, "_found", lambda: (None, "not in this test"))
+        monkeypatch.setenv(library.VARIABLE, "none")
     elif not library.is_available():
         pytest.skip("there is no native code here")
     rules = _SETS[name]
@@ -91,7 +91,13 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
         for one, other in zip(found, expected, strict=True):
             for field in dataclasses.fields(one):  # type: ignore[arg-type]
                 values, wanted = getattr(one, field.name), getattr(other, field.name)
-                if field.name in ("confidences", "runner_ups"):
+                if wanted is None and field.name == "near_ties":
+                    # Of a rule whose ties nobody counts; what generations say of it is set where they are made.
+                    continue
+                if field.name == "runner_ups":
+                    # An upper bound: the other rules' lanes have layers asked that the full model's are not by itself.
+                    assert (values >= wanted - 1e-6).all()
+                elif field.name == "confidences":
                     np.testing.assert_allclose(values, wanted, rtol=0, atol=0 if by_native_code else 1e-6)
                 else:
                     np.testing.assert_array_equal(values, wanted)

@@ -61,7 +61,7 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
         ({"config": _LARGE, "layers_by_xla": True}, _engine("xla", "cpu avx2, head avx2", "uint8")),
         ({"config": _LARGE, "layers_by_xla": True, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
         ({"config": _LARGE, "model_parallelism": 2}, _engine("xla", "cpu avx2", "exact")),
-        ({"config": _LARGE, "rule": build_rule("oracle")}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "rule": build_rule("oracle")}, _engine("native", "avx2", "exact")),
         ({"config": _LARGE, "machine": None}, _engine("xla", None, "exact")),
         ({"config": _LARGE, "machine": None, "engine": "native"}, _engine("native", None, "uint8")),
     ],
@@ -78,7 +78,6 @@ def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: Engin
         ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
         ({"arithmetic": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
         ({"model_parallelism": 2}, "it is for a model on one device"),
-        ({"rule": build_rule("oracle")}, "confidence oracle with state propagation"),
     ],
 )
 def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reason: str) -> None:

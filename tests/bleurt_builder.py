@@ -94,7 +94,7 @@ def write_bleurt(
         config |= {"sp_model": "sent_piece", "dynamic_seq_length": True}
         vocab_size = 48
     else:
-        pieces = (*WORD_PIECES, *more_pieces)
+        pieces = tuple(dict.fromkeys((*WORD_PIECES, *more_pieces)))
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
         config |= {"vocab_file": "vocab.txt", "do_lower_case": do_lower_case}
         vocab_size = len(pieces)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests.instruction_sets import instruction_set as instruction_set
-
 if TYPE_CHECKING:
     from tests.cloud.service import CloudService
 
@@ -28,7 +26,7 @@ _COMPILE_QUICKLY = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Has all processes compile quickly, and share what they compile in the folder that `calm-beam` uses.
 
     Where `XLA_FLAGS` is set, to nothing at all too, it stays: `make test-all` compiles as users do. And no test of
@@ -40,6 +38,8 @@ def pytest_configure() -> None:
     from calm_beam.decoding.compilation import use_compilation_cache
 
     use_compilation_cache()
+    # Not above: it asks native code what this machine runs, which starts XLA, and that reads its flags only once.
+    config.pluginmanager.import_plugin("tests.instruction_sets")
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from rich import box
 from rich.table import Table
 
-from calm_beam.calibration.file_names import RISK_TABLE
-from calm_beam.calibration.risk_table import read_cells
 from calm_beam.counted import counted
 from calm_beam.manifest import (
     PARETO,
@@ -45,6 +43,10 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: I
       seconds: How long the run took.
       remarks: What else there is to say about what was chosen.
     """
+    # Not above: calm-beam-serving, which does without this package, prints the other tables.
+    from calm_beam.calibration.file_names import RISK_TABLE
+    from calm_beam.calibration.risk_table import read_cells
+
     console = PlainConsole()
     rows = [cells for _, cells in read_cells(joined(output, RISK_TABLE))]
     by_part: dict[str, list[dict[str, str]]] = {}

@@ -159,6 +159,7 @@ def choices_table(manifest: Manifest) -> Table:
     what = "Lowest threshold" if manifest.data.choosing is None else "Cheapest variant and threshold"
     title = f"{what} with expected loss at most delta (probability 1 - epsilon)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table.collapse_padding = True
     if any(tail_in_words(entry.known_loss) for entry in manifest.calibrations):
         table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
     has_groups = manifest.data.groups is not None
@@ -171,7 +172,9 @@ def choices_table(manifest: Manifest) -> Table:
         "risk" if manifest.data.clusters is None else "risk per\ncluster",
         "ended at",
     ):
-        table.add_column(name, justify="right", no_wrap=True)
+        # Words give way where a terminal is narrow; numbers that are cut would be other numbers.
+        is_words = name in ("threshold", "ended at")
+        table.add_column(name, justify="right", no_wrap=not is_words, overflow="fold" if is_words else "ellipsis")
     whole_line = "all prompts\n" if has_groups else ""
     for entry in manifest.calibrations:
         saved = 1 - entry.layers / manifest.model.layers
@@ -202,7 +205,7 @@ def group_line(entry: Calibration) -> str:
 
 def variant_lines(variant: Variant | None) -> str:
     """Returns the lines of a table's cell that name a variant, to be put below its threshold; nothing for None."""
-    return "" if variant is None else "\n" + variant.in_words().replace(", ", "\n")
+    return "" if variant is None else "\n" + variant.in_words().replace(", ", "\n").replace(" in steps", "\nin steps")
 
 
 def tests_in_words(manifest: Manifest) -> str:

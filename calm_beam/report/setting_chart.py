@@ -10,7 +10,9 @@ from .foreign import isolated
 
 _MOST_LABELS = 14
 _MOST_MARKS = 100
-_LONGEST_LABEL = 14
+_LONGEST_LABEL = 16
+# In pixels: of a letter of the widest usual font, and between two names.
+_LETTER_WIDTH, _LABEL_GAP = 6.8, 8
 _COST_HEIGHT = 46
 
 
@@ -165,17 +167,20 @@ def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
 
 def _labels(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
     """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
-    step = -(-len(rows) // _MOST_LABELS)
+    names = [
+        row.setting if len(row.setting) <= _LONGEST_LABEL else row.setting[: _LONGEST_LABEL - 1] + "…" for row in rows
+    ]
+    room = (frame.right - frame.left) / (max(map(len, names), default=1) * _LETTER_WIDTH + _LABEL_GAP)
+    step = -(-len(rows) // max(1, min(_MOST_LABELS, int(room))))
     place = next((index for index, row in enumerate(rows) if row.setting == chosen), -step)
     parts = []
     for index, row in enumerate(rows):
         if index != place and (index % step or abs(index - place) < step):
             continue
-        name = row.setting if len(row.setting) <= _LONGEST_LABEL else row.setting[: _LONGEST_LABEL - 1] + "…"
         now = " now" if row.setting == chosen else ""
         parts.append(
             f'<text class="tick{now}" x="{frame.x(index):.1f}" y="{frame.bottom + 22:.1f}" text-anchor="middle">'
-            f"{html.escape(isolated(name))}</text>"
+            f"{html.escape(isolated(names[index]))}</text>"
         )
     return parts
 

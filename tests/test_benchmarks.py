@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import large_model, multiply_adds, pipeline_overhead, sweep
+from benchmarks import large_model, multiply_adds, pipeline_overhead, rules_together, sweep
 from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
 from benchmarks.widened_model import widen_to_paper
@@ -247,3 +248,29 @@ def test_a_large_models_files_are_those_of_a_model(tmp_path: pathlib.Path) -> No
     lengths = [len(json.loads(line)["input_ids"]) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert len(lengths) == 3
     assert all(20 <= length < 60 for length in lengths)
+
+
+def test_rules_together_compares_outputs(
+    model_and_data: tuple[pathlib.Path, pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It says what all rules took at once, and fails where a rule's outputs are not those of its own sweep."""
+    checkpoint, data = model_and_data
+    flags = [f"--checkpoint={checkpoint}", f"--data={data}", "--thresholds=3", "--max_decode_length=5", "--runs=1"]
+    assert rules_together.main([*flags, "--confidence=softmax,state"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 prompts, 3 thresholds, 6 rules: softmax, state" in printed
+    assert re.search(r"all at once: [\d.]+ s, [\d.]+ of the first alone, [\d.]+ of all", printed)
+    swept = rules_together._swept
+
+    def spoiled(model: Any, rules: Any, *others: Any, **more: Any) -> Any:
+        results, seconds = swept(model, rules, *others, **more)
+        if len(rules) > 1:
+            for result in results.values():
+                result.tokens[-1] += 1
+        return results, seconds
+
+    monkeypatch.setattr(rules_together, "_swept", spoiled)
+    assert rules_together.main([*flags, "--confidence=softmax,state"]) == 1
+    assert "outputs of every rule are NOT those of its own sweep" in capsys.readouterr().out

@@ -239,3 +239,14 @@ def without_time(manifest: Manifest) -> dict[str, object]:
     """Returns the manifest as plain values, without what tells two runs of the same calibration apart."""
     content = dataclasses.replace(manifest, created="2000-01-01T00:00:00Z").to_dict()
     return {key: value for key, value in content.items() if key != "digest"}
+
+
+def without_engine(content: Any) -> Any:
+    """Returns plain values without any engine, and without the digests that it stands in.
+
+    Workers on other machines decode by XLA unless told otherwise, and nobody here knows their processors.
+    """
+    if isinstance(content, dict):
+        named = ("engine", "digest", "outputs", "job")
+        return {key: without_engine(value) for key, value in content.items() if key not in named}
+    return [without_engine(value) for value in content] if isinstance(content, list | tuple) else content

@@ -96,7 +96,7 @@ class _Run:
         """Returns what the step is told that decodes."""
         (step,) = [step for step in self.pipeline.components.transforms.values() if step.unique_name == _DECODE]
         payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
-        assignment = pickler.loads(payload.do_fn.payload)[0]._assignment
+        assignment = pickler.loads(payload.do_fn.payload)[0]._assignments[0]
         assert isinstance(assignment, Assignment)
         return assignment
 

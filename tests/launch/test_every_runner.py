@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from calm_beam.launch.cli import main
+from calm_beam.native import library
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 from tests.worker_pools import flags_of_two_workers
 
@@ -28,7 +29,10 @@ class _Place:
 
     def decode(self, output: str, *flags: str) -> list[str]:
         """Returns the command that decodes into a file of the folder."""
-        return ["decode", *self._task("rows-*.jsonl"), f"--output={self.folder / output}", *SHORT_FLAGS, *flags]
+        # By name, where it is: XLA, which decodes elsewhere unless told otherwise, rounds by how many rows it is given.
+        engine = "native" if library.is_available() else "xla"
+        files = (*self._task("rows-*.jsonl"), f"--output={self.folder / output}")
+        return ["decode", *files, f"--engine={engine}", *SHORT_FLAGS, *flags]
 
     def verify(self, *flags: str) -> list[str]:
         """Returns the command that verifies the calibration."""

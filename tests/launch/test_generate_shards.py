@@ -16,7 +16,7 @@ from calm_beam.answers import read_answers
 from calm_beam.launch.cli import main
 from calm_beam.serving import Generator
 from tests.answers import THRESHOLD, assert_same_answers, named_rows, write_served_folder
-from tests.pipelines import write_rows
+from tests.pipelines import without_engine, write_rows
 from tests.worker_pools import flags_of_two_workers
 
 _SHARDS = ("--num_shards=3", "--batch_size=4", "--exit_head=exact")
@@ -288,8 +288,12 @@ def test_two_workers_give_the_same(kind: str, folder: pathlib.Path, tmp_path: pa
     else:
         with flags_of_two_workers(kind) as workers:
             assert main(_flags(folder, tmp_path / "two", *asked, *workers)) == 0
-    for name in ("failures.jsonl", "losses.jsonl", "generate.json", "complete.json"):
+    for name in ("failures.jsonl", "losses.jsonl"):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    # Workers elsewhere answer by XLA, unless told otherwise: nobody here knows their processors.
+    for name in ("generate.json", "complete.json"):
+        one, two = (json.loads((tmp_path / output / name).read_text()) for output in ("one", "two"))
+        assert without_engine(two) == without_engine(one)
     generator = Generator.from_manifest(folder / "manifest.json", folder / "model")
     expected = {row["id"]: generator.generate(row["input"]) for row in rows[:-1]}
     for output in ("one", "two"):

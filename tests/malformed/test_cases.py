@@ -17,9 +17,9 @@ _LIMIT = 120
 """Seconds; far above what any case takes on an idle machine (`python -m tests.malformed` prints that)."""
 _MOST_MIB = 2048
 
-_MEMORY = re.compile(r"\S+ KiB of weights, .* room for \S+ positions")
+_MEMORY = re.compile(r"\S+ KiB of weights(, .* room for \S+ positions|; a position takes \S+ KiB)")
 _LISTED_PLAN = re.compile(r"\w+/plans/\d{5}\.json")
-_PROGRESS = ("plan sha256:", "reading", "loading", "compiling", "decoded ")
+_PROGRESS = ("plan sha256:", "engine: ", "reading", "loading", "compiling", "decoded ")
 
 
 ALL_CASES = {**CASES, **ODD_CASES}

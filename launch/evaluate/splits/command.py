@@ -196,7 +196,7 @@ def _sweep(flags: argparse.Namespace, options: PipelineOptions, *, output: str) 
         folder = joined(output, "sweeps", measure)
         say(f"sweep {measure}")
         # A sweep that is there already is taken as it is, and one that was killed goes on.
-        asked = sweep_flags(flags, confidence=measure, output=folder, resume=True, consistency=flags.consistency)
+        asked = sweep_flags(flags, confidence=(measure,), output=folder, resume=True, consistency=flags.consistency)
         # What calibrate prints is no result of this command.
         try:
             with contextlib.redirect_stdout(sys.stderr):

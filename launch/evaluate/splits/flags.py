@@ -128,7 +128,11 @@ def sweep_flags(flags: argparse.Namespace, **changes: object) -> argparse.Namesp
     usual = vars(calibrate_parser().parse_args([]))
     shared = (usual.keys() & vars(flags).keys()) - vars(own.parse_args([])).keys()
     # Where a sweep takes lists, there is one of each here.
-    one_of_each = {"tau": None if flags.tau is None else (flags.tau,), "min_exit_layer": (flags.min_exit_layer,)}
+    one_of_each = {
+        "tau": None if flags.tau is None else (flags.tau,),
+        "min_exit_layer": (flags.min_exit_layer,),
+        "exit_interval": (flags.exit_interval,),
+    }
     return argparse.Namespace(**{**usual, **{name: getattr(flags, name) for name in shared}, **one_of_each, **changes})
 
 

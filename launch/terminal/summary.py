@@ -159,7 +159,8 @@ def choices_table(manifest: Manifest) -> Table:
     what = "Lowest threshold" if manifest.data.choosing is None else "Cheapest variant and threshold"
     title = f"{what} with expected loss at most delta (probability 1 - epsilon)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    table.collapse_padding = True
+    # Names of variants need the room.
+    table.collapse_padding = manifest.data.choosing is not None
     if any(tail_in_words(entry.known_loss) for entry in manifest.calibrations):
         table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
     has_groups = manifest.data.groups is not None

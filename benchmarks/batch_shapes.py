@@ -9,8 +9,10 @@ the threshold, or two logits within rounding of each other, that can change a de
 import argparse
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import ExitRule
 
 from .differences import compare
@@ -45,12 +47,10 @@ def main() -> None:
 
 def _decode(
     checkpoint: Checkpoint, settings: DecodeSettings, *, prompts: list[tuple[int, ...]], batch_size: int
-) -> dict[int, SweepResult]:
-    decoder = SweepDecoder(
+) -> dict[int, PromptResult]:
+    decoder = Decoder(
         checkpoint,
-        settings.rule,
-        thresholds=settings.thresholds,
-        max_decode_length=settings.max_decode_length,
+        sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
         batch_size=batch_size,
     )
     return dict(decoder.decode(prompts))

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.result import PromptResult
 
 
 def compare(
-    title: str, expected: Mapping[int, SweepResult], *, found: Mapping[int, SweepResult], thresholds: Sequence[float]
+    title: str, expected: Mapping[int, PromptResult], *, found: Mapping[int, PromptResult], thresholds: Sequence[float]
 ) -> None:
     """Prints how many outputs differ, and the confidences at each first differing decision.
 

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.result import EarlyExitResult, SweepResult
+from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 
@@ -62,8 +63,8 @@ def main() -> None:
     for name in flags.rules.split(";"):
         rule = _RULES[name]
         start = time.perf_counter()
-        shared = SweepDecoder(
-            checkpoint, rule, thresholds=thresholds, max_decode_length=steps, exit_head=flags.exit_head
+        shared = Decoder(
+            checkpoint, sweep_branches(rule, thresholds, max_decode_length=steps), exit_head=flags.exit_head
         )
         found = dict(shared.decode(prompts))
         shared_seconds = time.perf_counter() - start
@@ -87,15 +88,15 @@ def _one_at_a_time(
     *,
     thresholds: Sequence[float],
     steps: int,
-) -> dict[int, SweepResult]:
+) -> dict[int, PromptResult]:
     """Returns the outputs of the full model and of every threshold, decoded by a decoder of its own for each."""
-    lanes: dict[int, list[EarlyExitResult]] = {index: [] for index in range(len(prompts))}
+    lanes: dict[int, list[BranchResult]] = {index: [] for index in range(len(prompts))}
     for threshold in (None, *thresholds):
         decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
         for index, result in decoder.decode(prompts):
             lanes[index].append(result)
     return {
-        index: SweepResult(
+        index: PromptResult(
             tokens=np.stack([result.tokens for result in results]),
             exit_layers=np.stack([result.exit_layers for result in results]),
             confidences=np.stack([result.confidences for result in results]),

@@ -22,8 +22,9 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.certified_head import Certificate, candidates_of, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import measure_named
@@ -102,7 +103,12 @@ def _trained(flags: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.nd
     depth, rule = checkpoint.config.num_decoder_layers, ExitRule(confidence="static")
     settings = DecodeSettings(rule=rule, thresholds=(1.0,), max_input_length=128, max_decode_length=32)
     prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
-    outputs = dict(SweepDecoder(checkpoint, rule, thresholds=(1.0,), max_decode_length=32).decode(prompts))
+    outputs = dict(
+        Decoder(
+            checkpoint,
+            sweep_branches(rule, (1.0,), max_decode_length=32),
+        ).decode(prompts)
+    )
     source = np.zeros((len(prompts), 128), np.int32)
     target = np.zeros((len(prompts), 32), np.int32)
     for index, prompt in enumerate(prompts):

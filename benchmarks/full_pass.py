@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 from calm_beam.vocabulary import EOS_ID
@@ -42,7 +43,10 @@ def main() -> None:
         rule=rule, thresholds=(0.5,), max_input_length=512, max_decode_length=flags.max_decode_length
     )
     prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
-    decoder = SweepDecoder(checkpoint, rule, thresholds=(0.5,), max_decode_length=flags.max_decode_length)
+    decoder = Decoder(
+        checkpoint,
+        sweep_branches(rule, (0.5,), max_decode_length=flags.max_decode_length),
+    )
     swept = dict(decoder.decode(prompts))
     model, parameters = EarlyExitT5(checkpoint.config), {"params": checkpoint.parameters()}
     plain = _decode_without_cache(model, parameters, prompts=prompts, steps=flags.max_decode_length)

@@ -34,11 +34,14 @@ from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
 from calm_beam.examples import Example, parse_examples
@@ -86,7 +89,7 @@ class _FakeDecoder:
         self.slots = 1
         self.engine: EngineRecord | None = None
 
-    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
         generator = np.random.default_rng(0)
         for index in range(len(prompts)):
             length = min(self._steps, 12)
@@ -98,7 +101,7 @@ class _FakeDecoder:
             exit_layers[0] = np.where(tokens[0] > 0, self._layers, 0)
             yield (
                 index,
-                SweepResult(
+                PromptResult(
                     tokens=tokens,
                     exit_layers=exit_layers.astype(np.int32),
                     confidences=generator.random(tokens.shape, np.float32),
@@ -137,15 +140,13 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     data = _write_data(pathlib.Path(flags.data), folder / "data.jsonl", count=flags.prompts)
     fake = _FakeDecoder(checkpoint, len(settings.thresholds) + 1, steps=settings.max_decode_length)
     faked = (
-        mock.patch("calm_beam.sweeps.worker.SweepDecoder", return_value=fake)
+        mock.patch("calm_beam.sweeps.worker.Decoder", return_value=fake)
         if flags.fake_decoder
         else contextlib.nullcontext()
     )
-    real = SweepDecoder(
+    real = Decoder(
         checkpoint,
-        settings.rule,
-        thresholds=settings.thresholds,
-        max_decode_length=settings.max_decode_length,
+        sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
         max_input_length=settings.max_input_length,
         batch_size=flags.batch_size,
     )
@@ -206,7 +207,7 @@ def _decode_bare(
     *,
     checkpoint: Checkpoint,
     settings: DecodeSettings,
-    decoder: SweepDecoder | _FakeDecoder,
+    decoder: Decoder | _FakeDecoder,
     folder: pathlib.Path,
     times: dict[str, _Time],
 ) -> None:

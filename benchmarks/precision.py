@@ -17,13 +17,13 @@ import numpy as np
 
 from calm_beam.arithmetic import DTYPES, Arithmetic
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.result import EarlyExitResult, SweepResult
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
-from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
 from calm_beam.risk.fwer.fixed_sequence import fixed_sequence_test
@@ -94,11 +94,9 @@ class _Measured:
         self._vocabulary, self._dtype, self._arithmetic = vocabulary, dtype, Arithmetic(dtype=dtype)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
         start = time.perf_counter()
-        decoder = SweepDecoder(
+        decoder = Decoder(
             checkpoint,
-            settings.rule,
-            thresholds=settings.thresholds,
-            max_decode_length=settings.max_decode_length,
+            sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
             max_input_length=settings.max_input_length,
             arithmetic=self._arithmetic,
         )
@@ -153,17 +151,22 @@ class _Measured:
                 print(f"loss {loss:.5f}, the sweep's of these prompts {of_sweep:.5f}", flush=True)
 
     def _in_batches(self, thresholds: Sequence[float | None]) -> list[list[Output]]:
-        steps = self._settings.max_decode_length
-        decoder = BatchDecoder(
+        rule, steps = self._settings.rule, self._settings.max_decode_length
+        branches = [Branch.at(rule, threshold, max_decode_length=steps) for threshold in thresholds]
+        decoder = Decoder(
             self._checkpoint,
-            self._settings.rule,
-            thresholds=[thresholds_by_step(self._settings.rule, each, max_decode_length=steps) for each in thresholds],
+            branches[:1],
             max_input_length=self._settings.max_input_length,
             arithmetic=self._arithmetic,
         )
         return [
-            [_output(result) for result in _in_order(dict(decoder.decode(self._prompts, [place] * len(self._prompts))))]
-            for place in range(len(thresholds))
+            [
+                _output(result.branch(0))
+                for result in _in_order(
+                    dict(decoder.decode([Request(prompt, branches=[branch]) for prompt in self._prompts]))
+                )
+            ]
+            for branch in branches
         ]
 
     def _alone(self, thresholds: Sequence[float | None], count: int) -> list[list[Output]]:
@@ -193,12 +196,12 @@ def _in_order(results: Mapping[int, _Result]) -> list[_Result]:
     return [results[index] for index in range(len(results))]
 
 
-def _lane(result: SweepResult, lane: int) -> Output:
+def _lane(result: PromptResult, lane: int) -> Output:
     length = int(result.lengths[lane])
     return tuple(result.tokens[lane, :length].tolist()), tuple(result.exit_layers[lane, :length].tolist())
 
 
-def _output(result: EarlyExitResult) -> Output:
+def _output(result: BranchResult) -> Output:
     return tuple(result.tokens[: result.length].tolist()), tuple(result.exit_layers[: result.length].tolist())
 
 

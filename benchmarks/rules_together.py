@@ -17,9 +17,10 @@ import numpy as np
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import read_prompts
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
 
@@ -62,17 +63,14 @@ def _swept(
     prompts: Sequence[Sequence[int]],
     *,
     runs: int,
-) -> tuple[dict[int, SweepResult], float]:
+) -> tuple[dict[int, PromptResult], float]:
     """Returns the outputs by prompt, and the processor seconds of the fastest run."""
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        rules[0],
-        thresholds=settings.thresholds,
-        max_decode_length=settings.max_decode_length,
+        sweep_branches(rules, settings.thresholds, max_decode_length=settings.max_decode_length),
         max_input_length=settings.max_input_length,
-        other_rules=rules[1:],
     )
-    results: dict[int, SweepResult] = {}
+    results: dict[int, PromptResult] = {}
     times = []
     for _ in range(1 + runs):
         start = time.process_time()

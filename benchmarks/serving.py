@@ -29,7 +29,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
@@ -168,11 +168,11 @@ def _print_table(
 
 def _searched(
     checkpoint: Checkpoint, rule: ExitRule, *, prompts: Sequence[Sequence[int]], steps: int, layers: float
-) -> tuple[float, dict[int, EarlyExitResult]]:
+) -> tuple[float, dict[int, BranchResult]]:
     """Returns a threshold that uses about so many layers per token, and the outputs at it."""
     depth = checkpoint.config.num_decoder_layers
     lower, upper = 0.0, 1.0
-    found: list[tuple[float, float, dict[int, EarlyExitResult]]] = []
+    found: list[tuple[float, float, dict[int, BranchResult]]] = []
     for _ in range(1 if rule.confidence == "static" else _TRIES):
         threshold = layers / depth if rule.confidence == "static" else (lower + upper) / 2
         decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
@@ -185,7 +185,7 @@ def _searched(
     return threshold, results
 
 
-def _check_same(results: dict[int, EarlyExitResult], expected: dict[int, EarlyExitResult]) -> None:
+def _check_same(results: dict[int, BranchResult], expected: dict[int, BranchResult]) -> None:
     """Says if a decoder gives other tokens or exits than the exact head's."""
     for index, result in results.items():
         for name in ("tokens", "exit_layers"):
@@ -193,7 +193,7 @@ def _check_same(results: dict[int, EarlyExitResult], expected: dict[int, EarlyEx
                 print(f"prompt {index}: other {name} than with the exact head")
 
 
-def _counted(rule: ExitRule, depth: int, *, results: dict[int, EarlyExitResult]) -> _Work:
+def _counted(rule: ExitRule, depth: int, *, results: dict[int, BranchResult]) -> _Work:
     exits = np.concatenate([result.exit_layers[: result.length] for result in results.values()])
     of_logits = rule.confidence in ("softmax", "softmax_max")
     # With static exits, layers above the exit are no part of the model that is served.

@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
 
@@ -44,11 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         max_decode_length=flags.max_decode_length,
     )
     prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        settings.rule,
-        thresholds=settings.thresholds,
-        max_decode_length=settings.max_decode_length,
+        sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
         exit_head="auto",
     )
     sizes = [int(size) for size in flags.sizes.split(",")]

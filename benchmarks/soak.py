@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import MANIFEST
 from calm_beam.serving import ContinuousGenerator, Generator
@@ -94,11 +95,9 @@ def _swept(
     checkpoint: Checkpoint, settings: DecodeSettings, prompts: _Prompts, flags: argparse.Namespace
 ) -> Iterator[int]:
     """Sweeps part by part, and yields how many tokens of the full model each has."""
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        settings.rule,
-        thresholds=settings.thresholds,
-        max_decode_length=settings.max_decode_length,
+        sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
         token_budget=flags.token_budget,
     )
     for part in _parts(prompts):

@@ -41,17 +41,17 @@ from benchmarks.process import CompileTime, peak_memory_bytes
 from benchmarks.prompts import read_prompts
 from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.memory import Budget, keep_freed_memory
-from calm_beam.decoding.packed import PackedDecoder
+from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.padding import bucket_width
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 
 _CONFIDENCES = ("softmax", "softmax_max", "state", "classifier")
 _MAX_INPUT_LENGTH = 512
@@ -94,7 +94,7 @@ class Task:
 class Run:
     """What a decoder made of all prompts, what it did for that, and how long it took."""
 
-    results: Mapping[int, SweepResult]
+    results: Mapping[int, PromptResult]
     work: Work
     seconds: float
 
@@ -197,7 +197,7 @@ def _measure(task: Task) -> dict[str, Any]:
     """Runs and prints everything, and returns the figures."""
     config = task.checkpoint.config
     before = peak_memory_bytes()
-    everything = lanes_of(task, [None, *task.grid])
+    everything = branches_of(task, [None, *task.grid])
     with CompileTime() as compiling:
         decode(task, everything)
     sweep = fastest(task, everything)
@@ -206,9 +206,9 @@ def _measure(task: Task) -> dict[str, Any]:
     exits = np.stack([result.exit_layers for result in sweep.results.values()])
     length = math.ceil((exits > 0).sum() / exits[..., 0].size)
     rates = _rates(task, length)
-    full = _decode_warm(task, lanes_of(task, [None]))
+    full = _decode_warm(task, branches_of(task, [None]))
     measured = _evenly(len(task.grid), _MOST_MEASURED)
-    alone = {lane: _decode_warm(task, lanes_of(task, [task.grid[lane]])) for lane in measured}
+    alone = {lane: _decode_warm(task, branches_of(task, [task.grid[lane]])) for lane in measured}
     batch_1 = _batch_1(task, sweep.results)
     rates = {name: max(rate, rates[name]) for name, rate in _rates(task, length).items()}
 
@@ -280,24 +280,20 @@ def _measure(task: Task) -> dict[str, Any]:
     return figures
 
 
-def lanes_of(task: Task, thresholds: Sequence[float | None]) -> np.ndarray:
-    """Returns thresholds as float32, (steps, lanes); None stands for the full model."""
-    by_step = scheduled_thresholds(task.rule, tuple(value or 0.0 for value in thresholds), max_decode_length=task.steps)
-    return np.where([value is None for value in thresholds], np.float32(np.inf), by_step)
+def branches_of(task: Task, thresholds: Sequence[float | None]) -> list[Branch]:
+    """Returns the branches of thresholds; None stands for the full model."""
+    return [Branch.at(task.rule, threshold, max_decode_length=task.steps) for threshold in thresholds]
 
 
-def decode(task: Task, lanes: np.ndarray) -> Run:
-    """Decodes all prompts in all lanes, as many at a time as the task says."""
-    steps, num_lanes = lanes.shape
-    # Room for every prompt at its worst: nobody gives way in any run.
-    tokens = task.batch_size * (_MAX_INPUT_LENGTH + steps * num_lanes)
-    budget = Budget(slots=task.batch_size, tokens=tokens)
-    decoder = PackedDecoder(
+def decode(task: Task, branches: Sequence[Branch]) -> Run:
+    """Decodes all prompts by all branches, as many at a time as the task says."""
+    decoder = Decoder(
         task.checkpoint,
-        (task.rule,),
-        thresholds=lanes[None],
+        branches,
         max_input_length=_MAX_INPUT_LENGTH,
-        budget=budget,
+        batch_size=task.batch_size,
+        # Room for every prompt at its worst: nobody gives way in any run.
+        token_budget=task.batch_size * (_MAX_INPUT_LENGTH + task.steps * len(branches)),
         exit_head=task.exit_head,
     )
     start = time.perf_counter()
@@ -306,22 +302,22 @@ def decode(task: Task, lanes: np.ndarray) -> Run:
     return Run(results=results, work=decoder.work, seconds=seconds)
 
 
-def fastest(task: Task, lanes: np.ndarray) -> Run:
+def fastest(task: Task, branches: Sequence[Branch]) -> Run:
     """Decodes as often as the task says, and returns the fastest run."""
-    return min((decode(task, lanes) for _ in range(task.runs)), key=lambda run: run.seconds)
+    return min((decode(task, branches) for _ in range(task.runs)), key=lambda run: run.seconds)
 
 
-def _decode_warm(task: Task, lanes: np.ndarray) -> Run:
+def _decode_warm(task: Task, branches: Sequence[Branch]) -> Run:
     """Returns the fastest run, of which the first does not count where it had to compile."""
     with CompileTime() as compiling:
-        first = decode(task, lanes)
+        first = decode(task, branches)
     if compiling.seconds() > _MOST_COMPILING * first.seconds:
-        return fastest(task, lanes)
-    others = (decode(task, lanes) for _ in range(task.runs - 1))
+        return fastest(task, branches)
+    others = (decode(task, branches) for _ in range(task.runs - 1))
     return min((first, *others), key=lambda run: run.seconds)
 
 
-def _batch_1(task: Task, results: Mapping[int, SweepResult]) -> dict[str, Any]:
+def _batch_1(task: Task, results: Mapping[int, PromptResult]) -> dict[str, Any]:
     """Returns what decoding one prompt at a time takes, from some prompts and thresholds.
 
     Seconds per token of a measured threshold stand for those of the thresholds around it, encoder included.

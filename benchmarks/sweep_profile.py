@@ -20,7 +20,7 @@ if not __package__:
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from benchmarks.machine import describe_machine
-from benchmarks.sweep import Task, decode, fastest, lanes_of, started
+from benchmarks.sweep import Task, branches_of, decode, fastest, started
 from benchmarks.timed_steps import timed_steps
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(task: Task) -> dict[str, Any]:
-    everything = lanes_of(task, [None, *task.grid])
+    everything = branches_of(task, [None, *task.grid])
     decode(task, everything)
     as_it_is = fastest(task, everything)
     profiles = []

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.decoding.work import Work
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
@@ -55,9 +55,9 @@ class Task:
 class Run:
     """A decoder with what it decodes: the fastest seconds, and the results of one pass."""
 
-    decode: Callable[[], dict[int, EarlyExitResult]]
+    decode: Callable[[], dict[int, BranchResult]]
     seconds: float = float("inf")
-    results: dict[int, EarlyExitResult] = dataclasses.field(default_factory=dict)
+    results: dict[int, BranchResult] = dataclasses.field(default_factory=dict)
 
     def once(self) -> None:
         """Decodes, and keeps the time if it is the shortest."""
@@ -146,20 +146,19 @@ def _searched(task: Task, measure: str, *, layers: float) -> float:
 
 def batched(
     task: Task, rule: ExitRule, threshold: float | None, *, size: int
-) -> tuple[Callable[[], dict[int, EarlyExitResult]], BatchDecoder]:
+) -> tuple[Callable[[], dict[int, BranchResult]], Decoder]:
     """Returns what decodes all prompts, so many at a time, and its decoder; the full model if threshold is None."""
-    decoder = BatchDecoder(
+    decoder = Decoder(
         task.checkpoint,
-        rule,
-        thresholds=[thresholds_by_step(rule, threshold, max_decode_length=task.steps)],
+        [Branch.at(rule, threshold, max_decode_length=task.steps)],
         max_input_length=MAX_INPUT_LENGTH,
         batch_size=size,
         exit_head=task.exit_head,
     )
-    return lambda: dict(decoder.decode(task.prompts)), decoder
+    return lambda: {index: result.branch(0) for index, result in decoder.decode(task.prompts)}, decoder
 
 
-def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], dict[int, EarlyExitResult]]:
+def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], dict[int, BranchResult]]:
     """Returns what decodes all prompts, one at a time."""
     decoder = EarlyExitDecoder(
         task.checkpoint,
@@ -212,7 +211,7 @@ def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
     return full.seconds / full.tokens / (early.seconds / early.tokens)
 
 
-def _allowed(full: Run, full_decoder: BatchDecoder, early: Run, early_decoder: BatchDecoder) -> float:
+def _allowed(full: Run, full_decoder: Decoder, early: Run, early_decoder: Decoder) -> float:
     """Returns the gain per token if each piece of work took as long a row as in the full model's run."""
     full_work, full_seconds, whole = _in_pieces(full, full_decoder)
     early_work, early_seconds, _ = _in_pieces(early, early_decoder)
@@ -234,7 +233,7 @@ def _decisions(work: Work) -> int:
     return max(work.certified_rows, work.projection_rows) - work.ahead_decisions
 
 
-def _in_pieces(run: Run, decoder: BatchDecoder) -> tuple[Work, dict[str, float], float]:
+def _in_pieces(run: Run, decoder: Decoder) -> tuple[Work, dict[str, float], float]:
     """Returns the work of one pass, the seconds of each piece of it, and of all; each step is waited for."""
     before, start = decoder.work, time.perf_counter()
     with timed_steps() as (seconds, _):

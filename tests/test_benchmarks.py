@@ -19,7 +19,8 @@ from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
 from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import StoredArray, load_checkpoint
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
@@ -72,7 +73,10 @@ def test_the_counts_are_those_of_the_outputs(
     figures = _run(capsys, model_and_data, "--thresholds=2", "--prompts=3", "--runs=2")
     assert set(figures) >= _REQUIRED
     checkpoint = load_checkpoint(model_and_data[0])
-    decoder = SweepDecoder(checkpoint, ExitRule(), thresholds=(0.5, 0.0), max_decode_length=_STEPS)
+    decoder = Decoder(
+        checkpoint,
+        sweep_branches(ExitRule(), (0.5, 0.0), max_decode_length=_STEPS),
+    )
     exits = np.stack([result.exit_layers for _, result in decoder.decode(_PROMPTS)])
     full = exits[:, 0].sum()
     assert full == 4 * figures["tokens_of_full_model"]
@@ -110,8 +114,9 @@ def test_long_grids_are_measured_in_part_and_scaled(
     figures = _run(capsys, model_and_data, "--thresholds=3", "--prompts=4")
     assert (figures["thresholds"], figures["per_threshold_measured"]) == (3, 1)
     assert (figures["prompts"], figures["distinct_prompts"]) == (4, 3)
-    decoder = SweepDecoder(
-        load_checkpoint(model_and_data[0]), ExitRule(), thresholds=(1 / 3,), max_decode_length=_STEPS
+    decoder = Decoder(
+        load_checkpoint(model_and_data[0]),
+        sweep_branches(ExitRule(), (1 / 3,), max_decode_length=_STEPS),
     )
     exits = np.stack([result.exit_layers for _, result in decoder.decode([*_PROMPTS, _PROMPTS[0]])])
     full, alone = exits[:, 0].sum(), exits[:, 1].sum()

@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Callable, Iterator
 
-from calm_beam.decoding.batch_decoder import BatchDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 
 from .models import model_of, prompts_for, thresholds_for
@@ -50,17 +50,16 @@ def _tokens_per_second(
 ) -> tuple[float, float]:
     """Returns tokens a second, and the layers that a token takes."""
     rule = ExitRule(confidence=measured)
-    decoder = BatchDecoder(
+    decoder = Decoder(
         model_of(scale, name),
-        rule,
-        thresholds=[thresholds_by_step(rule, threshold, max_decode_length=scale.steps)],
+        [Branch.at(rule, threshold, max_decode_length=scale.steps)],
         max_input_length=scale.prompt_tokens,
         batch_size=size,
         exit_head=way.exit_head,
         arithmetic=way.arithmetic,
     )
     prompts = prompts_for(scale, name, _BATCHES * size)
-    results = [result for _, result in decoder.decode(prompts)]
+    results = [result.branch(0) for _, result in decoder.decode(prompts)]
     tokens = sum(result.length for result in results)
     seconds = fastest(lambda: [result.tokens for _, result in decoder.decode(prompts)], runs=scale.runs, warm=False)
     return tokens / seconds, sum(int(result.exit_layers.sum()) for result in results) / tokens

@@ -6,7 +6,8 @@ import numpy as np
 
 from benchmarks.paper_model import build_paper_model, draw_prompts
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 
 from .part import Scale
@@ -42,13 +43,10 @@ def thresholds_for(scale: Scale, name: str, measure: str, shares: tuple[float, .
         return [layers / depth for layers in sorted({round(share * depth) for share in shares})]
     # Measures crowd at either end of [0, 1].
     grid = tuple(float(value) for value in 1 / (1 + np.exp(-np.linspace(-6, 6, _TRIED))))
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        ExitRule(confidence=measure),
-        thresholds=grid,
-        max_decode_length=scale.steps,
+        sweep_branches(ExitRule(confidence=measure), grid, max_decode_length=scale.steps, with_full_model=False),
         max_input_length=scale.prompt_tokens,
-        with_full_model=False,
     )
     exits = np.stack([result.exit_layers for _, result in decoder.decode(prompts_for(scale, name, _TRIED_PROMPTS))])
     used = np.array([of_lane[of_lane > 0].mean() for of_lane in np.moveaxis(exits, 1, 0)])

@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable, Iterator
 
 from benchmarks import multiply_adds
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.compilation import CompileTime
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 
 from .models import model_of, prompts_for
@@ -36,11 +35,9 @@ def _cases(scale: Scale) -> Iterator[tuple[Case, Callable[[], Case]]]:
 
 def _sweep(scale: Scale, name: str, way: Way, count: int) -> Case:
     checkpoint = model_of(scale, name)
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        _RULE,
-        thresholds=tuple((place + 0.5) / count for place in range(count)),
-        max_decode_length=scale.steps,
+        sweep_branches(_RULE, tuple((place + 0.5) / count for place in range(count)), max_decode_length=scale.steps),
         max_input_length=scale.prompt_tokens,
         exit_head=way.exit_head,
         arithmetic=way.arithmetic,
@@ -67,10 +64,9 @@ def _sweep(scale: Scale, name: str, way: Way, count: int) -> Case:
 def _side_by_side(scale: Scale, name: str) -> Case:
     prompts, seconds = prompts_for(scale, name, scale.prompts), 0.0
     for threshold in _RIVALS_THRESHOLDS:
-        decoder = BatchDecoder(
+        decoder = Decoder(
             model_of(scale, name),
-            _RULE,
-            thresholds=[thresholds_by_step(_RULE, threshold, max_decode_length=scale.steps)],
+            [Branch.at(_RULE, threshold, max_decode_length=scale.steps)],
             max_input_length=scale.prompt_tokens,
         )
         list(decoder.decode(prompts))
@@ -93,7 +89,5 @@ def _one_by_one(scale: Scale, name: str) -> Case:
     return {"outputs_per_second": len(prompts) * len(_RIVALS_THRESHOLDS) / seconds}
 
 
-def _seconds(
-    decoder: SweepDecoder | BatchDecoder | EarlyExitDecoder, prompts: list[tuple[int, ...]], *, runs: int
-) -> float:
+def _seconds(decoder: Decoder | Decoder | EarlyExitDecoder, prompts: list[tuple[int, ...]], *, runs: int) -> float:
     return fastest(lambda: [result.tokens for _, result in decoder.decode(prompts)], runs=runs, warm=False)

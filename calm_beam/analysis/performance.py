@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
+from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.exits.rule import ExitRule
@@ -125,13 +126,11 @@ def performances(task: Task, generations: list[Generation]) -> list[Performance]
 
 
 def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -> list[Generation]:
-    from calm_beam.decoding.sweep import SweepDecoder
+    from calm_beam.decoding.decoder import Decoder
 
-    decoder = SweepDecoder(
+    decoder = Decoder(
         task.checkpoint,
-        variant.rule,
-        thresholds=variant.thresholds,
-        max_decode_length=task.max_decode_length,
+        sweep_branches(variant.rule, variant.thresholds, max_decode_length=task.max_decode_length),
         max_input_length=task.max_input_length,
         batch_size=task.batch_size,
         token_budget=task.token_budget,

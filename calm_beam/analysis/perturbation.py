@@ -15,9 +15,11 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.padding import members_by_width
-from calm_beam.decoding.result import EarlyExitResult, KnownOutput
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import BranchResult, KnownOutput
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.interface import EarlyExitModel, Taught
@@ -91,10 +93,9 @@ class PerturbationDecoder:
         self._rank = rank
         self._steps = max_decode_length
         self._max_input_length = max_input_length
-        self._decoder = BatchDecoder(
+        self._decoder = Decoder(
             checkpoint,
-            ExitRule(),
-            thresholds=[np.full(max_decode_length, np.inf, np.float32)],
+            [Branch.at(ExitRule(), None, max_decode_length=max_decode_length)],
             max_input_length=max_input_length,
             batch_size=batch_size,
             arithmetic=arithmetic,
@@ -109,36 +110,42 @@ class PerturbationDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        unperturbed = dict(self._decoder.decode(prompts))
+        unperturbed = dict(self._decoded(prompts))
         replacements = self._replacements(prompts, unperturbed)
-        requests = [
+        lanes = [
             (index, (kind, position))
             for index, result in sorted(unperturbed.items())
             for kind, position in self._lanes
             if position < result.length
         ]
-        given = [
-            KnownOutput.beginning(
-                [*_tokens(unperturbed[index])[:position], int(replacements[index][kind][position])],
-                layers=self._model.config.num_decoder_layers,
+        requests = [
+            Request(
+                prompts[index],
+                known=KnownOutput.beginning(
+                    [*_tokens(unperturbed[index])[:position], int(replacements[index][kind][position])],
+                    layers=self._model.config.num_decoder_layers,
+                ),
             )
-            for index, (kind, position) in requests
+            for index, (kind, position) in lanes
         ]
-        missing = {index: sum(owner == index for owner, _ in requests) for index in unperturbed}
-        found: dict[int, dict[tuple[str, int], EarlyExitResult]] = {index: {} for index in unperturbed}
+        missing = {index: sum(owner == index for owner, _ in lanes) for index in unperturbed}
+        found: dict[int, dict[tuple[str, int], BranchResult]] = {index: {} for index in unperturbed}
         yield from (
             (index, _perturbed(unperturbed[index], {})) for index, count in sorted(missing.items()) if not count
         )
-        continued = self._decoder.decode([prompts[index] for index, _ in requests], known=given)
-        for request, result in continued:
-            index, lane = requests[request]
+        for request, result in self._decoded(requests):
+            index, lane = lanes[request]
             found[index][lane] = result
             if len(found[index]) == missing[index]:
                 in_order = {lane: found[index][lane] for lane in self._lanes if lane in found[index]}
                 yield index, _perturbed(unperturbed[index], in_order)
 
+    def _decoded(self, prompts: Sequence[Request | Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
+        for index, result in self._decoder.decode(prompts):
+            yield index, result.branch(0)
+
     def _replacements(
-        self, prompts: Sequence[Sequence[int]], outputs: Mapping[int, EarlyExitResult]
+        self, prompts: Sequence[Sequence[int]], outputs: Mapping[int, BranchResult]
     ) -> dict[int, dict[str, np.ndarray]]:
         """Returns by prompt and kind what would replace each token of an output, int32 of shape (steps,)."""
         architecture = architecture_of(self._model.config)
@@ -159,12 +166,12 @@ class PerturbationDecoder:
         return found
 
 
-def _tokens(result: EarlyExitResult) -> list[int]:
+def _tokens(result: BranchResult) -> list[int]:
     tokens: list[int] = result.tokens[: result.length].tolist()
     return tokens
 
 
-def _perturbed(unperturbed: EarlyExitResult, outputs: Mapping[tuple[str, int], EarlyExitResult]) -> Perturbed:
+def _perturbed(unperturbed: BranchResult, outputs: Mapping[tuple[str, int], BranchResult]) -> Perturbed:
     return Perturbed(
         unperturbed=tuple(_tokens(unperturbed)),
         outputs={lane: tuple(_tokens(output)) for lane, output in outputs.items()},

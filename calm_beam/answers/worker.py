@@ -10,7 +10,7 @@ from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.engine_choice import check_assigned
 from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.result import PromptResult
 from calm_beam.examples import DataError, Example
 from calm_beam.serving.answer import Answer, PromptError
 from calm_beam.serving.generator import Generator
@@ -123,9 +123,8 @@ def answer_shard(
             fit.append(example)
     decoder = generator.batch_decoder()
 
-    def decode(members: Sequence[int]) -> Iterator[tuple[int, EarlyExitResult]]:
-        chosen = [requests[member] for member in members]
-        return decoder.decode([request.ids for request in chosen], [generator.schedule(each) for each in chosen])
+    def decode(members: Sequence[int]) -> Iterator[tuple[int, PromptResult]]:
+        return decoder.decode([generator.to_decode(requests[member]) for member in members])
 
     if not requests:
         return
@@ -186,11 +185,11 @@ def prompt_of(example: Example) -> AnyPrompt:
     return example.input if example.input is not None else example.input_ids or ()
 
 
-def _answer(generator: Generator, request: ServedRequest, result: EarlyExitResult | str) -> Answer | NoAnswer:
+def _answer(generator: Generator, request: ServedRequest, result: PromptResult | str) -> Answer | NoAnswer:
     reason = result if isinstance(result, str) else None
-    if isinstance(result, EarlyExitResult):
+    if isinstance(result, PromptResult):
         try:
-            return generator.answer(request, result)
+            return generator.answer(request, result.branch(0))
         except Exception as error:
             reason = reason_of(error)
     return NoAnswer(reason=f"{request.name}: {reason}.", is_refused=False)

@@ -8,31 +8,13 @@ import numpy as np
 
 from .engine import Engine
 from .padding import admitted_together, encoded_rows, encoded_width, padded
-from .result import KnownOutput
+from .request import Request
 
 # Of the slots, as many prompts are gone through together: fewer take longer for each.
 _CHUNK_SHARE = 4
 # For each slot, places for prompts that are gone through before there is a slot for them: two chunks, of which one may
 # be on its way.
 AHEAD_SHARE = 0.5
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Request:
-    """A prompt that is to be decoded.
-
-    Attributes:
-      index: What the caller calls it.
-      ids: Its tokens.
-      schedule: Which of the batch's thresholds it is decoded at.
-      known: Its output at a threshold above all of these; what lanes have in common with it is not decided again.
-    """
-
-    index: int
-    ids: Sequence[int]
-    _: dataclasses.KW_ONLY
-    schedule: int = 0
-    known: KnownOutput | None = None
 
 
 Waiting = Mapping[int, collections.deque[Request]]

@@ -14,7 +14,7 @@ import numpy as np
 from calm_beam.model import architecture_of
 from calm_beam.model.interface import EarlyExitModel
 
-from .admission import AHEAD_SHARE, Admission, Request, Waiting
+from .admission import AHEAD_SHARE, Admission, Waiting
 from .branches import Branches
 from .ends import is_end
 from .engine import Slots
@@ -31,7 +31,8 @@ from .padding import (
     row_sizes,
 )
 from .paths import Paths
-from .result import SweepResult
+from .request import Request
+from .result import PromptResult
 from .shared_step import SharedStep
 from .single_lanes import SingleLanes
 from .single_step import SingleStep, most_asked
@@ -64,17 +65,17 @@ class Batch:
           model: The network.
           branches: How exits of each lane are decided.
           weights: Of the model.
-          thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
+          thresholds: float32, shape (steps, lanes); +inf in a lane of the full model. Those of requests that name no
+            others.
           budget: What may be held at a time.
           counts: How many prompts of each width are to be expected at a time.
           prefixes: What all prompts of a width begin with, where it is to be gone through once for all of them.
           admits_few: As of `Admission`.
         """
-        self._model, self._weights, self._thresholds = model, weights, thresholds
+        self._model, self._weights = model, weights
         config = model.config
         self._architecture = architecture_of(config)
-        _, self._steps, lanes = thresholds.shape
-        steps = self._steps
+        steps, lanes = self._steps, _ = thresholds.shape
         # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
         slots = min(budget.slots, buffer_bucket(sum(counts.values())))
         ahead = 0 if admits_few else int(AHEAD_SHARE * slots)
@@ -99,7 +100,9 @@ class Batch:
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
-        self._schedules = np.zeros(slots, np.int32)
+        self._usual_thresholds = thresholds
+        # [slots, steps, lanes]
+        self._thresholds = np.repeat(thresholds[None], slots, axis=0)
         self._slots = Slots(
             self._tree,
             lanes=lanes,
@@ -164,7 +167,7 @@ class Batch:
         slots = free[: len(taken)]
         for slot, prepared in zip(slots.tolist(), taken, strict=True):
             self._requests[slot] = request = prepared.request
-            self._schedules[slot] = request.schedule
+            self._thresholds[slot] = request.thresholds(self._usual_thresholds)
             self._slots.widths[slot], self._slots.places[slot] = prepared.width, prepared.place
             self._slots.lengths[slot] = len(request.ids)
             self._previous[slot] = self._architecture.first_input(self._model.config, request.ids)
@@ -191,7 +194,7 @@ class Batch:
             slots = len(self._requests)
             self._engine.run_on_padding(slots, asked=most_asked(slots))
 
-    def step(self) -> Iterator[tuple[Request, SweepResult]]:
+    def step(self) -> Iterator[tuple[Request, PromptResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         with self._weights.group.running():
             goes_on = self._generate()
@@ -222,7 +225,7 @@ class Batch:
         if request is None or request.known is None:
             return
         known = request.known
-        shared = known.steps_shared(self._thresholds[request.schedule])
+        shared = known.steps_shared(self._thresholds[slot])
         self._shared_steps[slot] = shared
         self._live[slot] = known.goes_on | (shared < len(known.tokens))
         self._outputs.share(slot, known, steps=shared)
@@ -235,13 +238,11 @@ class Batch:
             at_step = slot, 0, self._tree.step[slot] - 1
             yield request, int(self._outputs.tokens[at_step]), int(self._outputs.exit_layers[at_step])
 
-    def drop(self, index: int) -> None:
-        """Frees the slot of a prompt that nobody waits for any more, if there is one."""
-        for slot in np.flatnonzero(self._is_held).tolist():
-            request = self._requests[slot]
-            if request is not None and request.index == index:
-                self._vacate([slot])
-                self._is_crowded = False
+    def drop(self, request: Request) -> None:
+        """Frees the slot of a prompt that nobody waits for any more, if it has one."""
+        if request in self._requests:
+            self._vacate([self._requests.index(request)])
+            self._is_crowded = False
 
     def make_room(self) -> Iterator[Request]:
         """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
@@ -284,7 +285,7 @@ class Batch:
         new = self._step.run(
             self._live,
             previous=self._previous,
-            thresholds=self._thresholds[self._schedules, step],
+            thresholds=self._thresholds[np.arange(len(step)), step],
             known_exits=self._outputs.exits_at(step, is_known=is_known) if has_known else None,
         )
         if has_known:

@@ -1,7 +1,7 @@
-"""Branches: by which rules the lanes of a prompt exit.
+"""Branches: the ways in which a prompt is decoded, each by an exit rule and at a threshold of every step.
 
-What a layer makes of a token depends on the tokens so far and on where each has left, not on why. So lanes share their
-work whatever their rules are, as long as skipped layers keep the same of a token that left at a layer.
+What a layer makes of a token depends on the tokens so far and on where each has left, not on why. So branches share
+their work whatever their rules are, as long as skipped layers keep the same of a token that left at a layer.
 """
 
 import dataclasses
@@ -14,10 +14,68 @@ from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 
+from .settings import check_sizes
+from .thresholds import thresholds_by_step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+    """One way in which a prompt is decoded.
+
+    Attributes:
+      rule: How exits are decided.
+      thresholds: float32, shape (max_decode_length,). That of every step; +inf lets nothing exit, so that a branch of
+        +inf alone is the full model.
+    """
+
+    rule: ExitRule
+    thresholds: np.ndarray
+
+    @classmethod
+    def at(
+        cls,
+        rule: ExitRule,
+        threshold: float | None,
+        threshold_by_position: Sequence[float] | None = None,
+        *,
+        max_decode_length: int,
+    ) -> Self:
+        """Returns the branch of a threshold; arguments and errors are those of `thresholds_by_step`."""
+        check_sizes(max_decode_length=max_decode_length)
+        return cls(
+            rule, thresholds_by_step(rule, threshold, threshold_by_position, max_decode_length=max_decode_length)
+        )
+
+
+def sweep_branches(
+    rules: ExitRule | Sequence[ExitRule],
+    thresholds: Sequence[float],
+    *,
+    max_decode_length: int,
+    with_full_model: bool = True,
+) -> tuple[Branch, ...]:
+    """Returns the branches of a sweep: by each rule the full model, and then every threshold.
+
+    Args:
+      rules: One or more.
+      thresholds: In [0, 1], any order.
+      max_decode_length: Most tokens of an output, eos included.
+      with_full_model: Whether there is a branch of the full model.
+
+    Raises:
+      ValueError: If a threshold is outside [0, 1], or `max_decode_length` is below 1.
+    """
+    full_model = (None,) if with_full_model else ()
+    return tuple(
+        Branch.at(rule, threshold, max_decode_length=max_decode_length)
+        for rule in ([rules] if isinstance(rules, ExitRule) else rules)
+        for threshold in (*full_model, *thresholds)
+    )
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Branches:
-    """The exit rules of the lanes of a prompt.
+    """The exit rules of a prompt's branches, each of which is a lane.
 
     Attributes:
       layers: Decoder depth L.
@@ -42,34 +100,33 @@ class Branches:
     takes_last_token: bool
 
     @classmethod
-    def of(cls, rules: Sequence[ExitRule], *, lanes: int, layers: int) -> Self:
+    def of(cls, rules: Sequence[ExitRule], *, layers: int) -> Self:
         """Returns the branches of lanes.
 
         Args:
-          rules: At least one. Schedules do not matter: thresholds are given by step.
-          lanes: How many there are, as many for each rule, one rule after the other.
+          rules: Of every lane. Schedules do not matter: thresholds are given by step.
           layers: Decoder depth L.
 
         Raises:
-          ValueError: If the rules cannot share one sweep: they propagate states differently, propagate those of
+          ValueError: If the rules cannot share their work: they propagate states differently, propagate those of
             different first layers, or one of several needs the full model for every token, or all logits of a row.
         """
-        _check_shared(rules, layers)
-        by_measure = {(rule.confidence, rule.patience): rule for rule in rules}
+        distinct = tuple(dict.fromkeys(rules))
+        _check_shared(distinct, layers)
+        by_measure = {(rule.confidence, rule.patience): rule for rule in distinct}
         index = {key: place for place, key in enumerate(by_measure)}
+        exit_layers = {rule: list(rule.exit_layers(layers)) for rule in distinct}
         may_exit = np.zeros((layers + 1, len(rules)), bool)
-        for place, rule in enumerate(rules):
-            may_exit[list(rule.exit_layers(layers)), place] = True
-        each, rest = divmod(lanes, len(rules))
-        assert not rest, "every rule has as many lanes"
+        for lane, rule in enumerate(rules):
+            may_exit[exit_layers[rule], lane] = True
         return cls(
             layers=layers,
             rules=tuple(by_measure.values()),
             measures=tuple(rule.measure() for rule in by_measure.values()),
-            measure_of=np.repeat([index[rule.confidence, rule.patience] for rule in rules], each),
-            may_exit=np.repeat(may_exit, each, axis=1),
+            measure_of=np.array([index[rule.confidence, rule.patience] for rule in rules]),
+            may_exit=may_exit,
             passed_on=rules[0].propagation().passed_on,
-            first_exit=rules[0].exit_layers(layers)[0],
+            first_exit=exit_layers[rules[0]][0],
             decides_after_last_layer=rules[0].needs_full_model(),
             takes_last_token=rules[0].token_from == "last_layer",
         )

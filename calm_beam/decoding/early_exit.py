@@ -34,7 +34,7 @@ from .device_groups import device_groups, placed
 from .ends import is_end
 from .engine_choice import Machine, chosen_engine
 from .padding import members_by_width
-from .result import EarlyExitResult
+from .result import BranchResult
 from .settings import check_sizes
 from .thresholds import thresholds_by_step
 
@@ -140,7 +140,7 @@ class EarlyExitDecoder:
         other._certain_exit = _certain_exit(self._rule, threshold, self._model.config.num_decoder_layers)
         return other
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, EarlyExitResult]]:
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
         """Yields the output of every prompt, with its index: shorter widths first, then in the order given.
 
         Args:
@@ -238,9 +238,9 @@ def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> i
     return next(reached, num_layers)
 
 
-def _result(host: dict[str, np.ndarray], row: int) -> EarlyExitResult:
+def _result(host: dict[str, np.ndarray], row: int) -> BranchResult:
     exit_layers = host["exit_layers"][row].copy()
-    return EarlyExitResult(
+    return BranchResult(
         tokens=host["tokens"][row].copy(),
         exit_layers=exit_layers,
         confidences=host["confidences"][row].copy(),

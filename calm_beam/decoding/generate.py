@@ -1,33 +1,29 @@
 """From prompts to generations: the sweep, as values that can be stored."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output
 from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .isolation import DecodeError, reason_of, results_or_reasons
-from .near_ties import tells_near_ties
 from .prompts import Prompt
-from .result import KnownOutput, SweepResult
+from .request import Request
+from .result import KnownOutput, PromptResult
 
 
-class DecodesLanes(Protocol):
-    """What decodes prompts by the full model and at some thresholds."""
+class DecodesRequests(Protocol):
+    """What decodes prompts by some branches."""
 
-    def decode(
-        self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
-    ) -> Iterator[tuple[int, SweepResult]]:
-        """Yields the outputs of every prompt, as `SweepDecoder.decode` does."""
+    def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
+        """Yields the outputs of every prompt, as `Decoder.decode` does."""
         ...
 
 
 def generate(
-    decoder: DecodesLanes,
+    decoder: DecodesRequests,
     prompts: Sequence[Prompt],
     *,
     vocabulary: Vocabulary | None,
@@ -35,7 +31,7 @@ def generate(
     duplicates: frozenset[str],
     above: Sequence[Generation] | None = None,
     goes_on: bool = False,
-    rules: Sequence[ExitRule] = (),
+    rules: int = 1,
     end_ids: Sequence[int] = (EOS_ID,),
 ) -> Iterator[tuple[Generation, ...]]:
     """Yields the generations of every prompt, one for each exit rule, in the order in which prompts end.
@@ -44,7 +40,7 @@ def generate(
     before it counts as failed.
 
     Args:
-      decoder: Decodes at all thresholds.
+      decoder: Decodes by the full model and at all thresholds, or by those of `above` that are left.
       prompts: The prompts.
       vocabulary: Turns output ids into text; None where prompts are token ids and there is none.
       on_error: `fail` raises for an example that cannot be decoded, `worst_case` returns it with its failure, to be
@@ -53,8 +49,7 @@ def generate(
       above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
         those that it has. None if the decoder's lanes are all there is.
       goes_on: Whether another sweep is to go on below the last threshold.
-      rules: Exit rules of the decoder, with as many lanes each; none if there is one. A prompt that fails by one fails
-        by all.
+      rules: How many exit rules the decoder has, with as many branches each. A prompt that fails by one fails by all.
       end_ids: Ids of which each ends an output, which are none of its text where there is no vocabulary.
 
     Raises:
@@ -63,20 +58,18 @@ def generate(
     """
     known = _known_outputs(above) if above is not None else None
 
-    def decode(members: Sequence[int]) -> Iterator[tuple[int, SweepResult]]:
-        known_here = [known[member] for member in members] if known is not None else None
-        return decoder.decode([prompts[member].ids for member in members], known_here)
+    def decode(members: Sequence[int]) -> Iterator[tuple[int, PromptResult]]:
+        return decoder.decode(
+            [Request(prompts[member].ids, known=known[member] if known is not None else None) for member in members]
+        )
 
     for index, result in results_or_reasons(decode, range(len(prompts))):
         prompt = prompts[index]
-        by_rule: list[SweepResult] | None = None
-        outputs: list[tuple[Output, ...]] = [()] * max(1, len(rules))
+        by_rule: list[PromptResult] | None = None
+        outputs: list[tuple[Output, ...]] = [()] * rules
         failure = result if isinstance(result, str) else None
-        if isinstance(result, SweepResult):
-            by_rule = result.by_rule(len(outputs))
-            for place, rule in enumerate(rules):
-                if not tells_near_ties(rule):
-                    by_rule[place] = dataclasses.replace(by_rule[place], near_ties=None)
+        if isinstance(result, PromptResult):
+            by_rule = result.by_rule(rules)
             try:
                 outputs = [_outputs(each, vocabulary, end_ids=end_ids) for each in by_rule]
             except Exception as error:
@@ -117,11 +110,11 @@ def _known_outputs(above: Sequence[Generation]) -> list[KnownOutput] | None:
     return known
 
 
-def _runner_ups(result: SweepResult) -> tuple[float, ...] | None:
+def _runner_ups(result: PromptResult) -> tuple[float, ...] | None:
     return None if result.runner_ups is None else tuple(result.runner_ups[-1, : result.lengths[-1]].tolist())
 
 
-def _outputs(result: SweepResult, vocabulary: Vocabulary | None, *, end_ids: Sequence[int]) -> tuple[Output, ...]:
+def _outputs(result: PromptResult, vocabulary: Vocabulary | None, *, end_ids: Sequence[int]) -> tuple[Output, ...]:
     outputs = []
     for lane, length in enumerate(result.lengths.tolist()):
         tokens = tuple(result.tokens[lane, :length].tolist())
@@ -131,7 +124,7 @@ def _outputs(result: SweepResult, vocabulary: Vocabulary | None, *, end_ids: Seq
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),
-                near_tie=None if result.near_ties is None else bool(result.near_ties[lane]),
+                near_tie=None if result.near_ties is None else result.near_ties[lane],
             )
         )
     return tuple(outputs)

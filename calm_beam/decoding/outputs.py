@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from .decisions import Decisions
-from .result import KnownOutput, SweepResult
+from .result import KnownOutput, PromptResult
 
 # What is kept of every step, of a lane and of a known output alike.
 _KEPT = ("tokens", "exit_layers", "confidences", "runner_ups")
@@ -94,9 +94,9 @@ class Outputs:
         for name in _KEPT:
             getattr(self, name)[at_step] = getattr(new, name)[live]
 
-    def result(self, slot: int, *, is_finite: bool) -> SweepResult:
+    def result(self, slot: int, *, is_finite: bool) -> PromptResult:
         """Returns the outputs of a prompt that has ended."""
-        return SweepResult(
+        return PromptResult(
             tokens=self.tokens[slot].copy(),
             exit_layers=self.exit_layers[slot].copy(),
             confidences=self.confidences[slot].copy(),

@@ -8,53 +8,8 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepResult:
-    """Outputs of one prompt in every lane; lane 0 is the full model, lane k the k-th threshold.
-
-    Attributes:
-      tokens: int32, shape (lanes, max_decode_length). 0 after the output's end; eos is part of the output.
-      exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
-      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is the
-        last layer's in the full model's lane, and wherever a token went that far. Where a certified head decided, it is
-        the middle of an interval that contains the confidence.
-      lengths: int32, shape (lanes,). Number of tokens, eos included.
-      is_finite: Whether all logits and confidences that were used are finite numbers.
-      runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
-        below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
-        none or, in the full model's lane, nobody asked. None from a sweep that does not tell.
-      near_ties: bool, shape (lanes,). Which outputs are known to have hung on a near tie, as in `near_ties`; None where
-        that is not told of any.
-    """
-
-    tokens: np.ndarray
-    exit_layers: np.ndarray
-    confidences: np.ndarray
-    lengths: np.ndarray
-    is_finite: bool
-    runner_ups: np.ndarray | None = None
-    near_ties: np.ndarray | None = None
-
-    def by_rule(self, count: int) -> "list[SweepResult]":
-        """Returns the outputs by each of so many rules, which have as many lanes each, one rule after the other."""
-        arrays = (self.tokens, self.exit_layers, self.confidences, self.lengths, self.runner_ups, self.near_ties)
-        parts = ([None] * count if values is None else np.split(values, count) for values in arrays)
-        return [
-            SweepResult(
-                tokens=tokens,
-                exit_layers=exit_layers,
-                confidences=confidences,
-                lengths=lengths,
-                is_finite=self.is_finite,
-                runner_ups=runner_ups,
-                near_ties=near_ties,
-            )
-            for tokens, exit_layers, confidences, lengths, runner_ups, near_ties in zip(*parts, strict=True)
-        ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EarlyExitResult:
-    """The output of one prompt.
+class BranchResult:
+    """The output of one prompt by one branch.
 
     Attributes:
       tokens: int32, shape (max_decode_length,). 0 after the output's end; eos is part of the output.
@@ -63,7 +18,8 @@ class EarlyExitResult:
         it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
       length: Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
-      runner_ups: float32, shape of `tokens`, as in `SweepResult`; None from a decoder that does not tell.
+      runner_ups: float32, shape of `tokens`, as in `PromptResult`; None from a decoder that does not tell.
+      near_tie: Whether it hung on a near tie, as in `near_ties`; None where that is not told.
     """
 
     tokens: np.ndarray
@@ -72,6 +28,79 @@ class EarlyExitResult:
     length: int
     is_finite: bool
     runner_ups: np.ndarray | None = None
+    near_tie: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptResult:
+    """The outputs of one prompt by all of its branches.
+
+    Attributes:
+      tokens: int32, shape (branches, max_decode_length). 0 after the output's end; eos is part of the output.
+      exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
+      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is the last layer's by
+        the full model, and wherever a token went that far. Where a certified head decided, it is the middle of an
+        interval that contains the confidence.
+      lengths: int32, shape (branches,). Number of tokens, eos included.
+      is_finite: Whether all logits and confidences that were used are finite numbers.
+      runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
+        below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
+        none or, by the full model, nobody asked. None from a decoder that does not tell.
+      near_ties: For each branch, whether its output hung on a near tie, as in `near_ties`, or None where that is not
+        seen; None where that is not told of any.
+    """
+
+    tokens: np.ndarray
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    lengths: np.ndarray
+    is_finite: bool
+    runner_ups: np.ndarray | None = None
+    near_ties: tuple[bool | None, ...] | None = None
+
+    @classmethod
+    def of(cls, results: Sequence[BranchResult]) -> Self:
+        """Returns the outputs of one prompt, decoded by one branch after the other."""
+        told = [result.runner_ups for result in results if result.runner_ups is not None]
+        near_ties = tuple(result.near_tie for result in results)
+        return cls(
+            tokens=np.stack([result.tokens for result in results]),
+            exit_layers=np.stack([result.exit_layers for result in results]),
+            confidences=np.stack([result.confidences for result in results]),
+            lengths=np.array([result.length for result in results], np.int32),
+            is_finite=all(result.is_finite for result in results),
+            runner_ups=np.stack(told) if told else None,
+            near_ties=None if all(each is None for each in near_ties) else near_ties,
+        )
+
+    def branch(self, index: int) -> BranchResult:
+        """Returns the output by one branch."""
+        return BranchResult(
+            tokens=self.tokens[index],
+            exit_layers=self.exit_layers[index],
+            confidences=self.confidences[index],
+            length=int(self.lengths[index]),
+            is_finite=self.is_finite,
+            runner_ups=None if self.runner_ups is None else self.runner_ups[index],
+            near_tie=None if self.near_ties is None else self.near_ties[index],
+        )
+
+    def by_rule(self, count: int) -> list[Self]:
+        """Returns the outputs by each of so many rules, which have as many branches each, one rule after the other."""
+        each, rest = divmod(len(self.lengths), count)
+        assert not rest, "every rule has as many branches"
+        return [self._some(slice(first, first + each)) for first in range(0, len(self.lengths), each)]
+
+    def _some(self, chosen: slice) -> Self:
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[chosen],
+            exit_layers=self.exit_layers[chosen],
+            confidences=self.confidences[chosen],
+            lengths=self.lengths[chosen],
+            runner_ups=None if self.runner_ups is None else self.runner_ups[chosen],
+            near_ties=None if self.near_ties is None else self.near_ties[chosen],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ class Generation:
       duplicate: Whether another example with the same prompt counts before it.
       failure: Why it could not be decoded; None if it was.
       outputs: The full model's output, then one per threshold in descending order; empty after a failure.
-      runner_ups: Of the last output, what a sweep needs to go on below its threshold (`SweepResult.runner_ups`); None
+      runner_ups: Of the last output, what a sweep needs to go on below its threshold (`PromptResult.runner_ups`); None
         where none goes on.
     """
 

@@ -3,14 +3,12 @@
 import collections
 import concurrent.futures
 import dataclasses
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Self
 
-from calm_beam.decoding.admission import Request
 from calm_beam.decoding.batch import Batch
-from calm_beam.decoding.batch_decoder import result_of_lane
+from calm_beam.decoding.request import Request
 from calm_beam.errors import CalmBeamError
 
 from .answer import Answer, OutputError
@@ -19,6 +17,7 @@ from .request import AnyPrompt, ServedRequest
 
 OnToken = Callable[[int, int], None]
 """Takes a token and its exit layer."""
+_Queues = dict[int, collections.deque[Request]]
 
 
 class BusyError(CalmBeamError, RuntimeError):
@@ -64,11 +63,10 @@ class ContinuousGenerator:
             raise ValueError(f"most_waiting must be at least 1, got {most_waiting}.")
         self._generator = generator
         self._most_waiting = most_waiting
-        self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Ticket] = collections.deque()
-        # What the batch has taken and not answered, by index; how many more it has room for.
-        self._running: dict[int, _Ticket] = {}
+        # What the batch has taken and not answered; how many more it has room for.
+        self._running: dict[Request, _Ticket] = {}
         self._room = 0
         # Of whoever waits for all to be compiled.
         self._warm_up: concurrent.futures.Future[None] | None = None
@@ -156,7 +154,7 @@ class ContinuousGenerator:
         """
         ticket = _Ticket(
             served=request,
-            request=Request(next(self._numbers), request.ids, schedule=self._generator.schedule(request)),
+            request=self._generator.to_decode(request),
             future=concurrent.futures.Future(),
             on_token=on_token,
         )
@@ -198,7 +196,7 @@ class ContinuousGenerator:
     def _has_work(self) -> bool:
         return bool(self._waiting) or self._warm_up is not None
 
-    def _answer_all(self, running: dict[int, _Ticket]) -> None:
+    def _answer_all(self, running: dict[Request, _Ticket]) -> None:
         """Answers prompts until none is left, for good or for now.
 
         Args:
@@ -211,14 +209,14 @@ class ContinuousGenerator:
             _drop_cancelled(batch, queues, running)
             batch.admit(queues)
             for request, result in batch.step():
-                ticket = running.pop(request.index)
+                ticket = running.pop(request)
                 if ticket.future.set_running_or_notify_cancel():
                     try:
-                        ticket.future.set_result(self._generator.answer(ticket.served, result_of_lane(result)))
+                        ticket.future.set_result(self._generator.answer(ticket.served, result.branch(0)))
                     except OutputError as error:
                         ticket.future.set_exception(error)
             for request, token, exit_layer in batch.newest():
-                on_token = running[request.index].on_token
+                on_token = running[request].on_token
                 if on_token is not None:
                     on_token(token, exit_layer)
             if not batch.is_busy() and not running:
@@ -226,7 +224,7 @@ class ContinuousGenerator:
                 if not self._waits_for_work():
                     return
 
-    def _take(self, batch: Batch, queues: dict[int, collections.deque[Request]], running: dict[int, _Ticket]) -> None:
+    def _take(self, batch: Batch, queues: _Queues, running: dict[Request, _Ticket]) -> None:
         """Gives a batch the prompts that it has room for, having compiled what it needs if somebody waits for that."""
         with self._changed:
             room = batch.free_slots() - sum(map(len, queues.values()))
@@ -234,7 +232,7 @@ class ContinuousGenerator:
             self._room = room - len(taken)
             compiled, self._warm_up = self._warm_up, None
         for ticket in taken:
-            running[ticket.request.index] = ticket
+            running[ticket.request] = ticket
             queues[batch.width_for(ticket.request)].append(ticket.request)
         if compiled is not None:
             _warm_up(batch, compiled)
@@ -250,12 +248,12 @@ def _warm_up(batch: Batch, compiled: concurrent.futures.Future[None]) -> None:
     compiled.set_result(None)
 
 
-def _drop_cancelled(batch: Batch, queues: dict[int, collections.deque[Request]], running: dict[int, _Ticket]) -> None:
+def _drop_cancelled(batch: Batch, queues: _Queues, running: dict[Request, _Ticket]) -> None:
     """Takes out what nobody waits for any more."""
-    for index in [index for index, ticket in running.items() if ticket.future.cancelled()]:
-        ticket = running.pop(index)
-        queue = queues[batch.width_for(ticket.request)]
-        if ticket.request in queue:
-            queue.remove(ticket.request)
+    for request in [request for request, ticket in running.items() if ticket.future.cancelled()]:
+        del running[request]
+        queue = queues[batch.width_for(request)]
+        if request in queue:
+            queue.remove(request)
         else:
-            batch.drop(index)
+            batch.drop(request)

@@ -10,16 +10,17 @@ import jax
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.decoding.padding import widths_up_to
 from calm_beam.decoding.prompts import Prompt, encode_prompt
-from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.manifest import Calibration, EngineRecord, ExternalManifest, Manifest, check_kind, read_manifest
 from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
@@ -79,13 +80,12 @@ class Generator:
         self._model_parallelism = model_parallelism
         self._is_full_model = is_full_model
         self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
+        settings.rule.check_served()
         settings.rule.check_model(self.num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         entries = () if is_full_model else (entry, *self._by_group.values())
         # By threshold, of which None is the full model: the entries of groups may share one.
-        self._by_step = {
-            threshold: thresholds_by_step(
-                settings.rule, threshold, by_position, max_decode_length=settings.max_decode_length
-            )
+        self._branches = {
+            threshold: Branch.at(settings.rule, threshold, by_position, max_decode_length=settings.max_decode_length)
             for threshold, by_position in {
                 None: None,
                 **{each.threshold: each.threshold_by_position for each in entries},
@@ -94,7 +94,7 @@ class Generator:
         self._said: set[EngineRecord] = set()
         self._lock = threading.Lock()
         self._single: dict[float | None, EarlyExitDecoder] = {}
-        self._batch: BatchDecoder | None = None
+        self._batch: Decoder | None = None
         self._batch_turn = threading.Lock()
 
     @classmethod
@@ -336,10 +336,9 @@ class Generator:
             return
         with self._batch_turn:
             decoder = self.batch_decoder()
-            schedules = [self.schedule(request) for request in requests]
-            for index, result in decoder.decode([request.ids for request in requests], schedules):
+            for index, result in decoder.decode([self.to_decode(request) for request in requests]):
                 try:
-                    yield index, self.answer(requests[index], result)
+                    yield index, self.answer(requests[index], result.branch(0))
                 except OutputError as error:
                     yield index, error
 
@@ -386,7 +385,7 @@ class Generator:
             entry=self.entry_for(group),
         )
 
-    def answer(self, request: ServedRequest, result: EarlyExitResult) -> Answer:
+    def answer(self, request: ServedRequest, result: BranchResult) -> Answer:
         """Returns the answer that a decoder's result is.
 
         Raises:
@@ -409,19 +408,18 @@ class Generator:
             entry=None if self._is_full_model else request.entry,
         )
 
-    def schedule(self, request: ServedRequest) -> int:
-        """Returns the index of the thresholds at which `batch_decoder` decodes a request."""
-        return list(self._by_step).index(self._threshold(request.entry))
+    def to_decode(self, request: ServedRequest) -> Request:
+        """Returns what `batch_decoder` is asked for, to answer a request."""
+        return Request(request.ids, branches=[self._branches[self._threshold(request.entry)]])
 
-    def batch_decoder(self) -> BatchDecoder:
+    def batch_decoder(self) -> Decoder:
         """Returns what decodes batches, made when it is needed first."""
         with self._lock:
             if self._batch is None:
                 self._say_other(self.engine.batch)
-                self._batch = BatchDecoder(
+                self._batch = Decoder(
                     self._checkpoint,
-                    self._settings.rule,
-                    thresholds=list(self._by_step.values()),
+                    [self._branches[None]],
                     max_input_length=self._settings.max_input_length,
                     batch_size=self._batch_size,
                     token_budget=self._token_budget,
@@ -447,8 +445,10 @@ class Generator:
                     model_parallelism=self._model_parallelism,
                 )
                 self._single = {
-                    each: full_model.at(each, threshold_by_position=None if each is None else by_step.tolist())
-                    for each, by_step in self._by_step.items()
+                    each: full_model.at(
+                        each, threshold_by_position=None if each is None else branch.thresholds.tolist()
+                    )
+                    for each, branch in self._branches.items()
                 }
             return self._single[threshold]
 

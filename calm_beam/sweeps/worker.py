@@ -7,20 +7,21 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine_choice import check_assigned
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError, reason_of
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .assignment import BATCH, Assignment
-from .served_lanes import ServedLanes
+from .served_branches import ServedBranches
 from .shard import duplicate_prompts
 
 
@@ -30,13 +31,13 @@ class LoadedModel:
 
     Attributes:
       decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
-      rules: Its exit rules, each with as many lanes, where there are several or one of a sweep; else none.
+      rules: How many exit rules it has, each with as many branches.
       vocabulary: None where all prompts are token ids and there is none.
       vocab_size: Number of token ids that the model knows.
     """
 
-    decoder: SweepDecoder | ServedLanes
-    rules: tuple[ExitRule, ...] = ()
+    decoder: Decoder | ServedBranches
+    rules: int = 1
     vocabulary: Vocabulary | None
     vocab_size: int
 
@@ -60,44 +61,43 @@ def load_model(assignment: Assignment, *others: Assignment) -> LoadedModel:
             "Do not change a checkpoint while it is calibrated."
         )
     vocabulary = _load_vocabulary(assignment)
-    if job.decoder == BATCH:
-        assert not others, "what serves has one rule"
-        served = _served_lanes(assignment, checkpoint)
-        check_assigned(served.engine, job.settings.engine)
-        return LoadedModel(decoder=served, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
     rules = tuple(each.job.settings.rule for each in (assignment, *others))
-    decoder = _sweep(assignment, checkpoint, rules)
+    decoder = _served(assignment, checkpoint) if job.decoder == BATCH else _sweep(assignment, checkpoint, rules)
     check_assigned(decoder.engine, job.settings.engine)
-    return LoadedModel(rules=rules, decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+    return LoadedModel(
+        rules=len(rules), decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size
+    )
 
 
-def _sweep(assignment: Assignment, checkpoint: Checkpoint, rules: Sequence[ExitRule]) -> SweepDecoder:
+def _sweep(assignment: Assignment, checkpoint: Checkpoint, rules: Sequence[ExitRule]) -> Decoder:
     settings, above = assignment.job.settings, assignment.above
-    return SweepDecoder(
-        checkpoint,
-        settings.rule,
-        thresholds=settings.thresholds[len(above.thresholds) if above else 0 :],
-        with_full_model=above is None,
+    branches = sweep_branches(
+        rules,
+        settings.thresholds[len(above.thresholds) if above else 0 :],
         max_decode_length=settings.max_decode_length,
+        with_full_model=above is None,
+    )
+    return _decoder(assignment, checkpoint, branches)
+
+
+def _served(assignment: Assignment, checkpoint: Checkpoint) -> ServedBranches:
+    settings = assignment.job.settings
+    settings.rule.check_served()
+    branches = sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length)
+    return ServedBranches(_decoder(assignment, checkpoint, branches[:1]), branches)
+
+
+def _decoder(assignment: Assignment, checkpoint: Checkpoint, branches: Sequence[Branch]) -> Decoder:
+    settings = assignment.job.settings
+    return Decoder(
+        checkpoint,
+        branches,
         max_input_length=settings.max_input_length,
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
         engine=assignment.engine,
         arithmetic=settings.arithmetic,
-        model_parallelism=assignment.model_parallelism,
-        other_rules=rules[1:],
-    )
-
-
-def _served_lanes(assignment: Assignment, checkpoint: Checkpoint) -> ServedLanes:
-    return ServedLanes(
-        checkpoint,
-        assignment.job.settings,
-        batch_size=assignment.batch_size,
-        token_budget=assignment.token_budget,
-        exit_head=assignment.exit_head,
-        engine=assignment.engine,
         model_parallelism=assignment.model_parallelism,
     )
 
@@ -147,7 +147,7 @@ def decode_shard(
         else:
             is_duplicate = example.id in duplicates
             unfit = Generation(example=example, truncated=False, duplicate=is_duplicate, failure=encoded, outputs=())
-            yield (unfit,) * max(1, len(loaded.rules))
+            yield (unfit,) * loaded.rules
     yield from generate(
         loaded.decoder,
         prompts,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Arrays, Checkpoint
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
@@ -65,12 +66,10 @@ class GenerationScore:
         model = Checkpoint(
             config=self._model_config, arrays=arrays, directory=nowhere, vocabulary_path=None, layout="native"
         )
-        decoder = SweepDecoder(
+        decoder = Decoder(
             model,
-            # Never used, as there are no thresholds; `state` is the measure that costs least.
-            ExitRule(confidence="state"),
-            thresholds=(),
-            max_decode_length=self._max_target_length,
+            # The full model asks nobody; `state` is the measure that costs least.
+            [Branch.at(ExitRule(confidence="state"), None, max_decode_length=self._max_target_length)],
             max_input_length=max(map(len, self._prompts)),
             batch_size=min(_BATCH_SIZE, len(self._prompts)),
             arithmetic=self._arithmetic,

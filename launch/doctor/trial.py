@@ -7,11 +7,12 @@ import time
 import numpy as np
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.prompts import encode_prompt
-from calm_beam.decoding.result import EarlyExitResult, SweepResult
+from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
@@ -66,15 +67,13 @@ def run_trial() -> Trial:
         )
         for example in examples
     ]
-    sweep = SweepDecoder(
+    sweep = Decoder(
         checkpoint,
-        _SETTINGS.rule,
-        thresholds=_THRESHOLDS,
-        max_decode_length=_SETTINGS.max_decode_length,
+        sweep_branches(_SETTINGS.rule, _THRESHOLDS, max_decode_length=_SETTINGS.max_decode_length),
         max_input_length=_SETTINGS.max_input_length,
         batch_size=_PROMPTS,
     )
-    swept = dict(sweep.decode([prompt.ids for prompt in prompts]))
+    by_sweep = dict(sweep.decode([prompt.ids for prompt in prompts]))
     decoder = EarlyExitDecoder(
         checkpoint,
         _SETTINGS.rule,
@@ -89,17 +88,17 @@ def run_trial() -> Trial:
         answer=output_text(tokens.tolist(), vocabulary),
         layers=float(served.exit_layers[: served.length].mean()),
         num_layers=checkpoint.config.num_decoder_layers,
-        difference=difference(swept[0], served, lane=1),
+        difference=difference(by_sweep[0], served, lane=1),
         seconds=time.monotonic() - began,
     )
 
 
-def difference(swept: SweepResult, served: EarlyExitResult, *, lane: int) -> str | None:
+def difference(by_sweep: PromptResult, served: BranchResult, *, lane: int) -> str | None:
     """Returns how an output that was served differs from that of a sweep's lane, in words; None if it does not."""
-    if not (swept.is_finite and served.is_finite):
+    if not (by_sweep.is_finite and served.is_finite):
         return "logits are not finite numbers"
     for name in ("tokens", "exit_layers"):
-        expected, found = getattr(swept, name)[lane], getattr(served, name)
+        expected, found = getattr(by_sweep, name)[lane], getattr(served, name)
         steps = np.flatnonzero(expected != found)
         if steps.size:
             step = int(steps[0])

@@ -13,9 +13,9 @@ from rich.table import Table
 from calm_beam.analysis.layer_predictions import layer_predictions
 from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.suitability import Suitability, suitability
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.prompts import Prompt
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.demo import embedded
 from calm_beam.efficiency.device_forecast import device_forecast
 from calm_beam.efficiency.flops import DecoderSizes
@@ -91,10 +91,9 @@ def _measured(
     progress.report("read", len(prompts))
     progress.report("compiling", 1)
     rule = run.settings.rule
-    decoder = BatchDecoder(
+    decoder = Decoder(
         run.checkpoint,
-        rule,
-        thresholds=[thresholds_by_step(rule, None, max_decode_length=flags.max_decode_length)],
+        [Branch.at(rule, None, max_decode_length=flags.max_decode_length)],
         max_input_length=run.settings.max_input_length,
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
@@ -105,7 +104,7 @@ def _measured(
     )
     pairs: _Pairs = []
     for index, result in decoder.decode([prompt.ids for prompt in prompts]):
-        pairs.append((prompts[index].ids, result.tokens[: result.length].tolist()))
+        pairs.append((prompts[index].ids, result.tokens[0, : result.lengths[0]].tolist()))
         progress.report("decoded", 1)
     found = suitability(
         layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic),

@@ -15,8 +15,10 @@ import pytest
 
 from calm_beam.arithmetic import DTYPES, Arithmetic
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
@@ -64,10 +66,10 @@ def _prompts() -> list[list[int]]:
 
 
 @functools.cache
-def _sweep(name: str, method: str) -> list[SweepResult]:
+def _sweep(name: str, method: str) -> list[PromptResult]:
     thresholds = _load(f"decode_{name}")[f"{method}/thresholds"].tolist()
-    decoder = SweepDecoder(
-        _checkpoint(), _rule(name, method), thresholds=thresholds, max_decode_length=_STEPS, batch_size=4
+    decoder = Decoder(
+        _checkpoint(), sweep_branches(_rule(name, method), thresholds, max_decode_length=_STEPS), batch_size=4
     )
     return [result for _, result in sorted(decoder.decode(_prompts()), key=lambda pair: pair[0])]
 

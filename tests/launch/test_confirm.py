@@ -12,8 +12,8 @@ import pytest
 
 import calm_beam as calm
 from calm_beam.calibration.confirmation import confirmed_calibration
-from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main
@@ -22,7 +22,7 @@ from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.serving import Generator
 from calm_beam.set_parts import CALIBRATING, CONFIRMING, part_of
 from calm_beam.sweeps import worker
-from calm_beam.sweeps.served_lanes import ServedLanes
+from calm_beam.sweeps.served_branches import ServedBranches
 from calm_beam.transforms import ReadGenerations
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
@@ -445,17 +445,19 @@ def test_what_is_verified_is_the_decoder_that_is_promised(
     """Fresh examples are decoded by the decoder that confirmed, at the promised thresholds; a sweep decodes nothing."""
     decoded: list[tuple[float, ...]] = []
 
-    class Watched(ServedLanes):
-        def __init__(self, checkpoint: Checkpoint, settings: DecodeSettings, **options: Any) -> None:
-            decoded.append(settings.thresholds)
-            super().__init__(checkpoint, settings, **options)
+    class Watched(ServedBranches):
+        def __init__(self, decoder: Decoder, branches: Sequence[Branch]) -> None:
+            full_model, *others = (float(branch.thresholds[0]) for branch in branches)
+            assert full_model == float("inf")
+            decoded.append(tuple(others))
+            super().__init__(decoder, branches)
 
-    monkeypatch.setattr(worker, "ServedLanes", Watched)
-    monkeypatch.setattr(worker, "SweepDecoder", None)
+    monkeypatch.setattr(worker, "ServedBranches", Watched)
+    monkeypatch.setattr(worker, "_sweep", None)
     path = write_rows(tmp_path / "fresh.jsonl", id_rows(20, seed=5))
     assert main(["verify", f"--manifest={calibrated}", f"--checkpoint={model}", f"--data={path}"]) in (0, 3)
     promised = {entry.threshold for entry in _entries(calibrated) if entry.threshold is not None}
-    assert set(decoded) == {tuple(sorted(promised, reverse=True))}
+    assert set(decoded) == {tuple(float(np.float32(threshold)) for threshold in sorted(promised, reverse=True))}
     assert "decoded by the decoder that serves" in " ".join(capsys.readouterr().out.split())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import calm_beam
-from calm_beam.decoding.result import EarlyExitResult, SweepResult
+from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.cli import main
 from calm_beam.launch.doctor import command, machine, trial
@@ -231,15 +231,15 @@ def test_a_cache_that_cannot_be_written(
     assert f"problem: {quick / 'below'}: cannot be written. Set CALM_BEAM_CACHE" in capsys.readouterr().out
 
 
-def _result(tokens: list[int], layers: list[int], *, is_finite: bool = True) -> EarlyExitResult:
-    return EarlyExitResult(
+def _result(tokens: list[int], layers: list[int], *, is_finite: bool = True) -> BranchResult:
+    return BranchResult(
         tokens=np.array(tokens), exit_layers=np.array(layers), confidences=np.zeros(3), length=3, is_finite=is_finite
     )
 
 
 def test_differences_in_words() -> None:
     """The first step at which tokens or exit layers differ is named, with both values; the lane decides."""
-    swept = SweepResult(
+    swept = PromptResult(
         tokens=np.array([[9, 9, 9], [4, 5, 1]]),
         exit_layers=np.array([[8, 8, 8], [2, 3, 8]]),
         confidences=np.zeros((2, 3)),

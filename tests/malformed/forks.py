@@ -21,7 +21,7 @@ _PRELOADED = [
     "apache_beam",
     "calm_beam.launch.cli",
     "calm_beam.launch.setup_run",
-    "calm_beam.decoding.sweep",
+    "calm_beam.decoding.decoder",
     "pyarrow",
 ]
 _ADDRESS_SPACE = 16 << 30

@@ -19,9 +19,10 @@ from calm_beam.calibration.risk_table import risk_table_text
 from calm_beam.calibration.scoring import score_generation
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation, Output, read_generations
 from calm_beam.inputs import read_examples
@@ -64,11 +65,9 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
     """Calibrates in a loop, one example after the other."""
     checkpoint = load_checkpoint(model)
     vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        SETTINGS.rule,
-        thresholds=SETTINGS.thresholds,
-        max_decode_length=SETTINGS.max_decode_length,
+        sweep_branches(SETTINGS.rule, SETTINGS.thresholds, max_decode_length=SETTINGS.max_decode_length),
         max_input_length=SETTINGS.max_input_length,
         batch_size=BATCH_SIZE,
     )

@@ -56,6 +56,7 @@ class Measure:
       summary_parts: Names of the parts of a `Summary` that `of_summary` reads, beside `largest` and `token`.
       bounds: The lowest and the highest confidence within `DistributionBounds`, given the size of the vocabulary, for
         LOGITS only: with it, most decisions need no exact head. None where that cannot be had.
+      is_gap: Whether it is the gap of the two most likely tokens, so that 0 says that they tie.
       takes_schedule: Whether values are certainties, which thresholds that decay over positions may be compared with.
     """
 
@@ -66,6 +67,7 @@ class Measure:
     of_summary: "Callable[[Summary, int], Any] | None" = None
     summary_parts: frozenset[str] = frozenset()
     bounds: "Callable[[DistributionBounds, int], tuple[Any, Any]] | None" = None
+    is_gap: bool = False
     takes_schedule: bool = True
 
     def test_operations(self, *, width: int, vocab_size: int) -> int:

@@ -56,4 +56,5 @@ SOFTMAX = Measure(
     of_summary=_of_summary,
     summary_parts=frozenset({"second", "total"}),
     bounds=_bounds,
+    is_gap=True,
 )

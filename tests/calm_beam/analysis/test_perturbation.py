@@ -12,7 +12,8 @@ import pytest
 from calm_beam.analysis.perturbation import PerturbationDecoder, Perturbed
 from calm_beam.analysis.sensitivity import KINDS
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
 from tests.numpy_t5 import NumpyT5
@@ -120,11 +121,9 @@ def test_every_output_equals_plain_numpy() -> None:
 
 def test_the_unperturbed_output_is_the_full_models() -> None:
     """Lane 0 gives the tokens that the sweep gives for the full model."""
-    decoder = SweepDecoder(
+    decoder = Decoder(
         build_checkpoint(_CONFIG, seed=_SEED),
-        ExitRule(),
-        thresholds=(0.5,),
-        max_decode_length=_STEPS,
+        sweep_branches(ExitRule(), (0.5,), max_decode_length=_STEPS),
         max_input_length=64,
     )
     for index, swept in decoder.decode(_PROMPTS):

@@ -9,9 +9,10 @@ import pytest
 from calm_beam.answers import AnswerAssignment, AnswerRequest
 from calm_beam.answers.prepared import prepare_answers
 from calm_beam.answers.worker import NoAnswer, answer_shard, load_generator
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import PromptResult
 from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.manifest import ManifestError, read_manifest
 from calm_beam.serving import Answer
@@ -37,14 +38,12 @@ def _assignment(folder: pathlib.Path) -> AnswerAssignment:
 
 def _crashing(culprit: int) -> object:
     """Returns a `decode` that crashes whenever it is given a prompt with one token id more than any other has."""
-    decode = BatchDecoder.decode
+    decode = Decoder.decode
 
-    def crash(
-        decoder: BatchDecoder, prompts: Sequence[Sequence[int]], schedules: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, EarlyExitResult]]:
-        if any(culprit in prompt for prompt in prompts):
+    def crash(decoder: Decoder, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
+        if any(culprit in prompt.ids for prompt in prompts):
             raise RuntimeError("the kernel failed")
-        return decode(decoder, prompts, schedules)
+        return decode(decoder, prompts)
 
     return crash
 
@@ -58,7 +57,7 @@ def test_a_crash_takes_no_other_prompt_along(folder: pathlib.Path, monkeypatch: 
     ids = {example.id: loaded.generator.request(example.input or "", name="x").ids for example in examples}
     # Of the fourth prompt alone.
     culprit = next(iter(set(ids["row-003"]) - {each for name in ids if name != "row-003" for each in ids[name]}))
-    monkeypatch.setattr(BatchDecoder, "decode", _crashing(culprit))
+    monkeypatch.setattr(Decoder, "decode", _crashing(culprit))
     outcomes = {example.id: outcome for example, outcome in answer_shard(assignment, loaded, examples=examples)}
     assert outcomes.keys() == expected.keys()
     for name, outcome in outcomes.items():

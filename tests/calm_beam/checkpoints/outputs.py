@@ -6,7 +6,9 @@ import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 
@@ -27,9 +29,12 @@ def assert_generates(checkpoint: Checkpoint, source: np.ndarray, expected: np.nd
     assert [result.tokens[0].tolist() for result in found] == expected.tolist()
 
 
-def generate(checkpoint: Checkpoint, source: np.ndarray, *, max_decode_length: int = 12) -> list[SweepResult]:
+def generate(checkpoint: Checkpoint, source: np.ndarray, *, max_decode_length: int = 12) -> list[PromptResult]:
     """Returns the outputs of prompts, (batch, source) and 0-padded, of the full model and at two thresholds."""
     prompts = [[int(token) for token in row if token] for row in source]
-    decoder = SweepDecoder(checkpoint, ExitRule(), thresholds=(0.6, 0.2), max_decode_length=max_decode_length)
+    decoder = Decoder(
+        checkpoint,
+        sweep_branches(ExitRule(), (0.6, 0.2), max_decode_length=max_decode_length),
+    )
     found = dict(decoder.decode(prompts))
     return [found[index] for index in range(len(prompts))]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
 from tests.calm_beam.checkpoints.make_decoder_only_goldens import FOLDER, STEPS, prompts, sequences
@@ -48,11 +49,9 @@ def test_outputs_of_all_layers_and_of_fewer(name: str) -> None:
     """50 greedy outputs are equal; so are those of a model without its last layer, as threshold m / L gives them."""
     checkpoint, expected = _model(name)
     depth = checkpoint.config.num_decoder_layers
-    decoder = SweepDecoder(
+    decoder = Decoder(
         checkpoint,
-        ExitRule(confidence="static"),
-        thresholds=((depth - 1) / depth,),
-        max_decode_length=STEPS,
+        sweep_branches(ExitRule(confidence="static"), ((depth - 1) / depth,), max_decode_length=STEPS),
         max_input_length=36,
     )
     texts = prompts(int(expected["seed"]))

@@ -8,11 +8,11 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import device_steps
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import EarlyExitResult, SweepResult
-from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.native import calls
 from tests.numpy_decoder import Decoded
@@ -46,7 +46,7 @@ class DecoderUnderTest:
       prepare: The decoder for one threshold, given its sizes: what refuses a rule, a size or a prompt.
     """
 
-    decode: Callable[..., list[SweepResult]]
+    decode: Callable[..., list[PromptResult]]
     prepare: Callable[..., Any]
 
 
@@ -56,10 +56,15 @@ def _sweep(
     prompts: Sequence[Sequence[int]],
     *,
     thresholds: Sequence[float],
+    max_decode_length: int = STEPS,
     **options: Any,
-) -> list[SweepResult]:
-    options = {"max_decode_length": STEPS, "batch_size": 2, **options}
-    decoder = SweepDecoder(checkpoint, rule, thresholds=thresholds, max_input_length=LONGEST_PROMPT, **options)
+) -> list[PromptResult]:
+    decoder = Decoder(
+        checkpoint,
+        sweep_branches(rule, thresholds, max_decode_length=max_decode_length),
+        max_input_length=LONGEST_PROMPT,
+        **{"batch_size": 2, **options},
+    )
     return in_order(decoder.decode(prompts), len(prompts))
 
 
@@ -71,7 +76,7 @@ def serve(
     *,
     max_decode_length: int = STEPS,
     **options: Any,
-) -> list[EarlyExitResult]:
+) -> list[BranchResult]:
     """Returns the served decoder's results at one threshold, in the order of the prompts."""
     decoder = EarlyExitDecoder(
         checkpoint,
@@ -91,9 +96,9 @@ def _served(
     *,
     thresholds: Sequence[float],
     **options: Any,
-) -> list[SweepResult]:
+) -> list[PromptResult]:
     lanes = [serve(checkpoint, rule, prompts, threshold, **options) for threshold in (None, *thresholds)]
-    return [_stacked(outputs) for outputs in zip(*lanes, strict=True)]
+    return [PromptResult.of(outputs) for outputs in zip(*lanes, strict=True)]
 
 
 def _batched(
@@ -104,42 +109,25 @@ def _batched(
     thresholds: Sequence[float],
     max_decode_length: int = STEPS,
     **options: Any,
-) -> list[SweepResult]:
+) -> list[PromptResult]:
     """Decodes every prompt at every threshold in one batch, so that different thresholds stand side by side."""
-    by_step = [
-        thresholds_by_step(rule, threshold, max_decode_length=max_decode_length) for threshold in (None, *thresholds)
-    ]
-    decoder = BatchDecoder(checkpoint, rule, thresholds=by_step, max_input_length=LONGEST_PROMPT, **options)
-    lanes = len(by_step)
-    schedules = [schedule for _ in prompts for schedule in range(lanes)]
-    repeated = [prompt for prompt in prompts for _ in range(lanes)]
-    results = in_order(decoder.decode(repeated, schedules), len(repeated))
-    return [_stacked(results[start : start + lanes]) for start in range(0, len(results), lanes)]
+    branches = sweep_branches(rule, thresholds, max_decode_length=max_decode_length)
+    decoder = Decoder(checkpoint, branches[:1], max_input_length=LONGEST_PROMPT, **options)
+    requests = [Request(prompt, branches=[branch]) for prompt in prompts for branch in branches]
+    results = [result.branch(0) for result in in_order(decoder.decode(requests), len(requests))]
+    return [PromptResult.of(results[start : start + len(branches)]) for start in range(0, len(results), len(branches))]
 
 
-def _stacked(lanes: Sequence[EarlyExitResult]) -> SweepResult:
-    return SweepResult(
-        tokens=np.stack([lane.tokens for lane in lanes]),
-        exit_layers=np.stack([lane.exit_layers for lane in lanes]),
-        confidences=np.stack([lane.confidences for lane in lanes]),
-        lengths=np.array([lane.length for lane in lanes], np.int32),
-        is_finite=all(lane.is_finite for lane in lanes),
-    )
-
-
-def _prepare_sweep(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> SweepDecoder:
-    return SweepDecoder(checkpoint, rule, thresholds=(0.5,), **{"max_decode_length": 5, **sizes})
+def _prepare_sweep(checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any) -> Decoder:
+    return Decoder(checkpoint, sweep_branches(rule, (0.5,), max_decode_length=max_decode_length), **sizes)
 
 
 def _prepare_served(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> EarlyExitDecoder:
     return EarlyExitDecoder(checkpoint, rule, threshold=0.5, **{"max_decode_length": 5, **sizes})
 
 
-def _prepare_batched(
-    checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any
-) -> BatchDecoder:
-    thresholds = [thresholds_by_step(rule, 0.5, max_decode_length=max_decode_length)]
-    return BatchDecoder(checkpoint, rule, thresholds=thresholds, **sizes)
+def _prepare_batched(checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any) -> Decoder:
+    return Decoder(checkpoint, [Branch.at(rule, 0.5, max_decode_length=max_decode_length)], **sizes)
 
 
 DECODERS = {
@@ -149,7 +137,7 @@ DECODERS = {
 }
 
 
-def assert_same(one: SweepResult, other: SweepResult, *, confidences_within: float = 1e-5) -> None:
+def assert_same(one: PromptResult, other: PromptResult, *, confidences_within: float = 1e-5) -> None:
     """Checks that tokens, exit layers and lengths of all lanes are equal, and confidences near."""
     for field in ("tokens", "exit_layers", "lengths", "is_finite"):
         np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
@@ -158,13 +146,13 @@ def assert_same(one: SweepResult, other: SweepResult, *, confidences_within: flo
         assert getattr(one, field).dtype == getattr(other, field).dtype
 
 
-def assert_all_same(ones: Sequence[SweepResult], others: Sequence[SweepResult]) -> None:
+def assert_all_same(ones: Sequence[PromptResult], others: Sequence[PromptResult]) -> None:
     """Checks the same of every prompt."""
     for one, other in zip(ones, others, strict=True):
         assert_same(one, other)
 
 
-def count_as_numpys(result: SweepResult, expected: Sequence[Decoded]) -> int:
+def count_as_numpys(result: PromptResult, expected: Sequence[Decoded]) -> int:
     """Checks lanes of bfloat16 against numpy that rounds likewise, and returns how many were compared.
 
     Left out are those with a decision nearer a tie than two roundings are apart.

@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.decoding.admission import AHEAD_SHARE, Admission, Prepared, Request
+from calm_beam.decoding.admission import AHEAD_SHARE, Admission, Prepared
 from calm_beam.decoding.padding import encoded_width
+from calm_beam.decoding.request import Request
 
 _WIDTHS = (32, 64)
 
@@ -34,8 +35,12 @@ class _Engine:
 def _requests(lengths: list[int]) -> dict[int, collections.deque[Request]]:
     queues: dict[int, collections.deque[Request]] = {width: collections.deque() for width in _WIDTHS}
     for index, length in enumerate(lengths):
-        queues[32 if length <= 32 else 64].append(Request(index, [index + 1] * length))
+        queues[32 if length <= 32 else 64].append(Request([index + 1] * length))
     return queues
+
+
+def _number(request: Request) -> int:
+    return request.ids[0] - 1
 
 
 def _admission(engine: Any, *, slots: int, places: int, admits_few: bool = False) -> Admission:
@@ -60,7 +65,7 @@ def test_every_prompt_comes_once_in_order_and_at_a_place_of_its_own(
     admission = _admission(engine, slots=slots, places=places, admits_few=admits_few)
     lengths = generator.integers(1, 65, prompts).tolist()
     waiting = _requests(lengths)
-    expected = {width: [request.index for request in queue] for width, queue in waiting.items()}
+    expected = {width: [_number(request) for request in queue] for width, queue in waiting.items()}
     held: list[Prepared] = []
     came: dict[int, list[int]] = {width: [] for width in _WIDTHS}
     for _ in range(10 * prompts):
@@ -69,7 +74,7 @@ def test_every_prompt_comes_once_in_order_and_at_a_place_of_its_own(
         assert len(held) <= slots
         assert len({(each.width, each.place) for each in held}) == len(held)
         for each in taken:
-            came[each.width].append(each.request.index)
+            came[each.width].append(_number(each.request))
         for each in held:
             # Nobody was put where somebody else still is.
             assert engine.places[each.width, each.place] == tuple(each.request.ids)
@@ -93,16 +98,16 @@ def test_others_are_gone_through_before_there_is_a_slot() -> None:
     admission = _admission(engine, slots=64, places=96)
     waiting = _requests([20] * 200)
     taken = admission.take(waiting, room=64)
-    assert [each.request.index for each in taken] == list(range(64))
+    assert [_number(each.request) for each in taken] == list(range(64))
     assert len(engine.places) == 80
     assert admission.has_prepared()
     # The sixteen that are ready become fewer, and there are places for the next.
     before = engine.calls
-    assert [each.request.index for each in admission.take(waiting, room=3)] == [64, 65, 66]
+    assert [_number(each.request) for each in admission.take(waiting, room=3)] == [64, 65, 66]
     assert engine.calls == before + 1
     assert len(engine.places) == 96
     # No places are left for another chunk.
-    assert [each.request.index for each in admission.take(waiting, room=1)] == [67]
+    assert [_number(each.request) for each in admission.take(waiting, room=1)] == [67]
     assert engine.calls == before + 1
 
 

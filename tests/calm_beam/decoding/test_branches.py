@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.native import library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule
@@ -59,14 +60,11 @@ _SETS = {
 def _decode(rules: list[ExitRule], **options: object) -> tuple[list[list[object]], int]:
     """Returns the outputs of every rule for every prompt, and how many rows of layers were run."""
     first, *others = rules
-    decoder = SweepDecoder(
+    decoder = Decoder(
         build_checkpoint(_CONFIG),
-        first,
-        thresholds=_THRESHOLDS,
-        max_decode_length=STEPS,
+        sweep_branches((first, *others), _THRESHOLDS, max_decode_length=STEPS),
         max_input_length=64,
         batch_size=3,
-        other_rules=others,
     )
     results = in_order(decoder.decode(_PROMPTS), len(_PROMPTS))
     return [list(each) for each in zip(*(result.by_rule(len(rules)) for result in results), strict=True)], (

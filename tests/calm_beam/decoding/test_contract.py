@@ -11,7 +11,7 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config, parameter_shapes
@@ -79,7 +79,7 @@ def _decode(
 @functools.cache
 def _outputs(
     decoder: str, rule: ExitRule = _RULE, config: T5Config = _CONFIG, arithmetic: Arithmetic = FLOAT32
-) -> tuple[SweepResult, ...]:
+) -> tuple[PromptResult, ...]:
     return tuple(_decode(decoder, _model(config), rule, arithmetic=arithmetic))
 
 
@@ -103,7 +103,7 @@ def _is_beside_a_tie(decoded: Decoded) -> bool:
     return decoded.min_gap < 0.05 or decoded.min_margin < 0.01
 
 
-def _assert_lane_equals(result: SweepResult, lane: int, expected: Decoded) -> None:
+def _assert_lane_equals(result: PromptResult, lane: int, expected: Decoded) -> None:
     length = len(expected.tokens)
     assert result.lengths[lane] == length
     assert result.tokens[lane].tolist() == expected.tokens + [0] * (STEPS - length)
@@ -304,7 +304,7 @@ def _lanes_beside_no_tie(prompt: Sequence[int], arithmetic: Arithmetic) -> list[
     return [lane for lane, each in enumerate(decoded) if arithmetic == FLOAT32 or not _is_beside_a_tie(each)]
 
 
-def _of_lanes(result: SweepResult, lanes: list[int]) -> SweepResult:
+def _of_lanes(result: PromptResult, lanes: list[int]) -> PromptResult:
     parts = {name: getattr(result, name)[lanes] for name in ("tokens", "exit_layers", "lengths", "confidences")}
     return dataclasses.replace(result, **parts)
 

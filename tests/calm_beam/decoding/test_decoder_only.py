@@ -10,8 +10,8 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import device_steps, packed
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding import device_steps, group_decoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
@@ -90,7 +90,7 @@ def _model(kind: str) -> Checkpoint:
 
 
 @functools.cache
-def _outputs(decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32) -> tuple[SweepResult, ...]:
+def _outputs(decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32) -> tuple[PromptResult, ...]:
     return tuple(DECODERS[decoder].decode(_model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, arithmetic=arithmetic))
 
 
@@ -311,6 +311,6 @@ def test_prompts_that_begin_alike_have_the_outputs_of_others(
     monkeypatch.setattr(device_steps, "go_through", watched)
     shared = decode()
     assert seen == [begun[:32]]
-    monkeypatch.setattr(packed, "common_prefix", lambda prompts, *, width: ())
+    monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())
     assert_all_same(shared, decode())
     assert len(seen) == 1

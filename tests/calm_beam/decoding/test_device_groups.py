@@ -20,10 +20,11 @@ import sys
 import jax
 import numpy as np
 
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.request import Request
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 
@@ -82,10 +83,10 @@ for parts in map(int, sys.argv[1].split(",")):
         confidence, _, propagation = name.partition("/")
         rule = build_rule(confidence, **({"state_propagation": propagation} if propagation else {}))
         checkpoint = model(family)
-        settings = dict(thresholds=(0.6, 0.2), max_decode_length=8, arithmetic=arithmetic)
-        alone = SweepDecoder(checkpoint, rule, devices=jax.local_devices()[:1], **settings)
+        branches = sweep_branches(rule, (0.6, 0.2), max_decode_length=8)
+        alone = Decoder(checkpoint, branches, devices=jax.local_devices()[:1], arithmetic=arithmetic)
         expected = dict(alone.decode(prompts))
-        together = SweepDecoder(checkpoint, rule, model_parallelism=parts, **settings)
+        together = Decoder(checkpoint, branches, model_parallelism=parts, arithmetic=arithmetic)
         differing += flips(expected, dict(together.decode(prompts)), lanes=None)
         compared += len(prompts)
         if rule.needs_full_model():
@@ -94,23 +95,22 @@ for parts in map(int, sys.argv[1].split(",")):
             checkpoint, rule, threshold=0.6, max_decode_length=8, arithmetic=arithmetic, model_parallelism=parts
         )
         differing += flips(expected, dict(served.decode(prompts)), lanes=1)
-        by_step = [np.full(8, threshold, np.float32) for threshold in (0.6, 0.2)]
-        batch = BatchDecoder(
+        batch = Decoder(
             checkpoint,
-            rule,
-            thresholds=by_step,
+            branches[:1],
             max_input_length=64,
             token_budget=100,
             arithmetic=arithmetic,
             model_parallelism=parts,
         )
-        for schedule in (0, 1):
-            found = dict(batch.decode(prompts, [schedule] * len(prompts)))
-            differing += flips(expected, found, lanes=1 + schedule)
+        for lane in (1, 2):
+            results = batch.decode([Request(prompt, branches=[branches[lane]]) for prompt in prompts])
+            found = {index: result.branch(0) for index, result in results}
+            differing += flips(expected, found, lanes=lane)
         compared += 3 * len(prompts)
         (weights,) = {
             decoder._weights.layers[0]["mlp"]["wo"]["kernel"].addressable_shards[0].data.shape
-            for decoder in together._decoder._decoders
+            for decoder in together._decoders
         }
         assert weights == (32 // parts, 16), weights
         stores = [keys for keys, _ in batch.open_batch()._engine._cache]
@@ -187,19 +187,20 @@ import threading
 from calm_beam.arithmetic import FLOAT32
 from calm_beam.serving.generator import on_device
 
-rule, thresholds = ExitRule(), [np.full(8, 0.6, np.float32)]
+rule = ExitRule()
+branches = sweep_branches(rule, (0.6,), max_decode_length=8)
 checkpoint = build_checkpoint(build_config(num_heads=8, exit_classifier=2))
-alone = SweepDecoder(checkpoint, rule, thresholds=(0.6,), max_decode_length=8, devices=jax.local_devices()[:1])
+alone = Decoder(checkpoint, branches, devices=jax.local_devices()[:1])
 expected = dict(alone.decode(prompts))
 placed = on_device(checkpoint, FLOAT32, model_parallelism=2)
-batch = BatchDecoder(placed, rule, thresholds=thresholds, model_parallelism=2)
+batch = Decoder(placed, branches[1:], model_parallelism=2)
 single = EarlyExitDecoder(placed, rule, threshold=0.6, max_decode_length=8, model_parallelism=2)
-assert len(batch._decoders._decoders) == 4
+assert len(batch._decoders) == 4
 found = {}
 threads = [threading.Thread(target=lambda: found.update(single.decode(prompts))) for _ in range(2)]
 for thread in threads:
     thread.start()
-together = dict(batch.decode(prompts))
+together = {index: result.branch(0) for index, result in batch.decode(prompts)}
 for thread in threads:
     thread.join()
 same = sum(

@@ -11,8 +11,10 @@ import time
 
 import jax, numpy as np
 from calm_beam.decoding import device_steps
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.devices import decode_on_devices
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.request import Request
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint
 
@@ -20,16 +22,16 @@ devices = jax.local_devices()
 assert len(devices) == 2
 generator = np.random.default_rng(0)
 prompts = [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(13)]
-settings = dict(thresholds=(0.6, 0.2), max_decode_length=8)
-one = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[:1], **settings)
-two = SweepDecoder(build_checkpoint(), ExitRule(), **settings)
+branches = sweep_branches(ExitRule(), (0.6, 0.2), max_decode_length=8)
+one = Decoder(build_checkpoint(), branches, devices=devices[:1])
+two = Decoder(build_checkpoint(), branches)
 expected, found = dict(one.decode(prompts)), dict(two.decode(prompts))
 assert sorted(found) == list(range(13))
 for index in expected:
     np.testing.assert_array_equal(found[index].tokens, expected[index].tokens)
 assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.layer_rows)
 
-second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
+second = Decoder(build_checkpoint(), branches, devices=devices[1:])
 used = set()
 
 def watched(prefill):
@@ -46,12 +48,14 @@ assert used == {devices[1]}, used
 for index in expected:
     np.testing.assert_array_equal(found[index].tokens, expected[index].tokens)
 
+requests = [Request(prompt) for prompt in prompts]
+
 class Broken:
-    def decode(self, prompts, known, *, schedules):
+    def decode(self, requests):
         raise ValueError("no use")
 
 try:
-    list(decode_on_devices([Broken(), Broken()], prompts))
+    list(decode_on_devices([Broken(), Broken()], requests))
 except ValueError as error:
     assert str(error) == "no use"
 else:
@@ -60,18 +64,18 @@ else:
 class Slow:
     is_running = False
 
-    def decode(self, prompts, known, *, schedules):
+    def decode(self, requests):
         self.is_running = True
         try:
-            for index in range(len(prompts)):
+            for request in requests:
                 time.sleep(0.2)
-                yield index, None
+                yield request, None
         finally:
             self.is_running = False
 
 slow = Slow()
 try:
-    list(decode_on_devices([slow, Broken()], prompts))
+    list(decode_on_devices([slow, Broken()], requests))
 except ValueError:
     assert not slow.is_running, "a device is still busy when the next call could come"
 print("same")

@@ -15,7 +15,7 @@ import pytest
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.result import BranchResult
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
@@ -64,7 +64,7 @@ def _name(rule: ExitRule) -> str:
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
 
 
-def _assert_same(one: EarlyExitResult, other: EarlyExitResult) -> None:
+def _assert_same(one: BranchResult, other: BranchResult) -> None:
     for name in ("tokens", "exit_layers", "length", "is_finite"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=1e-5)

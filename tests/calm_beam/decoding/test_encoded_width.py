@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import admission, packed
-from calm_beam.decoding.admission import Request
-from calm_beam.decoding.memory import Budget
-from calm_beam.decoding.packed import PackedDecoder
+from calm_beam.decoding import admission, group_decoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.padding import encoded_width, encoded_widths, widths_up_to
+from calm_beam.decoding.request import Request
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 from tests.builders import build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.decoding.decoders import PREFILLS, STEPS, assert_all_same, in_order
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -35,11 +34,9 @@ def _model(kind: str) -> Checkpoint:
 
 def _decoder(
     kind: str, *, thresholds: tuple[float, ...] = (0.7, 0.3), slots: int = 6, tokens: int = 100_000
-) -> PackedDecoder:
-    rule = ExitRule()
-    lanes = scheduled_thresholds(rule, (0.93, *thresholds), max_decode_length=STEPS)[None]
-    budget = Budget(slots=slots, tokens=tokens)
-    return PackedDecoder(_model(kind), (rule,), thresholds=lanes, max_input_length=64, budget=budget)
+) -> Decoder:
+    branches = sweep_branches(ExitRule(), (0.93, *thresholds), max_decode_length=STEPS, with_full_model=False)
+    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, token_budget=tokens)
 
 
 def _decode(kind: str, prompts: Sequence[Sequence[int]] = _PROMPTS, **options: Any) -> list[Any]:
@@ -102,18 +99,17 @@ def test_it_depends_on_the_prompt_alone(kind: str, widths: dict[tuple[int, ...],
 def test_an_open_batch_takes_prompts_in_their_order(widths: dict[tuple[int, ...], set[int]]) -> None:
     """Those of a bucket that come together are begun together, whatever the widths at which they are gone through."""
     opened = _decoder("t5", thresholds=(), slots=10).open_batch()
-    requests = [Request(index, prompt) for index, prompt in enumerate(_PROMPTS)]
+    requests = [Request(prompt) for prompt in _PROMPTS]
     queues = opened.queues()
     for request in requests:
         queues[opened.width_for(request)].append(request)
     opened.admit(queues)
     assert sum(map(len, queues.values())) == 4
     for width, queue in queues.items():
-        waiting = [request.index for request in queue]
-        of_width = [request.index for request in requests if opened.width_for(request) == width]
-        assert of_width[len(of_width) - len(waiting) :] == waiting
-    waiting = [request.index for queue in queues.values() for request in queue]
-    admitted = [request.ids for request in requests if request.index not in waiting]
+        of_width = [request for request in requests if opened.width_for(request) == width]
+        assert of_width[len(of_width) - len(queue) :] == list(queue)
+    waiting = [request for queue in queues.values() for request in queue]
+    admitted = [request.ids for request in requests if request not in waiting]
     assert widths == {tuple(ids): {encoded_width(len(ids), 64)} for ids in admitted}
 
 
@@ -136,5 +132,5 @@ def test_it_changes_nothing_after_what_all_begin_with(
     fine = _decode("llama", prompts)
     assert set.union(*widths.values()) == {48, 64}
     monkeypatch.setattr(admission, "encoded_width", lambda length, width: width)
-    monkeypatch.setattr(packed, "common_prefix", lambda prompts, *, width: ())
+    monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())
     assert_all_same(fine, _decode("llama", prompts))

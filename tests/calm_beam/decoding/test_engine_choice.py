@@ -11,11 +11,10 @@ import pytest
 from calm_beam import free_memory
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import engine_choice
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine, asked_like, check_assigned, chosen_engine, slow_arithmetic
-from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
@@ -103,8 +102,11 @@ def test_neither_clock_nor_free_memory_decides(monkeypatch: pytest.MonkeyPatch) 
         with monkeypatch.context() as patched:
             patched.setattr(free_memory, "_system_bytes", lambda free=free: free)
             patched.setattr(time, "perf_counter", lambda clock=clock: next(clock))
-            decoder = SweepDecoder(
-                checkpoint, ExitRule(), thresholds=(0.5,), max_decode_length=4, max_input_length=16, exit_head="auto"
+            decoder = Decoder(
+                checkpoint,
+                sweep_branches(ExitRule(), (0.5,), max_decode_length=4),
+                max_input_length=16,
+                exit_head="auto",
             )
         made.append(decoder.engine)
     assert made[0] == made[1]
@@ -143,14 +145,13 @@ def test_a_worker_with_another_engine_refuses() -> None:
 def test_decoders_say_what_they_are() -> None:
     """What native code has here, by each of its instruction sets; XLA where there is none, or it is asked for."""
     checkpoint, rule = build_checkpoint(), ExitRule()
-    sizes: dict[str, Any] = {"max_decode_length": 4, "max_input_length": 16}
-    thresholds = [thresholds_by_step(rule, 0.5, max_decode_length=4)]
+    branches = sweep_branches(rule, (0.5,), max_decode_length=4)
 
     def engines(**asked: Any) -> list[EngineRecord]:
         return [
-            SweepDecoder(checkpoint, rule, thresholds=(0.5,), **sizes, **asked).engine,
-            BatchDecoder(checkpoint, rule, thresholds=thresholds, max_input_length=16, **asked).engine,
-            EarlyExitDecoder(checkpoint, rule, threshold=0.5, **sizes, **asked).engine,
+            Decoder(checkpoint, branches, max_input_length=16, **asked).engine,
+            Decoder(checkpoint, branches[1:], max_input_length=16, **asked).engine,
+            EarlyExitDecoder(checkpoint, rule, threshold=0.5, max_decode_length=4, max_input_length=16, **asked).engine,
         ]
 
     xla = _engine("xla", "cpu avx2", "exact")

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import hypothesis
 import jax
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import Prompt
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import PromptResult
 from calm_beam.examples import Example
 from calm_beam.generations import Generation
 from calm_beam.vocabulary import Vocabulary
@@ -31,16 +31,16 @@ class _Echo:
 
     steps: int = 6
 
-    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
         """Yields the results, the last prompt's first."""
-        for index, prompt in reversed(list(enumerate(prompts))):
+        for index, prompt in reversed([(index, request.ids) for index, request in enumerate(prompts)]):
             tokens = np.zeros((2, self.steps), np.int32)
             tokens[0, : len(prompt)] = prompt
             tokens[1, :2] = prompt[0], 1
             used = tokens > 0
             yield (
                 index,
-                SweepResult(
+                PromptResult(
                     tokens=tokens,
                     exit_layers=np.where(used, [[4], [2]], 0).astype(np.int32),
                     confidences=np.where(used, np.array([[0.5], [0.75]], np.float32), np.float32(0)),
@@ -70,7 +70,7 @@ def _generate(
     on_error: str = "fail",
     duplicates: frozenset[str] = frozenset(),
 ) -> list[Generation]:
-    decoder = cast(SweepDecoder, _Echo())
+    decoder = _Echo()
     made = generate(decoder, prompts, vocabulary=vocabulary, on_error=on_error, duplicates=duplicates)
     return [generation for (generation,) in made]
 
@@ -141,12 +141,12 @@ class _Fragile(_Echo):
         object.__setattr__(self, "crashes", crashes)
         object.__setattr__(self, "calls", [])
 
-    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
         """Yields results from the last prompt on, until one crashes."""
         crashes, calls = vars(self)["crashes"], vars(self)["calls"]
-        calls.append([prompt[0] for prompt in prompts])
+        calls.append([prompt.ids[0] for prompt in prompts])
         for index, result in super().decode(prompts):
-            crash = crashes.get(prompts[index][0])
+            crash = crashes.get(prompts[index].ids[0])
             if isinstance(crash, Exception):
                 raise crash
             if crash:
@@ -160,7 +160,7 @@ def _fragile(
     """Returns what becomes of prompts that begin with these tokens, and which were decoded together."""
     decoder = _Fragile(crashes)
     prompts = [_prompt(f"p{first}", (first, 5, 1)) for first in firsts]
-    made = generate(cast(SweepDecoder, decoder), prompts, vocabulary=None, on_error=on_error, duplicates=frozenset())
+    made = generate(decoder, prompts, vocabulary=None, on_error=on_error, duplicates=frozenset())
     found = [generation for (generation,) in made]
     assert len({each.example.id for each in found}) == len(found)
     return {each.example.id: each for each in found}, vars(decoder)["calls"]
@@ -218,13 +218,13 @@ def test_a_decoder_that_loses_prompts_is_found_out() -> None:
     """A prompt without a result and without an error is a defect, never a prompt less."""
 
     class _Forgetful(_Echo):
-        def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
+        def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
             yield from list(super().decode(prompts))[1:]
 
     with pytest.raises(DecodeError, match="the decoder gave no result for 1 of 2 prompts"):
         list(
             generate(
-                cast(SweepDecoder, _Forgetful()),
+                _Forgetful(),
                 [_prompt("a", (7, 1)), _prompt("b", (8, 1))],
                 vocabulary=None,
                 on_error="worst_case",

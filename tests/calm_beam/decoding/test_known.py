@@ -1,12 +1,15 @@
 """Going on from an output that is known at a higher threshold."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from calm_beam.decoding.result import KnownOutput
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import KnownOutput, PromptResult
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint
 
@@ -19,7 +22,7 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
     return [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(count)]
 
 
-def _known(result: SweepResult) -> KnownOutput:
+def _known(result: PromptResult) -> KnownOutput:
     length = result.lengths[-1]
     assert result.runner_ups is not None
     return KnownOutput(
@@ -30,9 +33,15 @@ def _known(result: SweepResult) -> KnownOutput:
     )
 
 
-def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: bool = True) -> SweepDecoder:
-    return SweepDecoder(
-        _CHECKPOINT, rule, thresholds=thresholds, max_decode_length=10, with_full_model=with_full_model, batch_size=8
+def _requests(prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None) -> list[Request]:
+    return [Request(prompt, known=None if known is None else known[index]) for index, prompt in enumerate(prompts)]
+
+
+def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: bool = True) -> Decoder:
+    return Decoder(
+        _CHECKPOINT,
+        sweep_branches(rule, thresholds, max_decode_length=10, with_full_model=with_full_model),
+        batch_size=8,
     )
 
 
@@ -53,7 +62,7 @@ def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule) -> None:
     known = None
     for start, end in ((0, 2), (2, 3), (3, 7)):
         lanes = [*([0] if start == 0 else []), *range(1 + start, 1 + end)]
-        results = dict(_decoder(rule, _GRID[start:end], with_full_model=start == 0).decode(prompts, known))
+        results = dict(_decoder(rule, _GRID[start:end], with_full_model=start == 0).decode(_requests(prompts, known)))
         for index, result in results.items():
             expected = whole[index]
             np.testing.assert_array_equal(result.tokens, expected.tokens[lanes])
@@ -71,12 +80,12 @@ def test_what_is_known_is_not_decided_again() -> None:
     costs = []
     for given in (None, known):
         decoder = _decoder(ExitRule(), _GRID[4:], with_full_model=False)
-        list(decoder.decode(prompts, given))
+        list(decoder.decode(_requests(prompts, given)))
         costs.append(decoder.work.projection_rows)
     assert costs[1] < costs[0]
     certain = [dataclasses.replace(output, runner_ups=np.full_like(output.runner_ups, -1)) for output in known]
     decoder = _decoder(ExitRule(), _GRID[4:], with_full_model=False)
-    results = dict(decoder.decode(prompts, certain))
+    results = dict(decoder.decode(_requests(prompts, certain)))
     assert decoder.work.layer_rows == 0
     for index, result in results.items():
         for lane in range(3):

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.decoding import device_steps, memory, native_sources, packed, weights
+from calm_beam.decoding import device_steps, group_decoder, memory, native_sources, weights
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import DeviceGroup, first_device
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
-from calm_beam.decoding.packed import PackedDecoder
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.result import PromptResult
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
@@ -34,11 +35,8 @@ from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS
 from tests.sampling import sampled
 
 _STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)
+_BRANCHES = sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=_STEPS)
 _CHECKPOINT = build_checkpoint()
-
-
-def _lanes(steps: int, thresholds: Sequence[float]) -> np.ndarray:
-    return np.tile(np.array([np.inf, *thresholds], np.float32), (steps, 1))
 
 
 def _prompts(count: int) -> list[tuple[int, ...]]:
@@ -46,12 +44,11 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
     return [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(count)]
 
 
-def _sweep(budget: Budget, lanes: np.ndarray | None = None) -> PackedDecoder:
-    lanes = _lanes(_STEPS, _THRESHOLDS) if lanes is None else lanes
-    return PackedDecoder(_CHECKPOINT, (ExitRule(),), thresholds=lanes[None], max_input_length=32, budget=budget)
+def _sweep(*, slots: int, tokens: int, branches: Sequence[Branch] = _BRANCHES, max_input_length: int = 32) -> Decoder:
+    return Decoder(_CHECKPOINT, branches, max_input_length=max_input_length, batch_size=slots, token_budget=tokens)
 
 
-def _assert_same(found: dict[int, SweepResult], expected: dict[int, SweepResult]) -> None:
+def _assert_same(found: dict[int, PromptResult], expected: dict[int, PromptResult]) -> None:
     assert found.keys() == expected.keys()
     for index, result in expected.items():
         np.testing.assert_array_equal(found[index].tokens, result.tokens)
@@ -60,21 +57,21 @@ def _assert_same(found: dict[int, SweepResult], expected: dict[int, SweepResult]
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[int, SweepResult]:
+def expected() -> dict[int, PromptResult]:
     """Outputs of twelve prompts where memory is no limit."""
-    return dict(_sweep(Budget(slots=12, tokens=100_000)).decode(_prompts(12)))
+    return dict(_sweep(slots=12, tokens=100_000).decode(_prompts(12)))
 
 
 @pytest.mark.slow
 def test_prompts_give_way_where_the_budget_is_short() -> None:
     """A short budget gives the same outputs with some work done again, one with room for a prompt by one and one."""
-    lanes = _lanes(24, np.linspace(0.9, 0.05, 16).tolist())
-    roomy = _sweep(Budget(slots=12, tokens=100_000), lanes)
+    branches = sweep_branches(ExitRule(), np.linspace(0.9, 0.05, 16).tolist(), max_decode_length=24)
+    roomy = _sweep(slots=12, tokens=100_000, branches=branches)
     expected = dict(roomy.decode(_prompts(12)))
-    short = _sweep(Budget(slots=12, tokens=1000), lanes)
+    short = _sweep(slots=12, tokens=1000, branches=branches)
     _assert_same(dict(short.decode(_prompts(12))), expected)
     assert short.work.layer_rows > roomy.work.layer_rows
-    one = _sweep(Budget(slots=12, tokens=32 + lanes.size), lanes)
+    one = _sweep(slots=12, tokens=32 + 24 * len(branches), branches=branches)
     _assert_same(dict(one.decode(_prompts(12))), expected)
     assert short.work.prompts == one.work.prompts == roomy.work.prompts == 12
 
@@ -121,9 +118,8 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "entries_of", "store")):
         monkeypatch.setattr(module, name, watched(getattr(module, name), store))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
-    lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
-    budget = Budget(slots=55, tokens=tokens)
-    sweep = PackedDecoder(_CHECKPOINT, (ExitRule(),), thresholds=lanes[None], max_input_length=256, budget=budget)
+    branches = sweep_branches(ExitRule(), np.linspace(0.9, 0.1, thresholds).tolist(), max_decode_length=_STEPS)
+    sweep = _sweep(slots=55, tokens=tokens, branches=branches, max_input_length=256)
     assert len(dict(sweep.decode([[7] * length for length in lengths]))) == len(lengths)
     assert sorted(sources) == widths
     assert sum(sources.values()) + max(held) <= tokens
@@ -134,7 +130,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
 )
 def test_a_full_device_halves_the_budget(
     error: Exception,
-    expected: dict[int, SweepResult],
+    expected: dict[int, PromptResult],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -154,7 +150,7 @@ def test_a_full_device_halves_the_budget(
     for module, name in LAYER_ENDS:
         monkeypatch.setattr(module, name, full_at_first(getattr(module, name)))
     with caplog.at_level(logging.WARNING):
-        results = list(_sweep(Budget(slots=12, tokens=1000)).decode(_prompts(12)))
+        results = list(_sweep(slots=12, tokens=1000).decode(_prompts(12)))
     assert len(results) == 12
     _assert_same(dict(results), expected)
     assert [record.args for record in caplog.records] == [(6, 500), (3, 250)]
@@ -169,7 +165,7 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
     for module, name in LAYER_ENDS:
         monkeypatch.setattr(module, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        list(_sweep(Budget(slots=2, tokens=1000)).decode(_prompts(2)))
+        list(_sweep(slots=2, tokens=1000).decode(_prompts(2)))
 
 
 def test_the_budget_is_of_free_memory() -> None:
@@ -194,8 +190,11 @@ def test_the_budget_is_of_free_memory() -> None:
 def test_a_budget_without_room_for_one_prompt_is_refused() -> None:
     """The message says how much one prompt can need."""
     with pytest.raises(ValueError, match=r"token_budget must be at least 64, got 63: one prompt of 32 tokens"):
-        SweepDecoder(
-            _CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, max_input_length=32, token_budget=63
+        Decoder(
+            _CHECKPOINT,
+            sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=8),
+            max_input_length=32,
+            token_budget=63,
         )
 
 
@@ -210,7 +209,7 @@ def test_devices_of_another_platform_are_refused() -> None:
 
     devices: Any = [Gpu()]
     with pytest.raises(ValueError, match=r"device gpu:0 is not a cpu device: set JAX_PLATFORMS"):
-        SweepDecoder(_CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, devices=devices)
+        Decoder(_CHECKPOINT, sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=8), devices=devices)
 
 
 def test_memory_can_be_kept_twice() -> None:
@@ -256,8 +255,8 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 
     for module, name in PREFILLS:
         monkeypatch.setattr(module, name, watched(getattr(module, name)))
-    monkeypatch.setattr(packed, "return_freed_memory", lambda: returns.append(1))
-    sweep = _sweep(Budget(slots=12, tokens=100_000))
+    monkeypatch.setattr(group_decoder, "return_freed_memory", lambda: returns.append(1))
+    sweep = _sweep(slots=12, tokens=100_000)
     for count in (9, 10, 11, 12):
         assert len(dict(sweep.decode(_prompts(count)))) == count
     left = sweep.decode(_prompts(12))
@@ -398,9 +397,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
 def test_stores_of_native_code_grow_layer_by_layer() -> None:
     """No more than the keys and values of one layer are held twice."""
-    lanes = _lanes(_STEPS, [0.5])[:, 1:]
-    budget = Budget(slots=64, tokens=100_000)
-    sweep = PackedDecoder(_CHECKPOINT, (ExitRule(),), thresholds=lanes[None], max_input_length=32, budget=budget)
+    sweep = _sweep(slots=64, tokens=100_000, branches=[Branch.at(ExitRule(), 0.5, max_decode_length=_STEPS)])
     engine = sweep.open_batch()._engine
     tracemalloc.start()
     try:

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branches, sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.near_ties import near_ties_of, tells_near_ties
-from calm_beam.decoding.result import SweepResult
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_prompts, build_rule
 
@@ -19,7 +19,7 @@ def _near(
     *, confidences: list[float], runner_ups: list[float], exits: list[int], at: float = 0.5, rule: Any = None
 ) -> bool | None:
     """Returns what is said of one output of a model of 4 layers."""
-    result = SweepResult(
+    result = PromptResult(
         tokens=np.ones((1, len(exits)), np.int32),
         exit_layers=np.array([exits], np.int32),
         confidences=np.array([confidences], np.float32),
@@ -28,8 +28,8 @@ def _near(
         runner_ups=np.array([runner_ups], np.float32),
     )
     thresholds = np.full((len(exits), 1), at, np.float32)
-    found = near_ties_of(result, rule or ExitRule(), thresholds=thresholds, num_layers=4)
-    return None if found is None else bool(found[0])
+    found = near_ties_of(result, Branches.of([rule or ExitRule()], layers=4), thresholds=thresholds)
+    return None if found is None else found[0]
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,18 @@ def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, 
     """By every engine and head: a threshold that is a confidence of the output makes it one, and no other does."""
     checkpoint, rule = build_checkpoint(), build_rule(confidence)
     (prompt,) = build_prompts(5)
-    sizes: dict[str, Any] = {"max_decode_length": 6, "max_input_length": 16}
-    sizes |= {"engine": engine, "exit_head": exit_head}
+    sizes: dict[str, Any] = {"max_input_length": 16, "engine": engine}
     # A confidence at which the first token leaves, as an exact head gives it: some head decides by an interval.
     grid = tuple(np.linspace(0.95, 0, 20).tolist())
-    ((_, told),) = SweepDecoder(checkpoint, rule, thresholds=grid, **{**sizes, "exit_head": "exact"}).decode([prompt])
+    branches = sweep_branches(rule, grid, max_decode_length=6)
+    ((_, told),) = Decoder(checkpoint, branches, exit_head="exact", **sizes).decode([prompt])
     first, layer = told.confidences[1:, 0], told.exit_layers[1:, 0]
     at = float(first[(layer < checkpoint.config.num_decoder_layers) & (first > 1e-3) & (first < 0.999)][0])
     away = at - 5e-4
     found = []
     for threshold in (at, away):
-        ((_, result),) = SweepDecoder(checkpoint, rule, thresholds=(threshold,), **sizes).decode([prompt])
+        branches = sweep_branches(rule, (threshold,), max_decode_length=6)
+        ((_, result),) = Decoder(checkpoint, branches, exit_head=exit_head, **sizes).decode([prompt])
         assert result.near_ties is not None
         found.append(bool(result.near_ties[1]))
     assert found == [True, False]
@@ -95,31 +96,28 @@ def test_every_decoder_counts_the_same() -> None:
     """The sweep, and the decoder of batches, one threshold at a time."""
     checkpoint, rule = build_checkpoint(), ExitRule()
     prompts = build_prompts(3, 7, 5)
-    ((_, told), *_) = SweepDecoder(
-        checkpoint, rule, thresholds=(0.0,), max_decode_length=6, max_input_length=16
+    ((_, told), *_) = Decoder(
+        checkpoint, sweep_branches(rule, (0.0,), max_decode_length=6), max_input_length=16
     ).decode(prompts[:1])
     grid = (0.9, float(told.confidences[1, 0]), 0.01)
-    lanes = np.repeat(np.array([[_INF, *grid]], np.float32), 6, axis=0)
-    shared = SweepDecoder(checkpoint, rule, thresholds=grid, max_decode_length=6, max_input_length=16)
+    shared = Decoder(checkpoint, sweep_branches(rule, grid, max_decode_length=6), max_input_length=16)
     expected = {index: result.near_ties for index, result in shared.decode(prompts)}
     assert expected[0] is not None
-    assert expected[0].any()
-    for lane in range(lanes.shape[1]):
-        batched = BatchDecoder(checkpoint, rule, thresholds=[lanes[:, lane]], max_input_length=16)
-        for index, alone in batched.decode(prompts):
-            assert alone.runner_ups is not None
-            result = SweepResult(
-                tokens=alone.tokens[None],
-                exit_layers=alone.exit_layers[None],
-                confidences=alone.confidences[None],
-                lengths=np.array([alone.length]),
-                is_finite=alone.is_finite,
-                runner_ups=alone.runner_ups[None],
-            )
-            found = near_ties_of(
-                result, rule, thresholds=lanes[:, [lane]], num_layers=checkpoint.config.num_decoder_layers
-            )
+    assert any(expected[0])
+    for lane, branch in enumerate(sweep_branches(rule, grid, max_decode_length=6)):
+        for index, alone in Decoder(checkpoint, [branch], max_input_length=16).decode(prompts):
             of_sweep = expected[index]
-            assert found is not None
+            assert alone.near_ties is not None
             assert of_sweep is not None
-            assert found[0] == of_sweep[lane], (index, lane)
+            assert alone.near_ties[0] == of_sweep[lane], (index, lane)
+
+
+def test_each_rule_tells_its_own() -> None:
+    """Where rules share a sweep, what one does not see is told of none of its outputs, and of all of the other's."""
+    rules = (ExitRule(), build_rule("static"))
+    branches = sweep_branches(rules, (0.5,), max_decode_length=6)
+    ((_, result),) = Decoder(build_checkpoint(), branches, max_input_length=16).decode(build_prompts(5))
+    softmax, static = result.by_rule(2)
+    assert softmax.near_ties is not None
+    assert None not in softmax.near_ties
+    assert static.near_ties == (None, None)

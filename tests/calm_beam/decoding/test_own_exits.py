@@ -11,9 +11,9 @@ import pytest
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import device_steps
-from calm_beam.decoding.batch_decoder import BatchDecoder
-from calm_beam.decoding.result import SweepResult
-from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from calm_beam.model.llama import LlamaConfig
@@ -84,7 +84,7 @@ def _by_numpy(
 @functools.cache
 def _outputs(
     decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32, **options: Any
-) -> tuple[SweepResult, ...]:
+) -> tuple[PromptResult, ...]:
     # Several rows of one call leave at different layers.
     return tuple(
         DECODERS[decoder].decode(
@@ -202,9 +202,9 @@ def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, kind: st
 def _compiled_heads(config: T5Config) -> int:
     """Returns how many programs of heads a batch compiles beforehand, whatever comes."""
     jax.clear_caches()
-    thresholds = thresholds_by_step(_STATE, 0.5, max_decode_length=STEPS)
     checkpoint = checkpoint_of(config, build_arrays(config, 0))
-    decoder = BatchDecoder(checkpoint, _STATE, thresholds=[thresholds], max_input_length=32, batch_size=2)
+    branch = Branch.at(_STATE, 0.5, max_decode_length=STEPS)
+    decoder = Decoder(checkpoint, [branch], max_input_length=32, batch_size=2)
     decoder.open_batch().warm_up()
     programs: Any = device_steps.decide_rows
     count: int = programs._cache_size()

@@ -10,17 +10,17 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import admission, batch, device_steps, padding
+from calm_beam.decoding import batch, device_steps, padding
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.compilation import CompileTime
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.lanes import LaneTree
-from calm_beam.decoding.memory import Budget
-from calm_beam.decoding.packed import PackedDecoder
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.weights import Weights
 from calm_beam.decoding.work import Work
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
 from calm_beam.native import library
@@ -71,11 +71,6 @@ def _grid(seed: int, *, lanes: int = _LANES) -> tuple[float, ...]:
     return (1.0, *sorted([*inner.tolist(), float(inner[-1]) / 2], reverse=True)[: lanes - 3], 0.0)
 
 
-def _by_step(rule: ExitRule, thresholds: Sequence[float]) -> np.ndarray:
-    full = np.full((STEPS, 1), np.inf, np.float32)
-    return np.concatenate([full, scheduled_thresholds(rule, tuple(thresholds), max_decode_length=STEPS)], axis=1)
-
-
 def _shared(
     rule: ExitRule,
     prompts: Sequence[Sequence[int]] = _PROMPTS,
@@ -87,28 +82,27 @@ def _shared(
     slots: int = 7,
     tokens: int = 100_000,
     exit_head: str = "exact",
-) -> tuple[list[SweepResult], Work]:
+) -> tuple[list[PromptResult], Work]:
     checkpoint = checkpoint_of(config, arrays) if arrays else build_checkpoint(config, seed=seed)
-    grid = _by_step(rule, _grid(seed) if thresholds is None else thresholds)
-    sweep = PackedDecoder(
+    sweep = Decoder(
         checkpoint,
-        (rule,),
-        thresholds=grid[None],
+        sweep_branches(rule, _grid(seed) if thresholds is None else thresholds, max_decode_length=STEPS),
         max_input_length=64,
-        budget=Budget(slots=slots, tokens=tokens),
+        batch_size=slots,
+        token_budget=tokens,
         exit_head=exit_head,
     )
     return in_order(sweep.decode(prompts), len(prompts)), sweep.work
 
 
 @functools.cache
-def _default() -> tuple[list[SweepResult], Work]:
+def _default() -> tuple[list[PromptResult], Work]:
     return _shared(ExitRule())
 
 
 def _check_against_served(rule: ExitRule, config: T5Config, seeds: Sequence[int]) -> None:
     schedules = tuple(SCHEDULES) if rule.confidence != "static" else ("constant",)
-    seen: list[SweepResult] = []
+    seen: list[PromptResult] = []
     for (place, schedule), seed in itertools.product(enumerate(schedules), seeds):
         scheduled = dataclasses.replace(rule, schedule=schedule, tau=None if schedule == "constant" else 1.0 + place)
         results, _ = _shared(scheduled, config=config, seed=seed)
@@ -210,15 +204,13 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("exit_head", ["exact", "int8"])
 def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
     """Whatever heads are asked: then prompts of any width, and of any number, begin at once."""
-    thresholds = scheduled_thresholds(ExitRule(), (0.5,), max_decode_length=STEPS)[None]
-    # A size that no other test has compiled anything for.
-    budget = Budget(slots=21, tokens=100_000)
-    decoder = PackedDecoder(
+    decoder = Decoder(
         build_checkpoint(_CONFIG),
-        (ExitRule(),),
-        thresholds=thresholds,
+        [Branch.at(ExitRule(), 0.5, max_decode_length=STEPS)],
         max_input_length=64,
-        budget=budget,
+        # A size that no other test has compiled anything for.
+        batch_size=21,
+        token_budget=100_000,
         exit_head=exit_head,
     )
     opened = decoder.open_batch()
@@ -227,8 +219,8 @@ def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
         opened.warm_up()
         for count in (1, 6, 21):
             queues = opened.queues()
-            for index, prompt in enumerate(build_prompts(*range(1, 64, 3))[:count]):
-                request = admission.Request(index, prompt)
+            for prompt in build_prompts(*range(1, 64, 3))[:count]:
+                request = Request(prompt)
                 queues[opened.width_for(request)].append(request)
             while any(queues.values()) or opened.is_busy():
                 opened.admit(queues)
@@ -292,7 +284,7 @@ def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     left = []
     make_room = batch.Batch.make_room
 
-    def counted(crowded: Any) -> Iterator[admission.Request]:
+    def counted(crowded: Any) -> Iterator[Request]:
         for leaving in make_room(crowded):
             left.append(leaving)
             yield leaving
@@ -319,7 +311,7 @@ def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.Monkey
     for module, name in LAYER_ENDS:
         monkeypatch.setattr(module, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        _shared(ExitRule(), slots=1, tokens=1)
+        _shared(ExitRule(), slots=1, tokens=500)
 
 
 @pytest.mark.parametrize("confidence", ["softmax", "state"])
@@ -363,7 +355,7 @@ def test_equal_thresholds_cost_as_much_as_one() -> None:
         np.testing.assert_array_equal(several.tokens[1:], np.broadcast_to(single.tokens[1], (5, STEPS)))
 
 
-def _expected_work(results: Sequence[SweepResult], depth: int) -> tuple[int, int, int]:
+def _expected_work(results: Sequence[PromptResult], depth: int) -> tuple[int, int, int]:
     """Counts rows of layers, of the head and of fills from the outputs alone, under `from_exit` and `state`.
 
     Lanes share a row of layer i if they go through it in one state.
@@ -373,7 +365,7 @@ def _expected_work(results: Sequence[SweepResult], depth: int) -> tuple[int, int
         for step in range(STEPS):
             lanes = np.flatnonzero(result.lengths > step).tolist()
 
-            def key(lane: int, layer: int, step: int = step, result: SweepResult = result) -> tuple[int, ...]:
+            def key(lane: int, layer: int, step: int = step, result: PromptResult = result) -> tuple[int, ...]:
                 exits = np.minimum(result.exit_layers[lane, :step], layer - 1)
                 return (*result.tokens[lane, :step].tolist(), *exits.tolist())
 

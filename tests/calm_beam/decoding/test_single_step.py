@@ -13,11 +13,11 @@ import pytest
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import batch, single_step
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engines import engine_for
-from calm_beam.decoding.memory import Budget
-from calm_beam.decoding.packed import PackedDecoder
-from calm_beam.decoding.result import KnownOutput, SweepResult
-from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import KnownOutput, PromptResult
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
 from calm_beam.native import calls, library
@@ -61,26 +61,31 @@ def _llama() -> Checkpoint:
     return checkpoint_of(config, build_llama_arrays(config, 1))
 
 
-def _decoder(
-    rule: ExitRule, thresholds: Sequence[float | None] = _THRESHOLDS, checkpoint: Checkpoint | None = None
-) -> PackedDecoder:
-    by_step = [thresholds_by_step(rule, threshold, max_decode_length=STEPS) for threshold in thresholds]
-    return PackedDecoder(
+def _decoder(rule: ExitRule, threshold: float | None = None, checkpoint: Checkpoint | None = None) -> Decoder:
+    return Decoder(
         checkpoint or _model(),
-        (rule,),
-        thresholds=np.stack(by_step)[:, :, None],
+        [Branch.at(rule, threshold, max_decode_length=STEPS)],
         max_input_length=32,
-        budget=Budget(slots=6, tokens=10_000),
+        batch_size=6,
+        token_budget=10_000,
     )
 
 
-def _decoded(rule: ExitRule, **options: Any) -> tuple[list[SweepResult], Work]:
+def _decoded(rule: ExitRule, **options: Any) -> tuple[list[PromptResult], Work]:
+    """Returns what comes out at thresholds that stand side by side."""
     decoder = _decoder(rule, **options)
-    schedules = [index % len(_THRESHOLDS) for index in range(len(_PROMPTS))]
-    return in_order(decoder.decode(_PROMPTS, schedules=schedules), len(_PROMPTS)), decoder.work
+    branches = [Branch.at(rule, threshold, max_decode_length=STEPS) for threshold in _THRESHOLDS]
+    requests = [
+        Request(prompt, branches=[branch]) for prompt, branch in zip(_PROMPTS, itertools.cycle(branches), strict=False)
+    ]
+    return in_order(decoder.decode(requests), len(requests)), decoder.work
 
 
-def _known(result: SweepResult) -> KnownOutput:
+def _with_known(prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput]) -> list[Request]:
+    return [Request(prompt, known=each) for prompt, each in zip(prompts, known, strict=True)]
+
+
+def _known(result: PromptResult) -> KnownOutput:
     length = result.lengths[0]
     assert result.runner_ups is not None
     return KnownOutput(
@@ -91,12 +96,14 @@ def _known(result: SweepResult) -> KnownOutput:
     )
 
 
-def _assert_equal(one: SweepResult, other: SweepResult) -> None:
+def _assert_equal(one: PromptResult, other: PromptResult) -> None:
     for field in ("tokens", "exit_layers", "confidences", "runner_ups", "lengths", "is_finite"):
         np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
-def _both_ways(rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[tuple[list[SweepResult], Work]]:
+def _both_ways(
+    rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[tuple[list[PromptResult], Work]]:
     """Returns what comes out where everybody is asked after every layer, and where as much as can be is run ahead."""
     monkeypatch.setattr(calls.Stack, "runs_steps", False)
     found = []
@@ -148,9 +155,9 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
     for runs_steps in (True, False):
         monkeypatch.setattr(calls.Stack, "runs_steps", runs_steps)
         anew.append(_decoded(rule, checkpoint=model))
-        known = [_known(result) for result in in_order(_decoder(rule, [0.9], model).decode(_PROMPTS), len(_PROMPTS))]
-        decoder = _decoder(rule, [0.85], model)
-        known_before.append((in_order(decoder.decode(_PROMPTS, known), len(_PROMPTS)), decoder.work))
+        known = [_known(result) for result in in_order(_decoder(rule, 0.9, model).decode(_PROMPTS), len(_PROMPTS))]
+        decoder = _decoder(rule, 0.85, model)
+        known_before.append((in_order(decoder.decode(_with_known(_PROMPTS, known)), len(_PROMPTS)), decoder.work))
         # The second time, none is added. Of a static output, all of it is known.
         assert set(taken) == ({False} if rule.confidence == "static" else {False, True})
         counts.append(len(taken))
@@ -210,11 +217,11 @@ def test_nor_where_the_first_step_is_not_attended_to(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("rule", [_RULES[0], _RULES[7]], ids=lambda rule: rule.confidence)
 def test_known_steps_are_not_decided_again(rule: ExitRule) -> None:
     """What a prompt has in common with its output at a higher threshold is taken from there, and the rest follows."""
-    before = in_order(_decoder(rule, [0.9]).decode(_PROMPTS), len(_PROMPTS))
+    before = in_order(_decoder(rule, 0.9).decode(_PROMPTS), len(_PROMPTS))
     known = [_known(result) for result in before]
-    anew, going_on = _decoder(rule, [0.5]), _decoder(rule, [0.5])
+    anew, going_on = _decoder(rule, 0.5), _decoder(rule, 0.5)
     expected = in_order(anew.decode(_PROMPTS), len(_PROMPTS))
-    found = in_order(going_on.decode(_PROMPTS, known), len(_PROMPTS))
+    found = in_order(going_on.decode(_with_known(_PROMPTS, known)), len(_PROMPTS))
     for one, other in zip(expected, found, strict=True):
         assert_same(one, other)
     assert sum(int(each.steps_shared(np.full((STEPS, 1), 0.5, np.float32))[0]) for each in known) > 0
@@ -226,14 +233,14 @@ def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
     """Outputs that are known whole give their places to others before anybody has looked at their sources."""
     prompts = build_prompts(*range(1, 25))
     rule = build_rule("softmax")
-    before = in_order(_decoder(rule, [0.9]).decode(prompts), len(prompts))
+    before = in_order(_decoder(rule, 0.9).decode(prompts), len(prompts))
     nothing_left = [index % 3 > 0 for index in range(len(prompts))]
     known = [
         dataclasses.replace(each, runner_ups=np.full_like(each.runner_ups, -1.0 if is_whole else 1.0))
         for each, is_whole in zip(map(_known, before), nothing_left, strict=True)
     ]
-    expected = in_order(_decoder(rule, [0.5]).decode(prompts), len(prompts))
-    found = in_order(_decoder(rule, [0.5]).decode(prompts, known), len(prompts))
+    expected = in_order(_decoder(rule, 0.5).decode(prompts), len(prompts))
+    found = in_order(_decoder(rule, 0.5).decode(_with_known(prompts, known)), len(prompts))
     for index, is_whole in enumerate(nothing_left):
         assert_same(found[index], before[index] if is_whole else expected[index])
 
@@ -242,7 +249,7 @@ def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known at first, so that everybody is asked; where next to nobody leaves, nobody is asked any more."""
     monkeypatch.setattr(single_step, "_MOST_AHEAD", 3.0)
     monkeypatch.setattr(calls.Stack, "runs_steps", False)
-    decoder = _decoder(build_rule("static"), [1.0])
+    decoder = _decoder(build_rule("static"), 1.0)
     asked = []
     run = single_step.SingleStep._run
 

@@ -11,6 +11,7 @@ import pytest
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding import admission, batch
 from calm_beam.decoding.compilation import CompileTime
+from calm_beam.decoding.request import Request
 from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, OutputError, PromptError
 from tests.builders import build_checkpoint, build_prompts
 from tests.calm_beam.serving.builders import build_served_manifest
@@ -51,11 +52,11 @@ def test_answers_are_those_of_prompts_alone(alone: list[Answer]) -> None:
 def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes while another is decoded is not kept waiting for its end."""
     begun, has_joined = threading.Event(), threading.Event()
-    taken: list[int] = []
+    taken: list[Request] = []
     admit, step = batch.Batch.admit, batch.Batch.step
 
     def watched_admit(self: Any, waiting: admission.Waiting) -> None:
-        taken.extend(request.index for queue in waiting.values() for request in queue)
+        taken.extend(request for queue in waiting.values() for request in queue)
         admit(self, waiting)
 
     def watched_step(self: Any) -> Iterator[Any]:
@@ -73,7 +74,7 @@ def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest
         second = continuous.submit(_PROMPTS[shorter], on_token=lambda *_: order.append("second"))
         has_joined.set()
         _assert_same([first.result(), second.result()], [alone[longest], alone[shorter]])
-    assert taken == [0, 1]
+    assert [tuple(request.ids) for request in taken] == [tuple(_PROMPTS[longest]), tuple(_PROMPTS[shorter])]
     # The second had tokens before the first was done.
     assert order.index("second") < len(order) - order[::-1].index("first")
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from benchmarks.process import CompileTime
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding import thresholds
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError, parse_example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ManifestError, PlannedTest, write_manifest
@@ -75,7 +76,7 @@ def of_text(vocabulary_path: pathlib.Path) -> Generator:
 def test_answers_are_the_lanes_of_the_sweep(rule: ExitRule, threshold: float | None) -> None:
     """Tokens and exit layers are those that the sweep has at the entry's threshold, or in the full model's lane."""
     grid = (threshold or 0.5,)
-    sweep = SweepDecoder(_CHECKPOINT, rule, thresholds=grid, max_decode_length=STEPS, max_input_length=32)
+    sweep = Decoder(_CHECKPOINT, sweep_branches(rule, grid, max_decode_length=STEPS), max_input_length=32)
     expected = dict(sweep.decode(_PROMPTS))
     lane = 0 if threshold is None else 1
     served = _generator(entries=(build_entry(threshold, rule=rule),), rule=rule)

@@ -7,8 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from calm_beam.decoding.result import SweepResult
-from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import PromptResult
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation
 from calm_beam.sweeps.worker import LoadedModel, decode_shard
@@ -19,20 +20,20 @@ from tests.pipelines import SETTINGS, build_assignment
 class _Echo:
     """Answers every prompt with its first id and eos, at the last of four layers."""
 
-    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
         """Yields results in the order of the prompts."""
         lanes = 1 + len(SETTINGS.thresholds)
-        for index, ids in enumerate(prompts):
-            tokens = np.tile(np.array([ids[0], 1], np.int32), (lanes, 1))
+        for index, prompt in enumerate(prompts):
+            tokens = np.tile(np.array([prompt.ids[0], 1], np.int32), (lanes, 1))
             ones = np.ones(tokens.shape, np.float32)
             layers, lengths = np.full_like(tokens, 4), np.full(lanes, 2)
             yield (
                 index,
-                SweepResult(tokens=tokens, exit_layers=layers, confidences=ones, lengths=lengths, is_finite=True),
+                PromptResult(tokens=tokens, exit_layers=layers, confidences=ones, lengths=lengths, is_finite=True),
             )
 
 
-_LOADED = LoadedModel(decoder=cast(SweepDecoder, _Echo()), vocabulary=None, vocab_size=16)
+_LOADED = LoadedModel(decoder=cast(Decoder, _Echo()), vocabulary=None, vocab_size=16)
 _FIT, _UNFIT = (
     build_example(id=name, input=None, input_ids=ids, references=(), reference_ids=((3,),))
     for name, ids in (("fit", (5, 6, 1)), ("unfit", (5, 99, 1)))

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from calm_beam.decoding import batch
+from calm_beam.decoding.request import Request
 from calm_beam.serving import Generator
 from examples.web_service.limits import Limits
 from examples.web_service.timed_protocol import protocol_with
@@ -87,7 +88,7 @@ class HeldSteps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Holds every step from now on."""
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-        self.dropped: list[int] = []
+        self.dropped: list[Request] = []
         step, drop = batch.Batch.step, batch.Batch.drop
 
         def held_step(held: Any) -> Iterator[Any]:
@@ -96,9 +97,9 @@ class HeldSteps:
                 assert self.may_go_on.wait(60)
             return step(held)
 
-        def watched_drop(held: Any, index: int) -> None:
-            self.dropped.append(index)
-            drop(held, index)
+        def watched_drop(held: Any, request: Request) -> None:
+            self.dropped.append(request)
+            drop(held, request)
 
         monkeypatch.setattr(batch.Batch, "step", held_step)
         monkeypatch.setattr(batch.Batch, "drop", watched_drop)

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
 from calm_beam.exits.measures import MeasureError, check_may_run, check_named, is_own, measure_named, source_digest
 from calm_beam.exits.rule import ExitRule
@@ -37,14 +36,15 @@ def test_swept_and_served_alike(name: str) -> None:
     """A measure of the user's gives the same outputs in the sweep, the batch and the decoder of one prompt."""
     rule = ExitRule(confidence=f"{_MODULE}:{name}")
     checkpoint = build_checkpoint(_CONFIG)
-    sweep = SweepDecoder(checkpoint, rule, thresholds=_THRESHOLDS, max_decode_length=_STEPS, max_input_length=16)
+    sweep = Decoder(checkpoint, sweep_branches(rule, _THRESHOLDS, max_decode_length=_STEPS), max_input_length=16)
     swept = dict(sweep.decode(_PROMPTS))
     assert len({layer for result in swept.values() for layer in result.exit_layers.ravel().tolist()}) > 2
     for lane, threshold in enumerate((None, *_THRESHOLDS)):
         served = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=_STEPS, max_input_length=16)
-        by_step = thresholds_by_step(rule, threshold, max_decode_length=_STEPS)
-        batch = BatchDecoder(checkpoint, rule, thresholds=[by_step], max_input_length=16, batch_size=3)
-        for index, answer in itertools.chain(served.decode(_PROMPTS), batch.decode(_PROMPTS)):
+        branch = Branch.at(rule, threshold, max_decode_length=_STEPS)
+        batch = Decoder(checkpoint, [branch], max_input_length=16, batch_size=3)
+        batched = ((index, result.branch(0)) for index, result in batch.decode(_PROMPTS))
+        for index, answer in itertools.chain(served.decode(_PROMPTS), batched):
             np.testing.assert_array_equal(answer.tokens, swept[index].tokens[lane])
             np.testing.assert_array_equal(answer.exit_layers, swept[index].exit_layers[lane])
             np.testing.assert_allclose(answer.confidences, swept[index].confidences[lane], rtol=0, atol=1e-5)

@@ -1,43 +1,47 @@
 """The decoder that serves, asked as a sweep is."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES, Arithmetic
-from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.arithmetic import DTYPES, FLOAT32, Arithmetic
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.request import Request
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
-from calm_beam.sweeps.served_lanes import ServedLanes
+from calm_beam.sweeps.served_branches import ServedBranches
 from tests.builders import build_checkpoint, build_prompts
 
 _SETTINGS = DecodeSettings(
     rule=ExitRule(schedule="decay", tau=4.0), thresholds=(0.9, 0.3), max_input_length=16, max_decode_length=8
 )
 _PROMPTS = build_prompts(3, 9, 5, 12, 4, 7)
+_REQUESTS = [Request(prompt) for prompt in _PROMPTS]
+
+
+def _served(checkpoint: Checkpoint, *, arithmetic: Arithmetic = FLOAT32) -> ServedBranches:
+    branches = sweep_branches(_SETTINGS.rule, _SETTINGS.thresholds, max_decode_length=8)
+    decoder = Decoder(checkpoint, branches[:1], max_input_length=16, batch_size=4, arithmetic=arithmetic)
+    return ServedBranches(decoder, branches)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_lane_is_what_is_served_there(dtype: str) -> None:
     """Each threshold is decoded by itself, by the decoder of batches in that precision, and so is the full model."""
     checkpoint, arithmetic = build_checkpoint(), Arithmetic(dtype=dtype)
-    settings = dataclasses.replace(_SETTINGS, arithmetic=arithmetic)
-    results = dict(ServedLanes(checkpoint, settings, batch_size=4).decode(_PROMPTS))
+    results = dict(_served(checkpoint, arithmetic=arithmetic).decode(_REQUESTS))
     assert sorted(results) == list(range(len(_PROMPTS)))
     for lane, threshold in enumerate((None, *_SETTINGS.thresholds)):
-        by_step = thresholds_by_step(_SETTINGS.rule, threshold, max_decode_length=8)
-        alone = BatchDecoder(
+        alone = Decoder(
             checkpoint,
-            _SETTINGS.rule,
-            thresholds=[by_step],
+            [Branch.at(_SETTINGS.rule, threshold, max_decode_length=8)],
             max_input_length=16,
             batch_size=4,
             arithmetic=arithmetic,
         )
-        for index, result in alone.decode(_PROMPTS):
+        for index, of_prompt in alone.decode(_PROMPTS):
+            result = of_prompt.branch(0)
             assert results[index].lengths[lane] == result.length
             np.testing.assert_array_equal(results[index].tokens[lane], result.tokens)
             np.testing.assert_array_equal(results[index].exit_layers[lane], result.exit_layers)
@@ -49,9 +53,9 @@ def test_every_lane_is_what_is_served_there(dtype: str) -> None:
 def test_it_gives_what_a_sweep_gives() -> None:
     """But at near ties, of which there are none here."""
     checkpoint = build_checkpoint()
-    served = dict(ServedLanes(checkpoint, _SETTINGS, batch_size=4).decode(_PROMPTS))
-    sweep = SweepDecoder(
-        checkpoint, _SETTINGS.rule, thresholds=_SETTINGS.thresholds, max_decode_length=8, max_input_length=16
+    served = dict(_served(checkpoint).decode(_REQUESTS))
+    sweep = Decoder(
+        checkpoint, sweep_branches(_SETTINGS.rule, _SETTINGS.thresholds, max_decode_length=8), max_input_length=16
     )
     for index, result in sweep.decode(_PROMPTS):
         np.testing.assert_array_equal(served[index].tokens, result.tokens)
@@ -60,17 +64,8 @@ def test_it_gives_what_a_sweep_gives() -> None:
 
 def test_a_prompt_counts_once() -> None:
     """However many thresholds it is decoded at; tokens are those of the full model."""
-    decoder = ServedLanes(build_checkpoint(), _SETTINGS, batch_size=4)
-    results = dict(decoder.decode(_PROMPTS))
+    decoder = _served(build_checkpoint())
+    results = dict(decoder.decode(_REQUESTS))
     assert decoder.work.prompts == len(_PROMPTS)
     assert decoder.work.tokens == sum(int(result.lengths[0]) for result in results.values())
     assert decoder.slots == 4
-
-
-def test_what_nobody_serves_is_refused() -> None:
-    """Rules that run every layer for every token have no decoder that serves."""
-    settings = DecodeSettings(
-        rule=ExitRule(state_propagation="full_cache"), thresholds=(0.5,), max_input_length=16, max_decode_length=8
-    )
-    with pytest.raises(ValueError, match="nothing can be skipped with"):
-        ServedLanes(build_checkpoint(), settings)

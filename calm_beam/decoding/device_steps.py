@@ -46,8 +46,7 @@ def prefill(
     prefix: Sequence[KeysValues] = (),
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns keys and values of prompts for every layer, and their mask; arguments as of `admit`."""
-    made: tuple[list[KeysValues], jax.Array] = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
-    return made
+    return _gone_through(model, parameters, source_tokens, lengths, prefix)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
@@ -74,7 +73,7 @@ def admit(
       places: shape (rows,).
       prefix: Keys and values of the tokens that all prompts begin with, as `go_through` returns them, or nothing.
     """
-    new, new_mask = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
+    new, new_mask = _gone_through(model, parameters, source_tokens, lengths, prefix)
     # Zeros behind, since an earlier prompt may have left NaN there: it is masked, but 0 * NaN is NaN.
     behind = 0, source_mask.shape[1] - source_tokens.shape[1]
     keys_values = [
@@ -89,6 +88,33 @@ def admit(
         for pair, news in zip(keys_values, new, strict=True)
     ]
     return keys_values, whole(source_mask.at[places].set(jnp.pad(new_mask, ((0, 0), behind)), mode="drop"))
+
+
+def _gone_through(
+    model: EarlyExitModel,
+    parameters: Parameters,
+    source_tokens: jax.Array,
+    lengths: jax.Array,
+    prefix: Sequence[KeysValues],
+) -> tuple[list[KeysValues], jax.Array]:
+    """Returns keys and values of prompts for every layer, and their mask.
+
+    On a host, one prompt after the other: the numbers of each are then the same to the bit whatever stands beside it.
+    A prompt's tokens are rows enough for a processor's products.
+    """
+
+    made: tuple[list[KeysValues], jax.Array]
+    if jax.default_backend() != "cpu":
+        made = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
+        return made
+
+    def alone(prompt: tuple[jax.Array, jax.Array]) -> Any:
+        tokens, length = prompt
+        of_prompt = model.apply(parameters, tokens[None], length[None], prefix, method="prefill")
+        return jax.tree.map(lambda values: values[0], of_prompt)
+
+    made = jax.lax.map(alone, (source_tokens, lengths))
+    return made
 
 
 @functools.partial(jax.jit, static_argnums=0)

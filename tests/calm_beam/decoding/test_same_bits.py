@@ -1,0 +1,93 @@
+"""By native code, the numbers of a prompt do not depend on what is decoded beside it, nor on how it is asked for."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import PromptResult
+from calm_beam.exits.rule import ExitRule
+from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
+from tests.calm_beam.decoding.decoders import STEPS, in_order
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.instruction_sets import AVAILABLE, forced
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this machine has no native code")
+
+_THRESHOLDS = (0.93, 0.7, 0.5, 0.3, 0.05)
+# Of several padded widths; no beginning is shared by so many that it is gone through once for all.
+_PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13, 40, 17)
+_RULES = (
+    ExitRule(),
+    ExitRule(schedule="decay", tau=4.0),
+    build_rule("softmax_max", state_propagation="projected"),
+    build_rule("entropy"),
+    build_rule("state", state_propagation="from_first_exit"),
+    build_rule("classifier", exit_interval=2),
+    build_rule("patience", min_exit_layer=2),
+    build_rule("static"),
+)
+
+
+@functools.cache
+def _model(kind: str) -> Checkpoint:
+    if kind == "llama":
+        config = build_llama_config(vocab_size=64, num_decoder_layers=4, max_positions=128, end_ids=(1, 7))
+        return checkpoint_of(config, build_llama_arrays(config, 1))
+    if kind == "another t5":
+        return build_checkpoint(build_config(exit_classifier=2, tied_head=True, gated_mlp=False, vocab_size=128))
+    return build_checkpoint(build_config(exit_classifier=2))
+
+
+def _decoder(kind: str, branches: tuple[Branch, ...], slots: int) -> Decoder:
+    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, engine="native")
+
+
+def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> None:
+    one, other = found.branch(0), expected.branch(branch)
+    # Of the full model's, somebody beside it may have asked.
+    for name in ("tokens", "exit_layers", "confidences", *(["runner_ups"] if branch else [])):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["t5", "another t5", "llama"])
+@pytest.mark.parametrize("rule", sampled(_RULES, keep=(0, 4, 5)), ids=lambda rule: f"{rule.confidence}-{rule.schedule}")
+def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind: str) -> None:
+    """Tokens, exit layers, confidences and runner-ups are equal, by every instruction set of this machine."""
+    if kind == "llama" and rule.confidence == "classifier":
+        pytest.skip("this model has no classifier")
+    branches = sweep_branches(rule, _THRESHOLDS, max_decode_length=STEPS)
+    requests = [Request(prompt, branches=[branch]) for prompt in _PROMPTS for branch in branches]
+    for name in AVAILABLE:
+        with forced(name):
+            swept = in_order(_decoder(kind, branches, 5).decode(_PROMPTS), len(_PROMPTS))
+            for slots in (1, 3, 16, 64):
+                served = in_order(_decoder(kind, branches[:1], slots).decode(requests), len(requests))
+                for index, found in enumerate(served):
+                    prompt, branch = divmod(index, len(branches))
+                    _assert_equal(found, swept[prompt], branch)
+            exits = {layer for result in swept for layer in result.exit_layers.ravel().tolist()}
+            assert len(exits - {0}) > 1
+
+
+def test_rules_that_share_a_sweep_give_the_bits_of_their_own() -> None:
+    """And prompts that come alone those of prompts that come together."""
+    rules = (ExitRule(), build_rule("state"), build_rule("classifier"))
+    together = sweep_branches(rules, _THRESHOLDS, max_decode_length=STEPS)
+    alone = _decoder("t5", together, 1)
+    joined = [
+        (prompt, result.by_rule(len(rules)))
+        for prompt, result in zip(_PROMPTS, in_order(_decoder("t5", together, 4).decode(_PROMPTS), 9), strict=True)
+    ]
+    for place, rule in enumerate(rules):
+        own = _decoder("t5", sweep_branches(rule, _THRESHOLDS, max_decode_length=STEPS), 7)
+        for result, (prompt, by_rule) in zip(in_order(own.decode(_PROMPTS), 9), joined, strict=True):
+            ((_, by_itself),) = alone.decode([prompt])
+            for found in (by_rule[place], by_itself.by_rule(len(rules))[place]):
+                for name in ("tokens", "exit_layers", "confidences", "runner_ups"):
+                    np.testing.assert_array_equal(getattr(found, name), getattr(result, name), err_msg=name)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
@@ -92,7 +92,7 @@ def _one_at_a_time(
     """Returns the outputs of the full model and of every threshold, decoded by a decoder of its own for each."""
     lanes: dict[int, list[BranchResult]] = {index: [] for index in range(len(prompts))}
     for threshold in (None, *thresholds):
-        decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
+        decoder = EarlyExitDecoder(checkpoint, Branch.at(rule, threshold, max_decode_length=steps))
         for index, result in decoder.decode(prompts):
             lanes[index].append(result)
     return {

@@ -170,17 +170,17 @@ class _Measured:
         ]
 
     def _alone(self, thresholds: Sequence[float | None], count: int) -> list[list[Output]]:
+        rule, steps = self._settings.rule, self._settings.max_decode_length
+        branches = [Branch.at(rule, threshold, max_decode_length=steps) for threshold in thresholds]
         first = EarlyExitDecoder(
             self._checkpoint,
-            self._settings.rule,
-            threshold=None,
-            max_decode_length=self._settings.max_decode_length,
+            branches[0],
             max_input_length=self._settings.max_input_length,
             arithmetic=self._arithmetic,
         )
         return [
-            [_output(result) for result in _in_order(dict(first.at(each).decode(self._prompts[:count])))]
-            for each in thresholds
+            [_output(result) for result in _in_order(dict(first.at(branch).decode(self._prompts[:count])))]
+            for branch in branches
         ]
 
     def loss(self, one: Output, other: Output) -> float:

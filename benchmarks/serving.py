@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -108,7 +109,7 @@ def _print_table(
 ) -> None:
     depth = checkpoint.config.num_decoder_layers
     # Static confidence is known without computing anything.
-    full = EarlyExitDecoder(checkpoint, ExitRule(confidence="static"), threshold=None, max_decode_length=steps)
+    full = EarlyExitDecoder(checkpoint, Branch.at(ExitRule(confidence="static"), None, max_decode_length=steps))
     decoders, works = {}, {}
     full_work = _counted(ExitRule(confidence="static"), depth, results=dict(full.decode(prompts)))
     for measure in flags.measures.split(","):
@@ -117,7 +118,7 @@ def _print_table(
             threshold, results = _searched(checkpoint, rule, prompts=prompts, steps=steps, layers=share * depth)
             for exit_head in flags.exit_heads:
                 decoder = EarlyExitDecoder(
-                    checkpoint, rule, threshold=threshold, max_decode_length=steps, exit_head=exit_head
+                    checkpoint, Branch.at(rule, threshold, max_decode_length=steps), exit_head=exit_head
                 )
                 _check_same(dict(decoder.decode(prompts)), results)
                 decoders[measure, exit_head, threshold] = decoder
@@ -175,7 +176,7 @@ def _searched(
     found: list[tuple[float, float, dict[int, BranchResult]]] = []
     for _ in range(1 if rule.confidence == "static" else _TRIES):
         threshold = layers / depth if rule.confidence == "static" else (lower + upper) / 2
-        decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
+        decoder = EarlyExitDecoder(checkpoint, Branch.at(rule, threshold, max_decode_length=steps))
         results = dict(decoder.decode(prompts))
         work = _counted(rule, depth, results=results)
         used = work.layers / work.tokens

@@ -329,9 +329,7 @@ def _batch_1(task: Task, results: Mapping[int, PromptResult]) -> dict[str, Any]:
     for lane in [None, *measured]:
         decoder = EarlyExitDecoder(
             task.checkpoint,
-            task.rule,
-            threshold=None if lane is None else task.grid[lane],
-            max_decode_length=task.steps,
+            Branch.at(task.rule, None if lane is None else task.grid[lane], max_decode_length=task.steps),
             max_input_length=_MAX_INPUT_LENGTH,
             exit_head=task.exit_head,
         )

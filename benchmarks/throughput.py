@@ -162,9 +162,7 @@ def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], 
     """Returns what decodes all prompts, one at a time."""
     decoder = EarlyExitDecoder(
         task.checkpoint,
-        rule,
-        threshold=threshold,
-        max_decode_length=task.steps,
+        Branch.at(rule, threshold, max_decode_length=task.steps),
         max_input_length=MAX_INPUT_LENGTH,
         exit_head=task.exit_head,
     )

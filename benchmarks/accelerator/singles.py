@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 
+from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
 
@@ -43,9 +44,7 @@ def _seconds_and_layers(
     """Returns seconds and layers that a token takes."""
     decoder = EarlyExitDecoder(
         model_of(scale, name),
-        ExitRule(confidence=measured),
-        threshold=threshold,
-        max_decode_length=scale.steps,
+        Branch.at(ExitRule(confidence=measured), threshold, max_decode_length=scale.steps),
         max_input_length=scale.prompt_tokens,
         exit_head=way.exit_head,
         arithmetic=way.arithmetic,

@@ -79,9 +79,7 @@ def _one_by_one(scale: Scale, name: str) -> Case:
     for threshold in _RIVALS_THRESHOLDS:
         decoder = EarlyExitDecoder(
             model_of(scale, name),
-            _RULE,
-            threshold=threshold,
-            max_decode_length=scale.steps,
+            Branch.at(_RULE, threshold, max_decode_length=scale.steps),
             max_input_length=scale.prompt_tokens,
         )
         list(decoder.decode(prompts))

@@ -102,7 +102,6 @@ def _gone_through(
     On a host, one prompt after the other: the numbers of each are then the same to the bit whatever stands beside it.
     A prompt's tokens are rows enough for a processor's products.
     """
-
     made: tuple[list[KeysValues], jax.Array]
     if jax.default_backend() != "cpu":
         made = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")

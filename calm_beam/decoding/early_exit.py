@@ -30,13 +30,13 @@ from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Posit
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
 
+from .branches import Branch
 from .device_groups import device_groups, placed
 from .ends import is_end
 from .engine_choice import Machine, chosen_engine
 from .padding import members_by_width
 from .result import BranchResult
 from .settings import check_sizes
-from .thresholds import thresholds_by_step
 
 
 class EarlyExitDecoder:
@@ -52,13 +52,10 @@ class EarlyExitDecoder:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        rule: ExitRule,
+        branch: Branch,
         *,
-        threshold: float | None,
-        max_decode_length: int,
         max_input_length: int = 512,
         batch_size: int = 1,
-        threshold_by_position: Sequence[float] | None = None,
         exit_head: str = "exact",
         engine: str = "auto",
         arithmetic: Arithmetic = FLOAT32,
@@ -68,14 +65,9 @@ class EarlyExitDecoder:
 
         Args:
           checkpoint: The model.
-          rule: How exits are decided.
-          threshold: Exit threshold in [0, 1]; None never exits, which is the full model.
-          max_decode_length: Most tokens to generate, eos included.
+          branch: How exits are decided, and at which threshold of every step.
           max_input_length: Most tokens of a prompt.
           batch_size: Prompts decoded together. A layer runs as long as one of them needs it: meant for 1 to 8.
-          threshold_by_position: What the rule's schedule made of the threshold where it was calibrated, a float32 for
-            each of `max_decode_length` tokens; computed here if None. `static` has no schedule, and goes by the
-            threshold alone.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
           engine: One of `engine_choice.ENGINE_CHOICES`. XLA runs the layers, and decides by the head with `xla`.
@@ -83,21 +75,18 @@ class EarlyExitDecoder:
           model_parallelism: Devices that share the model, the first of this process.
 
         Raises:
-          ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
-            the model (no exit classifier, `min_exit_layer` too high), a number is below 1, or the thresholds by
-            position are not so many, not in [0, 1], or come without a threshold; or if devices cannot share the model.
+          ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
+            `min_exit_layer` too high), or a number is below 1; or if devices cannot share the model.
         """
-        num_layers = checkpoint.config.num_decoder_layers
+        num_layers, rule, max_decode_length = checkpoint.config.num_decoder_layers, branch.rule, len(branch.thresholds)
         rule.check_served()
         check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, batch_size=batch_size)
         architecture_of(checkpoint.config).check_positions(
             checkpoint.config, source=max_input_length, steps=max_decode_length
         )
         rule.check_model(num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
-        self._thresholds = thresholds_by_step(
-            rule, threshold, threshold_by_position, max_decode_length=max_decode_length
-        )
-        self._certain_exit = _certain_exit(rule, threshold, num_layers)
+        self._branch = branch
+        self._certain_exit = _certain_exit(branch, num_layers)
         self._group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
         self.engine = chosen_engine(
             engine,
@@ -111,7 +100,6 @@ class EarlyExitDecoder:
         )
         self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
-        self._rule = rule
         self._max_input_length = max_input_length
         self._rows = batch_size
         with self._group.running():
@@ -123,21 +111,11 @@ class EarlyExitDecoder:
                 ],
             )
 
-    def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:
-        """Returns the decoder at another threshold, with the same weights and the same form of the head.
-
-        Args:
-          threshold: As above.
-          threshold_by_position: As above.
-
-        Raises:
-          ValueError: As above, if one of them is out of range.
-        """
+    def at(self, branch: Branch) -> Self:
+        """Returns the decoder by another branch of the same rule and length, with the same weights and form of head."""
+        assert (branch.rule, len(branch.thresholds)) == (self._branch.rule, len(self._branch.thresholds))
         other = copy.copy(self)
-        other._thresholds = thresholds_by_step(
-            self._rule, threshold, threshold_by_position, max_decode_length=len(self._thresholds)
-        )
-        other._certain_exit = _certain_exit(self._rule, threshold, self._model.config.num_decoder_layers)
+        other._branch, other._certain_exit = branch, _certain_exit(branch, self._model.config.num_decoder_layers)
         return other
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
@@ -163,11 +141,11 @@ class EarlyExitDecoder:
                     host = jax.device_get(
                         _decode(
                             self._model,
-                            self._rule,
+                            self._branch.rule,
                             self._certain_exit,
                             self._parameters,
                             self._heads,
-                            self._thresholds,
+                            self._branch.thresholds,
                             source_tokens,
                             lengths,
                             first,
@@ -224,17 +202,16 @@ class _Rows(NamedTuple):
         return self._replace(**{name: self.for_open(new, getattr(self, name)) for name, new in changes.items()})
 
 
-def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> int | None:
+def _certain_exit(branch: Branch, num_layers: int) -> int | None:
     """Returns the layer at which every token leaves, where that is known beforehand; else None."""
-    if threshold is None:
+    if np.isposinf(branch.thresholds).all():
         return num_layers
-    measure = rule.measure()
+    measure = branch.rule.measure()
     if measure.needs is not Need.LAYER:
         return None
-    exit_layers = rule.exit_layers(num_layers)
-    reached = (
-        layer for layer in exit_layers if np.float32(measure.confidence(layer, num_layers)) >= np.float32(threshold)
-    )
+    # It takes no schedule.
+    threshold, exit_layers = branch.thresholds[0], branch.rule.exit_layers(num_layers)
+    reached = (layer for layer in exit_layers if np.float32(measure.confidence(layer, num_layers)) >= threshold)
     return next(reached, num_layers)
 
 

@@ -436,20 +436,13 @@ class Generator:
                 self._say_other(self.engine.single)
                 full_model = EarlyExitDecoder(
                     self._checkpoint,
-                    self._settings.rule,
-                    threshold=None,
-                    max_decode_length=self._settings.max_decode_length,
+                    self._branches[None],
                     max_input_length=self._settings.max_input_length,
                     **self.engine.asked,
                     arithmetic=self._settings.arithmetic,
                     model_parallelism=self._model_parallelism,
                 )
-                self._single = {
-                    each: full_model.at(
-                        each, threshold_by_position=None if each is None else branch.thresholds.tolist()
-                    )
-                    for each, branch in self._branches.items()
-                }
+                self._single = {threshold: full_model.at(branch) for threshold, branch in self._branches.items()}
             return self._single[threshold]
 
     def _threshold(self, entry: Calibration) -> float | None:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.prompts import encode_prompt
@@ -76,9 +76,7 @@ def run_trial() -> Trial:
     by_sweep = dict(sweep.decode([prompt.ids for prompt in prompts]))
     decoder = EarlyExitDecoder(
         checkpoint,
-        _SETTINGS.rule,
-        threshold=_THRESHOLDS[0],
-        max_decode_length=_SETTINGS.max_decode_length,
+        Branch.at(_SETTINGS.rule, _THRESHOLDS[0], max_decode_length=_SETTINGS.max_decode_length),
         max_input_length=_SETTINGS.max_input_length,
     )
     ((_, served),) = decoder.decode([prompts[0].ids])

@@ -15,7 +15,7 @@ import pytest
 
 from calm_beam.arithmetic import DTYPES, Arithmetic
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.result import PromptResult
@@ -101,7 +101,7 @@ def test_every_output_as_it_is_served_is_the_references(name: str, method: str) 
     """With layers skipped, one prompt at a time, tokens and exit layers are identical, confidences within 1e-4."""
     golden = {key.removeprefix(f"{method}/"): value for key, value in _load(f"decode_{name}").items()}
     for lane, threshold in enumerate(golden["thresholds"].tolist()):
-        decoder = EarlyExitDecoder(_checkpoint(), _rule(name, method), threshold=threshold, max_decode_length=_STEPS)
+        decoder = EarlyExitDecoder(_checkpoint(), Branch.at(_rule(name, method), threshold, max_decode_length=_STEPS))
         for prompt, result in decoder.decode(_prompts()):
             was_generated = golden["exits"][lane, prompt] > 0
             assert result.is_finite

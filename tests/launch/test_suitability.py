@@ -11,6 +11,7 @@ from calm_beam.analysis.layer_predictions import layer_predictions
 from calm_beam.analysis.suitability import suitability
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.efficiency.device_forecast import device_forecast
 from calm_beam.efficiency.flops import DecoderSizes
@@ -44,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_the_last_layer_predicts_the_full_models_output() -> None:
     """Given the outputs of greedy decoding, each of their tokens is what the last layer makes of those before it."""
     checkpoint, prompts = build_checkpoint(), build_prompts(3, 9, 5, 12, 7)
-    decoder = EarlyExitDecoder(checkpoint, ExitRule(), threshold=None, max_decode_length=8, max_input_length=16)
+    decoder = EarlyExitDecoder(checkpoint, Branch.at(ExitRule(), None, max_decode_length=8), max_input_length=16)
     outputs = dict(decoder.decode(prompts))
     tokens = [outputs[index].tokens[: outputs[index].length].tolist() for index in range(len(prompts))]
     found = layer_predictions(checkpoint, list(zip(prompts, tokens, strict=True)))

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import math
 import pathlib
 import time
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from calm_beam.analysis.sample import sampled
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
@@ -91,13 +91,15 @@ def measure_times(points: list[Point], *, model: str, data: str, prompts: int) -
     assert checkpoint.vocabulary_path is not None
     vocabulary = Vocabulary(checkpoint.vocabulary_path)
     examples = sampled(list(read_examples(data, Reading(), file_index=0)), prompts)
-    decoder = functools.partial(
-        EarlyExitDecoder, checkpoint, max_input_length=_LONGEST_INPUT, max_decode_length=_LONGEST_OUTPUT
-    )
+
+    def decoder(rule: ExitRule, threshold: float | None) -> EarlyExitDecoder:
+        branch = Branch.at(rule, threshold, max_decode_length=_LONGEST_OUTPUT)
+        return EarlyExitDecoder(checkpoint, branch, max_input_length=_LONGEST_INPUT)
+
     served = [point for point in points if point.confidence not in ("", "oracle")]
     # Static confidence is known without computing anything.
-    full = decoder(ExitRule(confidence="static"), threshold=None)
-    early = [decoder(point.rule, threshold=point.threshold) for point in served]
+    full = decoder(ExitRule(confidence="static"), None)
+    early = [decoder(point.rule, point.threshold) for point in served]
     ids = [(*vocabulary.encode(example.input or ""), EOS_ID) for example in examples]
     reference, *times = _fastest([full, *early], ids)
     return {point: seconds / reference for point, seconds in zip(served, times, strict=True)}

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import copy
 import dataclasses
-import functools
 import json
 import sys
 import time
@@ -281,18 +280,18 @@ def _speedups(
 ) -> Speedups:
     """Returns the speedup at every threshold of the table, measured here."""
     # Here, since it loads JAX.
+    from calm_beam.decoding.branches import Branch
     from calm_beam.decoding.early_exit import EarlyExitDecoder
     from calm_beam.decoding.prompts import encode_prompt
     from calm_beam.efficiency.speedup import measure_speedups
 
     job = measures[0].job
     settings = job.settings
-    decoder = functools.partial(
-        EarlyExitDecoder,
-        model.checkpoint,
-        max_decode_length=settings.max_decode_length,
-        max_input_length=settings.max_input_length,
-    )
+
+    def decoder(rule: ExitRule, threshold: float | None) -> EarlyExitDecoder:
+        branch = Branch.at(rule, threshold, max_decode_length=settings.max_decode_length)
+        return EarlyExitDecoder(model.checkpoint, branch, max_input_length=settings.max_input_length)
+
     rules = {measure.name: measure.rule for measure in measures}
     chosen = dict.fromkeys((each.measure, each.threshold) for each in table if each.threshold is not None)
     examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
@@ -307,8 +306,8 @@ def _speedups(
     )
     return measure_speedups(
         # Static confidence is known without computing anything.
-        decoder(ExitRule(confidence="static"), threshold=None),
-        {(name, threshold): decoder(rules[name], threshold=threshold) for name, threshold in chosen},
+        decoder(ExitRule(confidence="static"), None),
+        {(name, threshold): decoder(rules[name], threshold) for name, threshold in chosen},
         prompts=prompts,
         max_input_length=settings.max_input_length,
     )

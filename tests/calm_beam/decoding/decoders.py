@@ -80,9 +80,7 @@ def serve(
     """Returns the served decoder's results at one threshold, in the order of the prompts."""
     decoder = EarlyExitDecoder(
         checkpoint,
-        rule,
-        threshold=threshold,
-        max_decode_length=max_decode_length,
+        Branch.at(rule, threshold, max_decode_length=max_decode_length),
         max_input_length=LONGEST_PROMPT,
         **options,
     )
@@ -122,8 +120,10 @@ def _prepare_sweep(checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length:
     return Decoder(checkpoint, sweep_branches(rule, (0.5,), max_decode_length=max_decode_length), **sizes)
 
 
-def _prepare_served(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> EarlyExitDecoder:
-    return EarlyExitDecoder(checkpoint, rule, threshold=0.5, **{"max_decode_length": 5, **sizes})
+def _prepare_served(
+    checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any
+) -> EarlyExitDecoder:
+    return EarlyExitDecoder(checkpoint, Branch.at(rule, 0.5, max_decode_length=max_decode_length), **sizes)
 
 
 def _prepare_batched(checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any) -> Decoder:

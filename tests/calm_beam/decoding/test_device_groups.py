@@ -92,7 +92,7 @@ for parts in map(int, sys.argv[1].split(",")):
         if rule.needs_full_model():
             continue
         served = EarlyExitDecoder(
-            checkpoint, rule, threshold=0.6, max_decode_length=8, arithmetic=arithmetic, model_parallelism=parts
+            checkpoint, branches[1], arithmetic=arithmetic, model_parallelism=parts
         )
         differing += flips(expected, dict(served.decode(prompts)), lanes=1)
         batch = Decoder(
@@ -194,7 +194,7 @@ alone = Decoder(checkpoint, branches, devices=jax.local_devices()[:1])
 expected = dict(alone.decode(prompts))
 placed = on_device(checkpoint, FLOAT32, model_parallelism=2)
 batch = Decoder(placed, branches[1:], model_parallelism=2)
-single = EarlyExitDecoder(placed, rule, threshold=0.6, max_decode_length=8, model_parallelism=2)
+single = EarlyExitDecoder(placed, branches[1], model_parallelism=2)
 assert len(batch._decoders) == 4
 found = {}
 threads = [threading.Thread(target=lambda: found.update(single.decode(prompts))) for _ in range(2)]
@@ -209,7 +209,7 @@ same = sum(
     for index, result in expected.items()
 )
 try:
-    EarlyExitDecoder(placed, rule, threshold=0.6, max_decode_length=8, exit_head="int8", model_parallelism=2)
+    EarlyExitDecoder(placed, branches[1], exit_head="int8", model_parallelism=2)
 except ValueError as error:
     assert "exit_head is int8, but model_parallelism is 2" in str(error), error
 else:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.result import BranchResult
 from calm_beam.exits.measures import MEASURES
@@ -73,12 +74,11 @@ def _assert_same(one: BranchResult, other: BranchResult) -> None:
 @pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy"])
 def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: str) -> None:
     """A confidence that a threshold equals, or exceeds by the least, decides as it does without a certified head."""
+    rule = ExitRule(confidence=confidence)
     made = {
         form: EarlyExitDecoder(
             build_checkpoint(_CONFIG),
-            ExitRule(confidence=confidence),
-            threshold=0.0,
-            max_decode_length=2,
+            Branch.at(rule, 0.0, max_decode_length=2),
             max_input_length=32,
             exit_head=form,
         )
@@ -92,7 +92,7 @@ def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: st
                 continue
             layers = {}
             for form, decoder in made.items():
-                ((_, result),) = decoder.at(float(threshold)).decode([prompt])
+                ((_, result),) = decoder.at(Branch.at(rule, float(threshold), max_decode_length=2)).decode([prompt])
                 layers[form] = int(result.exit_layers[0])
             assert (layers["exact"] == 1) is leaves, place
             assert layers["int8"] == layers["exact"], place
@@ -162,14 +162,14 @@ def test_skipped_layers_leave_no_trace(confidence: str, batch_size: int) -> None
 def test_shorter_widths_come_first() -> None:
     """Prompts of several widths come back under their own index, shorter widths first, in the order given."""
     decoder = EarlyExitDecoder(
-        build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=STEPS, max_input_length=64, batch_size=2
+        build_checkpoint(_CONFIG), Branch.at(_RULE, 0.5, max_decode_length=STEPS), max_input_length=64, batch_size=2
     )
     assert [index for index, _ in decoder.decode(build_prompts(33, 4, 50, 9, 12))] == [1, 3, 4, 0, 2]
 
 
 def test_threads_share_a_decoder() -> None:
     """Several threads that decode with one decoder at a time get what one alone gets."""
-    decoder = EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=STEPS)
+    decoder = EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(_RULE, 0.5, max_decode_length=STEPS))
     expected = [dict(decoder.decode([prompt]))[0] for prompt in _PROMPTS]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda prompt: dict(decoder.decode([prompt]))[0], _PROMPTS * 4))
@@ -193,28 +193,24 @@ def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch)
     assert len(traced) == 1
 
 
-def test_a_decoder_at_another_threshold_is_as_one_made_for_it() -> None:
+def test_a_decoder_by_another_branch_is_as_one_made_for_it() -> None:
     """Weights and head are shared, outputs are those of that threshold, and the first decoder stays as it was."""
     checkpoint = build_checkpoint(_CONFIG)
-    first = EarlyExitDecoder(checkpoint, _RULE, threshold=0.5, max_decode_length=STEPS)
+    first = EarlyExitDecoder(checkpoint, Branch.at(_RULE, 0.5, max_decode_length=STEPS))
     before = dict(first.decode(_PROMPTS))
     for threshold in (0.0, 0.9, None):
         expected = serve(checkpoint, _RULE, _PROMPTS, threshold)
-        for index, result in first.at(threshold).decode(_PROMPTS):
+        for index, result in first.at(Branch.at(_RULE, threshold, max_decode_length=STEPS)).decode(_PROMPTS):
             _assert_same(result, expected[index])
     for index, result in first.decode(_PROMPTS):
         _assert_same(result, before[index])
-    with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\], or None to never exit; got 1.5"):
-        first.at(1.5)
-    with pytest.raises(ValueError, match=r"got 1 numbers beside 0\.5"):
-        first.at(0.5, threshold_by_position=[0.5])
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, 5.0, float("nan")])
 def test_thresholds_outside_of_0_to_1_are_refused(threshold: float) -> None:
     """The message has the value, and says how to never exit."""
     with pytest.raises(ValueError, match=rf"threshold must be in \[0, 1\], or None to never exit; got {threshold}"):
-        EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=threshold, max_decode_length=5)
+        EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(_RULE, threshold, max_decode_length=5))
 
 
 @pytest.mark.parametrize(
@@ -231,16 +227,14 @@ def test_rules_that_need_the_full_model_are_refused(rule: ExitRule, named: str, 
     with pytest.raises(
         ValueError, match=f"nothing can be skipped with {named}: it needs every layer.*Decode it with the sweep"
     ):
-        EarlyExitDecoder(build_checkpoint(_CONFIG), rule, threshold=threshold, max_decode_length=5)
+        EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(rule, threshold, max_decode_length=5))
 
 
 def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
     """Given what Eq. 5 makes of a threshold, a decoder of the constant schedule generates as one of that schedule."""
     checkpoint, decay = build_checkpoint(_CONFIG), ExitRule(schedule="decay", tau=4.0)
     positions = scheduled_thresholds(decay, (0.6,), max_decode_length=STEPS)[:, 0].tolist()
-    decoder = EarlyExitDecoder(
-        checkpoint, ExitRule(), threshold=0.6, max_decode_length=STEPS, threshold_by_position=positions
-    )
+    decoder = EarlyExitDecoder(checkpoint, Branch.at(ExitRule(), 0.6, positions, max_decode_length=STEPS))
     expected = serve(checkpoint, decay, _PROMPTS, 0.6)
     constant = serve(checkpoint, ExitRule(), _PROMPTS, 0.6)
     assert any((one.exit_layers != other.exit_layers).any() for one, other in zip(expected, constant, strict=True))
@@ -262,13 +256,7 @@ def test_thresholds_by_position_that_do_not_fit_are_refused(
 ) -> None:
     """There is one for each token, and none for the full model."""
     with pytest.raises(ValueError, match=message):
-        EarlyExitDecoder(
-            build_checkpoint(_CONFIG),
-            _RULE,
-            threshold=threshold,
-            max_decode_length=5,
-            threshold_by_position=positions,
-        )
+        EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(_RULE, threshold, positions, max_decode_length=5))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from calm_beam import free_memory
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import engine_choice
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine, asked_like, check_assigned, chosen_engine, slow_arithmetic
@@ -151,7 +151,9 @@ def test_decoders_say_what_they_are() -> None:
         return [
             Decoder(checkpoint, branches, max_input_length=16, **asked).engine,
             Decoder(checkpoint, branches[1:], max_input_length=16, **asked).engine,
-            EarlyExitDecoder(checkpoint, rule, threshold=0.5, max_decode_length=4, max_input_length=16, **asked).engine,
+            EarlyExitDecoder(
+                checkpoint, Branch.at(rule, 0.5, max_decode_length=4), max_input_length=16, **asked
+            ).engine,
         ]
 
     xla = _engine("xla", "cpu avx2", "exact")

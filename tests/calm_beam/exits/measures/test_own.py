@@ -40,7 +40,7 @@ def test_swept_and_served_alike(name: str) -> None:
     swept = dict(sweep.decode(_PROMPTS))
     assert len({layer for result in swept.values() for layer in result.exit_layers.ravel().tolist()}) > 2
     for lane, threshold in enumerate((None, *_THRESHOLDS)):
-        served = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=_STEPS, max_input_length=16)
+        served = EarlyExitDecoder(checkpoint, Branch.at(rule, threshold, max_decode_length=_STEPS), max_input_length=16)
         branch = Branch.at(rule, threshold, max_decode_length=_STEPS)
         batch = Decoder(checkpoint, [branch], max_input_length=16, batch_size=3)
         batched = ((index, result.branch(0)) for index, result in batch.decode(_PROMPTS))

@@ -34,8 +34,9 @@ class Decoder:
     """Decodes prompts, each by some branches; neither prompts nor branches ever influence each other.
 
     Branches of a prompt share the work that they have in common, and so do prompts: a layer is run for all that need
-    it. What is run together moves confidences by about 1e-6, and so no output but at a near tie. Of the threads that
-    share a decoder, one may decode at a time.
+    it. By native code, a prompt's numbers are the same to the bit whatever is run beside it (docs/guarantee.md has the
+    exceptions); XLA moves confidences by about 1e-6, and so no output but at a near tie. Of the threads that share a
+    decoder, one may decode at a time.
 
     Attributes:
       engine: What computes.

@@ -47,7 +47,7 @@ def _seconds_and_layers(
         threshold=threshold,
         max_decode_length=scale.steps,
         max_input_length=scale.prompt_tokens,
-        exit_head=way.exit_head,
+        exit_head="exact",
         arithmetic=way.arithmetic,
     )
     seconds, tokens, layers = 0.0, 0, 0

@@ -215,7 +215,7 @@ def test_a_gpus_blocks_change_nothing(measure: str, entries: int, monkeypatch: p
         sizes.append(entries)
         return _cut(part, first, entries)
 
-    monkeypatch.setattr(decision.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(decision, "_GPU_LOGITS", 70 * entries + 69)
     made = jax.jit(functools.partial(_in_blocks, measure=measure, cut=cut))(logits)
     assert (sum(sizes), max(sizes)) == (384, min(entries, 384))

@@ -11,9 +11,9 @@ PROCESSES := -n auto --maxprocesses=4
 PARALLEL := $(PROCESSES) --dist loadfile
 STEALING := $(PROCESSES) --dist worksteal
 TESTS = $(sort $(shell find tests -name 'test_*.py'))
-# What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly. Not the
-# kernels of accelerators, which are interpreted here, nor models on several devices, which are compared with one device.
-COMPILED = $(filter-out $(addprefix %/test_,decision_kernel.py screening_kernel.py device_groups.py compilation.py), \
+# What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly. Not
+# models on several devices, which are compared with one device.
+COMPILED = $(filter-out $(addprefix %/test_,device_groups.py compilation.py), \
     $(filter $(addprefix tests/calm_beam/,decoding/% exits/% model/% serving/%),$(TESTS)))
 # What rather runs than compiles, and for long.
 RUNNING := $(addprefix tests/,calm_beam/test_reference_goldens.py test_accelerator_benchmark.py test_benchmarks.py test_tutorials.py)

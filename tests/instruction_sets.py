@@ -19,6 +19,9 @@ def _available() -> tuple[str, ...]:
 AVAILABLE = _available()
 """The best first; those that the variable leaves, where it is set."""
 
+needs_native = pytest.mark.skipif(not AVAILABLE, reason="no native code here")
+"""Marks tests of a certified head, which is native code's alone."""
+
 
 @contextlib.contextmanager
 def forced(name: str) -> Iterator[None]:

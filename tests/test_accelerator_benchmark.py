@@ -33,9 +33,7 @@ def test_every_part_measures_something(tmp_path: pathlib.Path) -> None:
     assert all(case["compile_seconds"] > 0 for case in programs)
     decisions = [case for case in measured if case["part"] == "decisions"]
     assert decisions
-    assert all(
-        case[name] == 0 for case in decisions for name in ("other_tokens", "int8_other_tokens", "bfloat16_other_tokens")
-    )
+    assert all(case["other_tokens"] == 0 for case in decisions)
     assert all(case["share_of_float32_rate"] > 0 for case in decisions)
 
 

@@ -179,7 +179,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
     def _check(self, manifest: Manifest) -> None:
         """Refuses what can be refused here."""
         from calm_beam.decoding.engine_choice import ENGINE_CHOICES
-        from calm_beam.exits.head_forms import EXIT_HEADS
+        from calm_beam.exits.head_forms import check_name
         from calm_beam.hosting.host import check_sampled
         from calm_beam.serving.agreement import servable_settings
         from calm_beam.serving.loss_meter import check_exits, check_share
@@ -188,8 +188,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             value = getattr(self._model, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self._model.exit_head not in EXIT_HEADS:
-            raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {self._model.exit_head!r}.")
+        check_name(self._model.exit_head)
         if self._model.engine not in ENGINE_CHOICES:
             raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {self._model.engine!r}.")
         choice = self._choice

@@ -55,7 +55,7 @@ def _tokens_per_second(
         [Branch.at(rule, threshold, max_decode_length=scale.steps)],
         max_input_length=scale.prompt_tokens,
         batch_size=size,
-        exit_head=way.exit_head,
+        exit_head="exact",
         arithmetic=way.arithmetic,
     )
     prompts = prompts_for(scale, name, _BATCHES * size)

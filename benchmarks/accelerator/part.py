@@ -21,12 +21,10 @@ class Way:
     Attributes:
       name: In the output.
       arithmetic: In which numbers.
-      exit_head: One of `EXIT_HEADS`.
     """
 
     name: str
     arithmetic: Arithmetic = FLOAT32
-    exit_head: str = "exact"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

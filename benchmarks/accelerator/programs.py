@@ -11,12 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.programs import MODELS, Placement, Program, kernels, programs
+from benchmarks.programs import MODELS, Program, programs
 from calm_beam.arithmetic import DTYPES, Arithmetic
 
 from .part import Case, Clock, Scale
-
-_KERNELS = "kernels"
 
 
 def measure(scale: Scale, clock: Clock) -> Iterator[Case]:
@@ -26,20 +24,11 @@ def measure(scale: Scale, clock: Clock) -> Iterator[Case]:
 
 def _cases(scale: Scale) -> Iterator[tuple[Case, Callable[[], Case]]]:
     for dtype in DTYPES:
-        for name in (_KERNELS, *MODELS):
-            for program in _programs(name, Arithmetic(dtype=dtype)):
+        for name, config in MODELS.items():
+            for program in programs(config, Arithmetic(dtype=dtype), devices=jax.local_devices()[:1]):
                 if re.search(scale.programs, program.name):
                     case = {"measured": "program", "model": name, "in": dtype, "program": program.name}
                     yield case, _measured(program)
-
-
-def _programs(name: str, arithmetic: Arithmetic) -> Iterator[Program]:
-    devices, platform = jax.local_devices()[:1], jax.default_backend()
-    if name != _KERNELS:
-        yield from programs(MODELS[name], arithmetic, devices=devices)
-    elif platform != "cpu":
-        # A processor has none.
-        yield from kernels(Placement(devices, MODELS["T5"]), arithmetic, platform=platform)
 
 
 def _measured(program: Program) -> Callable[[], Case]:

@@ -8,7 +8,6 @@ from calm_beam.arithmetic import Arithmetic
 from .part import Scale, Way
 
 _FLOAT32 = Way(name="float32")
-_INT8 = Way(name="float32, certified head (int8)", exit_head="int8")
 _BFLOAT16 = Way(name="bfloat16", arithmetic=Arithmetic(dtype="bfloat16"))
 
 FULL = Scale(
@@ -17,8 +16,6 @@ FULL = Scale(
         _FLOAT32,
         _BFLOAT16,
         Way(name="float32, default products", arithmetic=Arithmetic(matmul_precision="default")),
-        Way(name="float32, certified head (bfloat16)", exit_head="bfloat16"),
-        _INT8,
     ),
     programs="",
     vocabularies=(32128, 128256),
@@ -43,7 +40,7 @@ QUICK = Scale(
             ),
         ),
     ),
-    ways=(_FLOAT32, _BFLOAT16, _INT8),
+    ways=(_FLOAT32, _BFLOAT16),
     programs="^(embeddings|attention to outputs|decisions, softmax)",
     vocabularies=(2048,),
     widths=(128,),

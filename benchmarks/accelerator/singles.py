@@ -46,7 +46,7 @@ def _seconds_and_layers(
         model_of(scale, name),
         Branch.at(ExitRule(confidence=measured), threshold, max_decode_length=scale.steps),
         max_input_length=scale.prompt_tokens,
-        exit_head=way.exit_head,
+        exit_head="exact",
         arithmetic=way.arithmetic,
     )
     seconds, tokens, layers = 0.0, 0, 0

@@ -3,7 +3,6 @@
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.decoding import early_exit
@@ -11,7 +10,6 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
 from calm_beam.model.heads import has_own_exits, kernel_layers
 
-from .kernels import certified_head
 from .placement import Placement
 from .program import Program
 
@@ -25,7 +23,6 @@ def served(
     *,
     rule: ExitRule,
     certain_exit: int | None = None,
-    form: str | None = None,
     rows: int = 1,
     source: int = _SOURCE,
     steps: int = _STEPS,
@@ -38,22 +35,16 @@ def served(
       placement: Where.
       rule: How exits are decided.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
-      form: Of the certified heads; None for exact ones.
       rows: Prompts.
       source: Tokens of each.
       steps: Most tokens of an output.
     """
-    heads: list[Any] = [
-        form and certified_head(placement, arithmetic, form=form, vocabulary=config.vocab_size, width=config.emb_dim)
-        for _ in kernel_layers(config)
-    ]
     layers = [certain_exit] if certain_exit else rule.exit_layers(config.num_decoder_layers)
     said = [f"exit at layer {certain_exit}" if certain_exit else rule.confidence]
-    said += [f"certified heads ({form})"] if form else []
     said += [rule.state_propagation] if rule.state_propagation != "from_exit" else []
     said += [f"exits at every {rule.exit_interval} layers"] if rule.exit_interval > 1 else []
-    # Heads of their own ask those who leave, by a conditional more; so does a certified head about what it leaves open.
-    is_plain = form is None and (rule.measure().needs.asks_head or not has_own_exits(config))
+    # Heads of their own ask those who leave, by a conditional more.
+    is_plain = rule.measure().needs.asks_head or not has_own_exits(config)
     return Program(
         name=f"served loop, {rows} x {source}, {', '.join(said)}",
         placement=placement,
@@ -63,14 +54,14 @@ def served(
             rule,
             certain_exit,
             {"params": placement.tree(arithmetic)},
-            heads,
+            # Certified heads are native code's, for CPUs.
+            [None for _ in kernel_layers(config)],
             placement.array(steps, dtype="float32"),
             placement.array(rows, source),
             placement.array(rows),
             placement.array(rows),
         ),
         conditionals=len(layers) - 1 if is_plain else None,
-        kernels=len(layers) if form == "bfloat16" else 0,
         sums=_sums(config, heads=len(layers), depth=certain_exit) if is_plain else None,
     )
 
@@ -97,6 +88,3 @@ def loops(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> 
     yield of(rule=ExitRule(confidence="classifier", state_propagation="from_first_exit"))
     yield of(rule=ExitRule(confidence="patience", patience=2, state_propagation="projected"), rows=2)
     yield of(rule=ExitRule(confidence="static"), certain_exit=2)
-    if placement.parts == 1:
-        yield of(rule=ExitRule(), form="bfloat16")
-        yield of(rule=ExitRule(), form="int8")

@@ -21,8 +21,6 @@ class Program:
       arguments: Passed by position: `jax.ShapeDtypeStruct` where the program takes arrays.
       options: Passed by name, likewise.
       donated: Names of the options whose buffers it writes into, instead of copying them.
-      kernels: Pallas kernels in it.
-      logits: Rows and entries of logits that no array outside of a kernel may have; None if some may.
       conditionals: Layers, or heads, that it passes by where nobody needs them; None if that is not counted.
       sums: How often devices that share the model exchange numbers; None if that is not counted.
     """
@@ -33,8 +31,6 @@ class Program:
     arguments: tuple[Any, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     donated: tuple[str, ...] = ()
-    kernels: int = 0
-    logits: tuple[int, int] | None = None
     conditionals: int | None = None
     sums: int | None = None
 

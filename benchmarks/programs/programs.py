@@ -7,7 +7,6 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig
 
-from .kernels import kernels as kernels
 from .learning import learning
 from .loops import loops, served
 from .models import learner

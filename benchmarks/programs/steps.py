@@ -11,7 +11,6 @@ from calm_beam.model import ArrayType, ModelConfig, architecture_of, network_of
 from calm_beam.model.heads import head_parameters
 from calm_beam.model.interface import Position
 
-from .kernels import certified_head
 from .placement import Placement
 from .program import Program
 
@@ -203,32 +202,7 @@ class Steps:
                 function=device_steps.decide_rows,
                 arguments=(self._model, measures),
                 options={"head_layer": applied_as, "parameters": {"params": parameters}, **self._looked_up()},
-                kernels=1,
-                logits=(_ROWS, self._config.vocab_size // self._at.parts),
                 sums=1,
-            )
-        # A certified head is for a model on one device.
-        for form, is_thorough in (("bfloat16", False), ("int8", False), ("int8", True)) if self._at.parts == 1 else ():
-            head = certified_head(
-                self._at,
-                self._arithmetic,
-                form=form,
-                vocabulary=self._config.vocab_size,
-                width=self._config.emb_dim,
-            )
-            yield Program(
-                name=f"certificates, {form}" + (", thorough" if is_thorough else ""),
-                placement=self._at,
-                function=device_steps.certify_rows,
-                arguments=(self._model, "softmax"),
-                options={
-                    "head_layer": applied_as,
-                    "parameters": {"params": parameters},
-                    "head": head,
-                    "is_thorough": is_thorough,
-                    **self._looked_up(),
-                },
-                kernels=int(form == "bfloat16"),
             )
 
     def _skipping(self) -> Iterator[Program]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
-from calm_beam.exits.head_forms import form_on_devices, head_form
+from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
 from calm_beam.free_memory import has_accelerators
 from calm_beam.manifest import ENGINES, EngineRecord
@@ -88,26 +88,33 @@ def chosen_engine(
       layers_by_xla: Whether XLA runs the layers anyway, as it does for single prompts.
 
     Raises:
-      UsageError: If `engine` is `native` and native code cannot do it; or as `form_on_devices`.
+      UsageError: If `engine` is `native`, or `exit_head` is `int8`, and native code cannot do it.
       ValueError: If a name is none of these, or as `head_form`.
     """
     if engine not in ENGINE_CHOICES:
         raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {engine!r}.")
-    if machine is None and engine == "auto":
+    is_unknown = machine is None and engine == "auto"
+    if is_unknown:
         engine = "xla"
     lacks = None if machine is None else machine.lacks
     why_not = lacks or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
     if engine == "native" and why_not:
         raise UsageError(f"engine is native, but native code cannot decode: {why_not}. Take --engine=xla, or auto.")
-    has_native_head = engine != "xla" and not lacks and model_parallelism == 1
+    no_head = lacks
+    if model_parallelism > 1:
+        no_head = f"model_parallelism is {model_parallelism}, and it is for a head that one device has whole"
+    elif is_unknown:
+        no_head = "other machines decode, and --engine=native does not say that they have a compiler"
+    elif engine == "xla":
+        no_head = "engine is xla"
     form = "exact"
     if not rule.needs_full_model():
         form = head_form(
-            form_on_devices(exit_head, model_parallelism),
+            exit_head,
             measure=rule.measure(),
             arithmetic=arithmetic,
             size=config.vocab_size * config.emb_dim,
-            has_native=has_native_head,
+            why_not=no_head,
         )
     if engine != "xla" and not why_not and not layers_by_xla:
         return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
@@ -120,6 +127,8 @@ def chosen_engine(
 def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **given: Any) -> dict[str, Any]:
     """Returns `engine` and `exit_head` for `chosen_engine`, to decode as was recorded where that can be done.
 
+    Of a certified head by XLA, which earlier versions had, the nearest is the exact one.
+
     Args:
       recorded: What a manifest says; None where it says nothing.
       engine: One of `ENGINE_CHOICES`. Any but `auto` is taken as it is.
@@ -130,12 +139,13 @@ def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **
     if engine != "auto" or recorded is None:
         return asked
     is_native = recorded.name == "native" or recorded.head == "uint8"
-    form = {"uint8": "int8"}.get(recorded.head, recorded.head) if exit_head == "auto" else exit_head
+    nearest = dataclasses.replace(recorded, head="exact") if recorded.is_gone else recorded
+    form = {"uint8": "int8"}.get(nearest.head, nearest.head) if exit_head == "auto" else exit_head
     # Where other machines decode, nothing is native unless it is asked for.
     native = "native" if given["machine"] is None and recorded.name == "native" else "auto"
     alike: dict[str, Any] = {"engine": native if is_native else "xla", "exit_head": form}
     try:
-        return asked if chosen_engine(**alike, **given).is_unlike(recorded) else alike
+        return asked if chosen_engine(**alike, **given).is_unlike(nearest) else alike
     except ValueError:
         return asked
 

@@ -1,14 +1,14 @@
-"""What the heads decide of packed rows: certified ones are asked first, exact ones about what these leave open."""
+"""What the heads decide of packed rows: certified ones are asked first, exact ones about what those leave open."""
 
-import enum
-import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from calm_beam.exits.certified_head import FEW_ROWS
 from calm_beam.exits.measures import Need
-from calm_beam.exits.native_screening import FEW_ROWS
 from calm_beam.model.interface import EarlyExitModel
 
 from . import device_steps
@@ -18,15 +18,6 @@ from .near_ties import NEARNESS
 from .padding import row_parts
 from .weights import Head, Weights
 from .work import Work
-
-
-class _Asking(enum.Enum):
-    """What heads are asked about rows: to certify, to certify few that are open, or to decide."""
-
-    CERTIFIED = enum.auto()
-    AGAIN = enum.auto()
-    EXACT = enum.auto()
-
 
 LookUp = Callable[[np.ndarray, np.ndarray, int], tuple[jax.Array | np.ndarray, np.ndarray, np.ndarray]]
 """Takes layers and lanes of states, and a size; returns an array of states, (entries, lanes, width), and the layers and
@@ -51,13 +42,12 @@ class HeadDecisions:
         # By one that needs no logits, heads predict tokens alone.
         asking = branches.indices(Need.LOGITS) or [0]
         self._measures = tuple(branches.rules[index].confidence for index in asking)
-        # What is asked before the exact heads, which read four times as many bytes: rows that one leaves open go on to
-        # the next. Few are open, and eight more in a call of their own take a third of the time of the exact head.
-        self._first: tuple[_Asking, ...] = ()
+        # Certified heads are asked before the exact ones, which read four times as many bytes. What they leave open is
+        # put to them again, thoroughly: few rows are open, and eight in a call take a third of the time of the exact
+        # head. Where all calls are of so few, the first is nearly as thorough.
+        self._certifying: tuple[bool, ...] = ()
         if weights.is_certified:
-            # Where all calls are of so few rows, the first is nearly as thorough.
-            is_asked_again = weights.is_asked_again and row_sizes[0] > FEW_ROWS
-            self._first = (_Asking.CERTIFIED, _Asking.AGAIN) if is_asked_again else (_Asking.CERTIFIED,)
+            self._certifying = (False, True) if row_sizes[0] > FEW_ROWS else (False,)
 
     def of(
         self,
@@ -79,12 +69,12 @@ class HeadDecisions:
         """
         count = len(lanes)
         decided, *others = (Decisions.none(count, confidence=0.0) for _ in self._measures)
-        assert not (others and self._first), "certified heads prove the intervals of one measure"
+        assert not (others and self._certifying), "certified heads prove the intervals of one measure"
         left = np.arange(count)
-        for asking in self._first:
+        for is_thorough in self._certifying:
             if not len(left):
                 break
-            tokens, low, high, is_certain = self._ask(look_up, layers[left], lanes[left], asking=asking)
+            tokens, low, high, is_certain = self._ask(look_up, layers[left], lanes[left], is_thorough=is_thorough)
             decided.put(left, Decisions(tokens, low=low, high=high, is_finite=is_certain))
             is_open = ~decided.is_finite
             if of_threshold is not None:
@@ -93,23 +83,30 @@ class HeadDecisions:
                 is_open[of_threshold[(low - NEARNESS <= thresholds) & (thresholds <= high + NEARNESS)]] = True
             left = np.flatnonzero(is_open)
         if len(left):
-            tokens, confidences, is_finite = self._ask(look_up, layers[left], lanes[left], asking=_Asking.EXACT)
+            tokens, confidences, is_finite = self._ask(look_up, layers[left], lanes[left])
             for of_measure, values in zip((decided, *others), confidences, strict=True):
                 of_measure.put(left, Decisions.exact(tokens, confidences=values, is_finite=is_finite))
-        return [decided, *others], Work(certified_rows=count if self._first else 0, projection_rows=len(left))
+        return [decided, *others], Work(certified_rows=count if self._certifying else 0, projection_rows=len(left))
 
     def run_on_padding(self, look_up: LookUp, sizes: Iterable[int]) -> None:
         """Asks all that may be asked about rows of each size, on padding only, so that it is compiled."""
         none = np.zeros(0, np.int32)
-        for head in self._weights.programs():
-            for size in sizes:
-                for asking in (*self._first, _Asking.EXACT):
-                    few = FEW_ROWS if asking is _Asking.AGAIN else size
-                    self._ask_part(look_up, head, layers=none, lanes=none, size=few, asking=asking)
+        for head, size, is_thorough in itertools.product(self._weights.programs(), sizes, (*self._certifying, None)):
+            few = FEW_ROWS if is_thorough else size
+            self._ask_part(look_up, head, layers=none, lanes=none, size=few, is_thorough=is_thorough)
 
-    def _ask(self, look_up: LookUp, layers: np.ndarray, lanes: np.ndarray, *, asking: _Asking) -> list[np.ndarray]:
-        """Returns what heads make of states, given by layer and lane: what they certify, or what they decide."""
-        sizes = (FEW_ROWS,) if asking is _Asking.AGAIN else self._row_sizes
+    def _ask(
+        self, look_up: LookUp, layers: np.ndarray, lanes: np.ndarray, *, is_thorough: bool | None = None
+    ) -> list[np.ndarray]:
+        """Returns what heads make of states, given by layer and lane: what they certify, or what they decide.
+
+        Args:
+          look_up: Where the states are.
+          layers: Of every state.
+          lanes: Likewise.
+          is_thorough: How certified heads are asked; None to ask exact ones.
+        """
+        sizes = (FEW_ROWS,) if is_thorough else self._row_sizes
         asked = [
             (head, chosen[part], size)
             for head, chosen in self._weights.heads_of(layers)
@@ -117,7 +114,7 @@ class HeadDecisions:
         ]
         # All are asked before the first answer is waited for.
         made = [
-            self._ask_part(look_up, head, layers=layers[rows], lanes=lanes[rows], size=size, asking=asking)
+            self._ask_part(look_up, head, layers=layers[rows], lanes=lanes[rows], size=size, is_thorough=is_thorough)
             for head, rows, size in asked
         ]
         found = [np.empty((*values.shape[:-1], len(lanes)), values.dtype) for values in made[0]]
@@ -127,23 +124,30 @@ class HeadDecisions:
         return found
 
     def _ask_part(
-        self, look_up: LookUp, head: Head, *, layers: np.ndarray, lanes: np.ndarray, size: int, asking: _Asking
+        self,
+        look_up: LookUp,
+        head: Head,
+        *,
+        layers: np.ndarray,
+        lanes: np.ndarray,
+        size: int,
+        is_thorough: bool | None,
     ) -> Sequence[jax.Array]:
         """Returns what a head makes of states, padded to a size."""
-        ask: Callable[..., Sequence[jax.Array]] = functools.partial(
-            device_steps.decide_rows, self._model, self._measures
-        )
-        if asking is not _Asking.EXACT:
-            is_thorough = asking is _Asking.AGAIN
-            (measure,) = self._measures
-            ask = functools.partial(
-                device_steps.certify_rows, self._model, measure, head=head.certified, is_thorough=is_thorough
-            )
         states, layers, lanes = look_up(layers, lanes, size)
-        return ask(
-            head_layer=head.layer,
-            parameters=head.parameters,
-            states=states,
-            layers=layers,
-            lanes=lanes,
-        )
+        asked: dict[str, Any] = {
+            "head_layer": head.layer,
+            "parameters": head.parameters,
+            "states": states,
+            "layers": layers,
+            "lanes": lanes,
+        }
+        made: Sequence[jax.Array]
+        if is_thorough is None:
+            made = device_steps.decide_rows(self._model, self._measures, **asked)
+        else:
+            (measure,) = self._measures
+            made = device_steps.certify_rows(
+                self._model, measure, head=head.certified, is_thorough=is_thorough, **asked
+            )
+        return made

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.head_choice import heads_of_form
 from calm_beam.exits.measures import Measure, Need
-from calm_beam.exits.quantised_head import CertifiedHead
+from calm_beam.exits.quantised_head import CertifiedHead, heads_of_form
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
@@ -92,12 +91,6 @@ class Weights:
     def is_certified(self) -> bool:
         """Whether certified heads are asked before the exact ones."""
         return self._heads[0].certified is not None
-
-    @property
-    def is_asked_again(self) -> bool:
-        """Whether certified heads prove more where few rows are asked about again, by native code."""
-        certified = self._heads[0].certified
-        return certified is not None and certified.is_packed
 
     def programs(self) -> list[Head]:
         """Returns a head of each kind that is compiled apart."""

@@ -1,13 +1,13 @@
-"""The output head in few bits, with a proof of what it decides.
+"""What the output head in 8 bits proves of a decision, by native code.
 
 A confidence of the output distribution costs a projection onto the whole vocabulary at every layer, more than the
-layer. Most of that is spent on tokens that nobody would choose. Here the projection is made with a head of 8 or 16
-bits, and for every logit a bound says how far off it can be:
+layer. Most of that is spent on tokens that nobody would choose. Here the projection is made with weights of 8 bits, and
+for every logit a bound says how far off it can be:
 
     |W_v h - Q_v q| <= ||W_v - Q_v|| ||h|| + ||Q_v|| ||h - q||        (Cauchy-Schwarz, twice)
 
 where Q_v are the quantised weights of token v and q is the quantised state; rounding is added. The tokens whose bounds
-reach highest, some dozens, are then computed with float32 sums. If none of the others can reach the largest of them,
+reach highest, the candidates, are then computed with float32 sums. If none of the others can reach the largest of them,
 the token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence lies in an
 interval. A threshold outside of that interval is decided, and nearly all are. What stays open is left to the caller,
 who asks the exact head.
@@ -15,6 +15,9 @@ who asks the exact head.
 All of this is about the numbers that real arithmetic would give. The exact head rounds as well: the two may differ
 where two tokens, or confidence and threshold, are closer than float32 can tell. Of a model that computes in bfloat16,
 states and weights are bfloat16 numbers, whose products are exact in float32: all of this holds as it stands.
+
+The bounds of all logits are one call of `native/screen.c`, which quantises states as the processor likes it. Columns
+that a head keeps are multiplied in float32. A state's norm, and that of what its integers leave out, are rounded up.
 """
 
 import functools
@@ -24,16 +27,26 @@ import jax
 import jax.numpy as jnp
 
 from calm_beam.model.numerics import widened
+from calm_beam.native import library
 
-from . import native_screening, screening
-from .distribution_bounds import DistributionBounds
+from .logit_summary import DistributionBounds
 from .measures import Measure
 from .parts import in_parts
-from .quantised_head import UNIT, CertifiedHead
-from .screening import Rest, Sums
+from .quantised_head import BLOCK, UNIT, CertifiedHead
+
+FEW_ROWS = 8
+"""With no more, a call quantises states in two parts, and leaves less open: `kFewRows`."""
 
 # Most rows at a time, whose logits stay near the processor.
 _ROWS = 128
+# Entries that are computed in float32 for a row: as many blocks are looked through for them.
+_CANDIDATES, _MORE_CANDIDATES = 64, 512
+# A vector of sums, and what adds up its numbers.
+_LANES, _REDUCTION = 16, 8
+# Numbers that are known of each row.
+_FACTS = 11
+# What is lost of factors and products below the smallest normal float32, 2**-126, is then less than rounding.
+_LEAST_NORM, _LEAST_ROUNDING = 2.0**-90, 2.0**-80
 # Of a dozen operations.
 _CONFIDENCE_ROUNDING = 16 * UNIT
 
@@ -54,52 +67,151 @@ class Certificate(NamedTuple):
     is_certain: jax.Array
 
 
+class Rest(NamedTuple):
+    """Bounds of the sums over all that are no candidates, as in `DistributionBounds`."""
+
+    total_low: jax.Array
+    total_high: jax.Array
+    weighted_low: jax.Array
+    weighted_high: jax.Array
+
+
+class Screened(NamedTuple):
+    """What native code knows of the logits of every row, each of shape (rows,).
+
+    Attributes:
+      token: int32. The first of the largest candidates.
+      largest: float32. Its logit. NaN if a candidate is no number.
+      second: float32. The largest logit of the other candidates.
+      others_total: float32. Sum over the other candidates of exp(x), where x is what a logit is below `largest`.
+      others_weighted: float32. Of -x exp(x).
+      left: float32. No other token reaches higher.
+      rest: Sums over all that are no candidates, of what each is below `left`.
+      rounding: float32. The most that a candidate's logit is off.
+    """
+
+    token: jax.Array
+    largest: jax.Array
+    second: jax.Array
+    others_total: jax.Array
+    others_weighted: jax.Array
+    left: jax.Array
+    rest: Rest
+    rounding: jax.Array
+
+
 def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure, is_thorough: bool = False) -> Certificate:
-    """Returns what the quantised head proves of every state.
+    """Returns what the quantised head proves of every state, where there is native code.
 
     Args:
       states: Of the type of the head's weights, shape (rows, width). What they multiply (`EarlyExitT5.head_inputs`).
       head: Of `quantised_head`.
       measure: Of logits with `Measure.bounds`; with another, the token alone is looked for.
-      is_thorough: Whether more tokens are computed, for narrower intervals; only of a head for native code.
+      is_thorough: Whether eight times as many candidates are computed, so that less is left to bounds.
     """
     certify_part = functools.partial(_certify, head=head, measure=measure, is_thorough=is_thorough)
     return in_parts(certify_part, widened(states), most=_ROWS)
 
 
-def candidates_of(head: CertifiedHead, *, rows: int, is_thorough: bool = False) -> int:
-    """Returns how many tokens of each row are computed in float32; arguments as of `certify`, and how many rows."""
-    vocab_size = head.weights.shape[0]
-    if head.is_packed:
-        return native_screening.candidates_of(vocab_size, is_thorough=is_thorough)
-    return screening.candidates_of(min(rows, _ROWS), vocab_size)
+def candidates_of(vocab_size: int, *, is_thorough: bool = False) -> int:
+    """Returns how many tokens of each row are computed in float32."""
+    return min(_MORE_CANDIDATES if is_thorough else _CANDIDATES, vocab_size // 2)
 
 
 def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure, is_thorough: bool) -> Certificate:
-    vocab_size = head.weights.shape[0]
-    if head.is_packed:
-        known = native_screening.screened(states, head, is_thorough=is_thorough)
-    else:
-        known = screening.screened(states, head)
-    token, largest, second, rounding, left = known.token, known.largest, known.second, known.rounding, known.left
-    is_known = known.has_all & (second + 2 * rounding < largest) & (left + rounding < largest)
+    vocab_size = len(head.weights)
+    known = screened(states, head, is_thorough=is_thorough)
+    token, largest, second, left, rounding = known.token, known.largest, known.second, known.left, known.rounding
+    is_known = jnp.isfinite(largest) & (second + 2 * rounding < largest) & (left + rounding < largest)
     if measure.bounds is None:
         nothing = jnp.zeros(len(states))
         return Certificate(token, nothing, nothing, is_known)
     bounds = _distribution_bounds(
-        known.others,
-        _moved(known.rest, largest - left),
-        second_low=second - largest,
-        second_high=jnp.maximum(second, left - rounding) - largest,
-        rounding=rounding,
-        candidates=known.candidates,
-        terms=known.terms,
+        known, blocks=len(head.scales) // BLOCK, candidates=candidates_of(vocab_size, is_thorough=is_thorough)
     )
     low, high = measure.bounds(bounds, vocab_size)
     # What a confidence is made of is bounded with its rounding; the confidence itself, of a few operations on numbers
     # between 0 and 1, is rounded here. NaN stays, and is no interval.
     low, high = jnp.maximum(low - _CONFIDENCE_ROUNDING, 0), jnp.minimum(high + _CONFIDENCE_ROUNDING, 1)
     return Certificate(token, low, high, is_known & (low <= high))
+
+
+def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = False) -> Screened:
+    """Returns what native code proves of states, float32 of shape (rows, width); the others as of `certify`."""
+    (rows, width), vocab_size = states.shape, len(head.weights)
+    screen = jax.ffi.ffi_call(
+        library.screen_target(),
+        (
+            jax.ShapeDtypeStruct((rows,), jnp.int32),
+            jax.ShapeDtypeStruct((rows, _FACTS), jnp.float32),
+            # Room for the candidates: how many there are to be, it takes from here.
+            jax.ShapeDtypeStruct((rows, candidates_of(vocab_size, is_thorough=is_thorough)), jnp.int32),
+        ),
+    )
+    token, facts, _ = screen(
+        states,
+        head.kept,
+        head.quantised,
+        head.scales,
+        head.errors,
+        head.norms,
+        head.kept_norms,
+        head.kept_weights,
+        head.weights,
+    )
+    # Of several that reach as high, all that are not chosen are left.
+    largest, second, others_total, others_weighted, left, *rest, norm, head_norm = facts.T
+    return Screened(
+        token=token,
+        largest=largest,
+        second=second,
+        others_total=others_total,
+        others_weighted=others_weighted,
+        left=left,
+        rest=Rest(*rest),
+        rounding=_rounding_of(norm, head_norm, additions=-(-width // _LANES) + _REDUCTION),
+    )
+
+
+def _rounding_of(norm: jax.Array, head_norm: jax.Array, *, additions: int) -> jax.Array:
+    """Returns the most that logits are off, (rows,), given how many numbers the longest sum has added.
+
+    It is inf where numbers are so small that what processors take for 0 is more than rounding.
+
+    Args:
+      norm: shape (rows,). Of the states.
+      head_norm: shape (rows,). The largest of the weights that they are multiplied by.
+      additions: Numbers.
+    """
+    rounding = additions * UNIT * head_norm * norm
+    is_large = (head_norm >= _LEAST_NORM) & (norm >= _LEAST_NORM) & (rounding >= _LEAST_ROUNDING)
+    return jnp.where(is_large & (norm <= 1 / _LEAST_NORM), rounding, jnp.inf)
+
+
+def _distribution_bounds(known: Screened, *, blocks: int, candidates: int) -> DistributionBounds:
+    """Returns the bounds of sums of what logits are below the largest, whose own terms are 1 and 0."""
+    rest = _moved(known.rest, known.largest - known.left)
+    second_high = jnp.maximum(known.second, known.left - known.rounding) - known.largest
+    # Sums may be off by as many units as they have numbers. Those over the rest are made block by block, of several
+    # vectors each.
+    error, rest_error = 2 * (candidates + 16) * UNIT, 2 * (blocks + 2 * _LANES + 16) * UNIT
+    # A difference of two logits.
+    shift = 2 * known.rounding
+    slack = jnp.exp(shift) * (1 + error)
+    # The derivative of x exp(x) is (1 + x) exp(x).
+    moved = shift * slack * (known.others_total + known.others_weighted)
+    rest_weighted_low = jnp.maximum(rest.weighted_low - shift * rest.total_low, 0)
+    rest_weighted_high = rest.weighted_high + shift * rest.total_high
+    total_low = 1 + (known.others_total + rest.total_low * (1 - rest_error)) / slack
+    total_high = 1 + (known.others_total + rest.total_high * (1 + rest_error)) * slack
+    return DistributionBounds(
+        gap_low=known.second - known.largest - shift,
+        gap_high=jnp.minimum(second_high + shift, 0),
+        total_low=jnp.maximum(total_low * (1 - 4 * UNIT), 1),
+        total_high=total_high * (1 + 4 * UNIT),
+        weighted_low=(jnp.maximum(known.others_weighted - moved, 0) + rest_weighted_low * (1 - rest_error)) / slack,
+        weighted_high=(known.others_weighted + moved + rest_weighted_high * (1 + rest_error)) * slack,
+    )
 
 
 def _moved(rest: Rest, shift: jax.Array) -> Rest:
@@ -112,43 +224,4 @@ def _moved(rest: Rest, shift: jax.Array) -> Rest:
         total_high=weight * rest.total_high,
         weighted_low=weight * (rest.weighted_low + shift * rest.total_low),
         weighted_high=weight * (rest.weighted_high + shift * rest.total_high),
-    )
-
-
-def _distribution_bounds(
-    others: Sums,
-    rest: Rest,
-    *,
-    second_low: jax.Array,
-    second_high: jax.Array,
-    rounding: jax.Array,
-    candidates: int,
-    terms: int,
-) -> DistributionBounds:
-    """Returns the bounds, given sums of what logits are below the largest, whose own terms are 1 and 0.
-
-    Args:
-      others: Over the other candidates.
-      rest: Over all that are no candidates.
-      second_low: shape (rows,). Of the second largest, at least.
-      second_high: shape (rows,). And at most.
-      rounding: shape (rows,). A difference of two logits may be off by twice as much.
-      candidates: How many there are.
-      terms: How many numbers the longest sum over the rest has added.
-    """
-    # Sums may be off by as many units as they have numbers.
-    error, rest_error = 2 * (candidates + 16) * UNIT, 2 * (terms + 16) * UNIT
-    shift = 2 * rounding
-    slack = jnp.exp(shift) * (1 + error)
-    # The derivative of x exp(x) is (1 + x) exp(x).
-    moved = shift * slack * (others.total + others.weighted)
-    rest_weighted_low = jnp.maximum(rest.weighted_low - shift * rest.total_low, 0)
-    rest_weighted_high = rest.weighted_high + shift * rest.total_high
-    return DistributionBounds(
-        gap_low=second_low - shift,
-        gap_high=jnp.minimum(second_high + shift, 0),
-        total_low=jnp.maximum((1 + (others.total + rest.total_low * (1 - rest_error)) / slack) * (1 - 4 * UNIT), 1),
-        total_high=(1 + (others.total + rest.total_high * (1 + rest_error)) * slack) * (1 + 4 * UNIT),
-        weighted_low=(jnp.maximum(others.weighted - moved, 0) + rest_weighted_low * (1 - rest_error)) / slack,
-        weighted_high=(others.weighted + moved + rest_weighted_high * (1 + rest_error)) * slack,
     )

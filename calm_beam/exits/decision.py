@@ -1,32 +1,29 @@
 """What a decision needs of the output distribution: the best token, and how sure it is."""
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.numerics import precision_of, product
 from calm_beam.model.partitioning import by_part, parts, whole
 
-from . import kernels
 from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
-from .measures import MEASURES, Measure, Need
+from .measures import Measure, Need
 from .parts import in_parts
 
-# Of what the kernel is tried on: not divisible by its blocks, and more than one of them. On a GPU, a program takes one
-# block of the vocabulary if rows are few, and several if they are many.
-_PROBE_ROWS, _PROBE_ENTRIES = (300, 1100), 2500
 # Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
 # would read the weights more often.
 _ROWS, _ENTRIES = 512, 2048
-# A block of the vocabulary is a copy of its weights, which takes longer than so few rows: all of their logits are held,
-# and reduced by so many rows as stay in the cache.
+# On a CPU, a block of the vocabulary is a copy of its weights, which takes longer than so few rows: all of their logits
+# are held, and reduced by so many rows as stay in the cache. A TPU multiplies blocks where they are, and keeps all
+# logits of few rows in its own memory.
 _FEW_ROWS, _ROWS_REDUCED = 64, 8
+# Logits that a GPU holds at a time: 32 MiB, which stay in its second cache. Of blocks in a loop it copies the weights.
+_GPU_LOGITS = 1 << 23
 # Entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
 _ABREAST = 128
 
@@ -35,8 +32,6 @@ def decide(
     states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of every state, without holding all logits if the measure allows it.
-
-    On GPU and TPU by `decision_kernel`, if it gives there what the code for CPU does; else, with a warning, by that.
 
     Args:
       states: shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
@@ -51,14 +46,7 @@ def decide(
     """
     if not _takes_summaries(measure):
         return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
-    platform = jax.default_backend()
-
-    def summarise(states: jax.Array, part: jax.Array) -> Summary:
-        if platform in kernels.PLATFORMS and _kernel_agrees(platform, arithmetic, *part.shape, vocab_axis):
-            return _summarise_fused(platform, states, part, vocab_axis, arithmetic)
-        return _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
-
-    return _decided_by_part(summarise, states, weights, vocab_axis, measure)
+    return _decided_by_part(states, weights, vocab_axis, measure, arithmetic)
 
 
 def _takes_summaries(measure: Measure) -> bool:
@@ -67,16 +55,12 @@ def _takes_summaries(measure: Measure) -> bool:
 
 
 def _decided_by_part(
-    summarise: Callable[[jax.Array, jax.Array], Summary],
-    states: jax.Array,
-    weights: jax.Array,
-    vocab_axis: int,
-    measure: Measure,
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what is decided by summaries, where each device may have a part of the vocabulary."""
 
     def of_device(states: jax.Array, part: jax.Array, first: Any) -> Summary:
-        summary = summarise(states, part)
+        summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
         return summary if first is None else of_part(summary, first)
 
     # [rows] or, where several devices have parts of the vocabulary, [parts, rows]
@@ -131,67 +115,6 @@ def _jointly(measures: Sequence[Measure]) -> Measure:
     )
 
 
-@functools.cache
-def _kernel_agrees(platform: str, arithmetic: Arithmetic, *shape_and_axis: int) -> bool:
-    """Returns whether the kernel, for weights of a shape, compiles here and decides as the blocked code does.
-
-    Compared on more rows and entries of the vocabulary than a block has, at the full width: on that, the kernel's need
-    of memory depends.
-    """
-    *shape, vocab_axis = shape_and_axis
-    shape[vocab_axis] = min(shape[vocab_axis], _PROBE_ENTRIES)
-    generator = np.random.default_rng(0)
-    states = generator.standard_normal((max(_PROBE_ROWS), shape[1 - vocab_axis]))
-    weights = generator.standard_normal(shape) * (2 / np.sqrt(shape[1 - vocab_axis]))
-    states[1, 0] = np.nan
-    dtype = jnp.dtype(arithmetic.dtype)
-    states, weights = states.astype(dtype), weights.astype(dtype)
-
-    def compare() -> None:
-        for rows, measure in itertools.product(_PROBE_ROWS, _of_summaries()):
-            asked: dict[str, Any] = {"vocab_axis": vocab_axis, "measure": measure, "arithmetic": arithmetic}
-            fused = kernels.run_now(functools.partial(_decide_fused, platform), states[:rows], weights, **asked)
-            plain = kernels.run_now(_decide_in_blocks, states[:rows], weights, **asked)
-            for values, expected in zip(fused, plain, strict=True):
-                np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
-
-    return kernels.agrees(compare, kernel="The decision kernel", platform=platform, width=shape[1 - vocab_axis])
-
-
-def _of_summaries() -> list[Measure]:
-    return [measure for measure in MEASURES.values() if measure.of_summary is not None]
-
-
-def _decide_fused(
-    platform: str,
-    states: jax.Array,
-    weights: jax.Array,
-    vocab_axis: int,
-    measure: Measure,
-    arithmetic: Arithmetic,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return _decided(
-        _summarise_fused(platform, states, weights, vocab_axis, arithmetic), measure, weights.shape[vocab_axis]
-    )
-
-
-def _summarise_fused(
-    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, arithmetic: Arithmetic
-) -> Summary:
-    # Imported here: nothing but an accelerator needs Pallas.
-    from calm_beam.exits.decision_kernel import summarise
-
-    return summarise(states, weights, vocab_axis=vocab_axis, precision=precision_of(arithmetic), platform=platform)
-
-
-def _decide_in_blocks(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return _decided(
-        _summarise_in_blocks(states, weights, vocab_axis, measure, arithmetic), measure, weights.shape[vocab_axis]
-    )
-
-
 def _summarise_in_blocks(
     states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> Summary:
@@ -207,10 +130,16 @@ def _in_blocks(
 ) -> Summary:
     """Returns the summary, each (rows,), of logits that `project` makes of some states from an entry on, so many."""
     whole, rest = divmod(vocab_size, _ENTRIES)
+    platform = jax.default_backend()
 
     def summarise(part: jax.Array) -> Summary:
+        if platform == "gpu":
+            most = max(1, _GPU_LOGITS // len(part))
+            blocks = [(first, min(most, vocab_size - first)) for first in range(0, vocab_size, most)]
+            made = [_of_block(project(part, first, entries), first, measure) for first, entries in blocks]
+            return functools.reduce(merged, made)
         if len(part) <= _FEW_ROWS:
-            most = _ROWS_REDUCED if whole else _FEW_ROWS
+            most = _ROWS_REDUCED if whole and platform == "cpu" else len(part)
             return in_parts(lambda logits: _of_block(logits, 0, measure), project(part, 0, vocab_size), most=most)
 
         def merge(block: Any, summary: Summary) -> Summary:
@@ -277,13 +206,7 @@ def decide_by_logits(
     Devices that share the head exchange numbers once: summaries of their logits, or these where the measure wants all.
     """
     if parts() > 1 and _takes_summaries(measure):
-        return _decided_by_part(
-            lambda states, part: _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic),
-            states,
-            weights,
-            vocab_axis,
-            measure,
-        )
+        return _decided_by_part(states, weights, vocab_axis, measure, arithmetic)
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = product(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))

@@ -1,7 +1,4 @@
-"""The numbers of a row's logits that a decision needs, and how those of parts of the vocabulary are merged.
-
-Elementwise code and reductions along rows, which a kernel may contain.
-"""
+"""The numbers of a row's logits that a decision needs, and how those of parts of the vocabulary are merged."""
 
 from typing import NamedTuple
 
@@ -31,6 +28,28 @@ class Summary(NamedTuple):
     second: jax.Array
     total: jax.Array
     weighted: jax.Array
+
+
+class DistributionBounds(NamedTuple):
+    """Bounds of what a `Summary` says, where only the largest logits are known.
+
+    Each is float32, of shape (rows,); x is a logit less the largest.
+
+    Attributes:
+      gap_low: Of the second largest x, at most 0.
+      gap_high: Of the same.
+      total_low: Of the sum of exp(x), at least 1.
+      total_high: Of the same.
+      weighted_low: Of the sum of -x exp(x), at least 0.
+      weighted_high: Of the same.
+    """
+
+    gap_low: jax.Array
+    gap_high: jax.Array
+    total_low: jax.Array
+    total_high: jax.Array
+    weighted_low: jax.Array
+    weighted_high: jax.Array
 
 
 def nothing(shape: tuple[int, ...]) -> Summary:

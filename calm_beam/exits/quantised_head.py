@@ -1,18 +1,16 @@
-"""The output head in few bits, and how far off they are."""
+"""The output head in 8 bits, and how far off they are."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import packed_head
-
 # Half the distance from 1 to the next float32.
 UNIT = 2.0**-24
-# Entries of the vocabulary that are compared first by the largest bound among them. They are far apart in it, so that
-# the reduction runs along memory.
-BLOCK = 16
+# Entries of the vocabulary that native code takes at a time.
+BLOCK = 64
 # Columns whose largest weight is so many times that of the median column are kept in float32, but no more than so many.
 _OUTLIER, _MOST_KEPT = 8.0, 16
 # The smallest normal float32.
@@ -26,9 +24,10 @@ class CertifiedHead(NamedTuple):
 
     Attributes:
       weights: float32 or bfloat16, shape (vocabulary, width).
-      quantised: int8 or bfloat16, shape (padded vocabulary, width). 0 in the columns that are kept. Or uint8, int8 in
-        the order of `packed_head.packed`.
-      scales: float32, shape (padded vocabulary,). What int8 is a multiple of; 1 for bfloat16.
+      quantised: uint8, shape (padded vocabulary / 16, width / 4, 16, 4), the width rounded up: the order in which
+        native code reads. Integers in [-127, 127], plus 128, since the processor multiplies numbers without a sign by
+        such with one; 128, which stands for 0, in the columns that are kept.
+      scales: float32, shape (padded vocabulary,). What an integer is a multiple of.
       errors: float32, shape (padded vocabulary,). ||W_v - Q_v|| without the kept columns, rounded up; -inf for padding.
       norms: float32, shape (padded vocabulary,). ||Q_v||, rounded up.
       kept: int32, shape (columns,). Columns that stand out, which would make all others coarse.
@@ -45,31 +44,32 @@ class CertifiedHead(NamedTuple):
     kept_weights: jax.Array
     kept_norms: jax.Array
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether it is for native code."""
-        return bool(self.quantised.dtype == jnp.uint8)
 
-
-def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
-    """Returns a head with its quantised form.
+def heads_of_form(form: str, weights: Sequence[tuple[jax.Array, int]]) -> list[CertifiedHead | None]:
+    """Returns the heads that certify decisions, one for each kernel of a model; None where exact heads decide.
 
     Args:
-      exact: float32 or bfloat16, shape (vocabulary, width).
-      dtype: "int8" or "bfloat16"; or "uint8", for what is int8 and computed by native code.
+      form: As `head_forms.head_form` returns it.
+      weights: Of each head, shape (width, vocabulary) or its transpose, with the axis of the vocabulary.
     """
+    if form == "exact":
+        return [None] * len(weights)
+    return [quantised_head(jnp.moveaxis(each, axis, 0)) for each, axis in weights]
+
+
+def quantised_head(exact: jax.Array) -> CertifiedHead:
+    """Returns a head, float32 or bfloat16 of shape (vocabulary, width), with its quantised form."""
     weights = np.asarray(exact)
     if not (is_finite := bool(np.isfinite(weights).all())):
         weights = np.zeros_like(weights)
     vocab_size, width = weights.shape
-    block = packed_head.BLOCK if dtype == "uint8" else BLOCK
-    padded_size = -(-vocab_size // block) * block
+    padded_size = -(-vocab_size // BLOCK) * BLOCK
     reach = np.abs(weights).max(axis=0).astype(np.float32)
     # Of those that are used: some models leave columns empty.
     usual = np.median(reach[reach > 0]) if reach.any() else 0
     stand_out = min(_MOST_KEPT, int((reach > _OUTLIER * usual).sum()))
     kept = np.argsort(-reach, kind="stable")[:stand_out].astype(np.int32)
-    quantised = np.zeros((padded_size, width), jnp.bfloat16 if dtype == "bfloat16" else np.int8)
+    quantised = np.zeros((padded_size, width), np.int8)
     scales = np.ones(padded_size, np.float32)
     errors = np.full(padded_size, -np.inf, np.float32)
     norms = np.zeros(padded_size, np.float32)
@@ -79,14 +79,11 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
         rows = slice(first, min(first + at_a_time, vocab_size))
         part = weights[rows].astype(np.float64)
         part[:, kept] = 0
-        if dtype != "bfloat16":
-            scales[rows] = np.abs(part).max(axis=1) / 127
-            # Processors may take smaller numbers for 0.
-            scales[rows][scales[rows] < _SMALLEST] = 0
-            multiples = np.divide(part, scales[rows, None], out=np.zeros_like(part), where=scales[rows, None] > 0)
-            quantised[rows] = np.rint(multiples).clip(-127, 127)
-        else:
-            quantised[rows] = np.where(np.abs(part) < _SMALLEST, 0, part)
+        scales[rows] = np.abs(part).max(axis=1) / 127
+        # Processors may take smaller numbers for 0.
+        scales[rows][scales[rows] < _SMALLEST] = 0
+        multiples = np.divide(part, scales[rows, None], out=np.zeros_like(part), where=scales[rows, None] > 0)
+        quantised[rows] = np.rint(multiples).clip(-127, 127)
         coarse = quantised[rows].astype(np.float64) * scales[rows, None]
         errors[rows] = _rounded_up(np.linalg.norm(part - coarse, axis=1))
         norms[rows] = _rounded_up(np.linalg.norm(coarse, axis=1))
@@ -95,7 +92,7 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
         errors[:] = np.inf
     return CertifiedHead(
         weights=exact,
-        quantised=jnp.asarray(packed_head.packed(quantised) if dtype == "uint8" else quantised),
+        quantised=jnp.asarray(_packed(quantised)),
         scales=jnp.asarray(scales),
         errors=jnp.asarray(errors),
         norms=jnp.asarray(norms),
@@ -103,6 +100,13 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
         kept_weights=jnp.asarray(kept_weights),
         kept_norms=jnp.asarray(_rounded_up(np.linalg.norm(kept_weights.astype(np.float64), axis=0))),
     )
+
+
+def _packed(quantised: np.ndarray) -> np.ndarray:
+    """Returns integers, int8 of shape (padded vocabulary, width), as `CertifiedHead.quantised` has them."""
+    width = quantised.shape[1]
+    shifted = (np.pad(quantised, ((0, 0), (0, -width % 4))).view(np.uint8)) ^ np.uint8(128)
+    return np.ascontiguousarray(shifted.reshape(len(quantised) // 16, 16, -1, 4).transpose(0, 2, 1, 3))
 
 
 def _rounded_up(values: np.ndarray) -> np.ndarray:

@@ -41,7 +41,9 @@ VARIANT_MEASURES = tuple(
 )
 """Measures that variants may differ in: those that can be served, and need nothing but a name."""
 ENGINES = ("native", "xla")
-HEAD_FORMS = ("exact", "int8", "bfloat16", "uint8")
+# Those that earlier versions certified by XLA.
+_GONE_HEADS = ("int8", "bfloat16")
+HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
 PARETO = "pareto"
 """The procedure where a part of the calibration set has chosen the path, of several variants."""
 
@@ -138,8 +140,8 @@ class EngineRecord(Record):
       instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform and, of CPUs,
         their vector instructions, then the instruction set of the head where native code decides. None where the
         machines that decoded did not say.
-      head: Form of the output head that decided exits: `exact`, `int8`, `bfloat16`, or `uint8`, which is int8 by native
-        code.
+      head: Form of the output head that decided exits: `exact`, or `uint8`, which is int8 by native code. In records of
+        earlier versions also `int8` or `bfloat16`, which XLA certified.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("instructions",)
@@ -163,6 +165,11 @@ class EngineRecord(Record):
         instructions = "" if self.instructions is None else f" ({self.instructions})"
         return f"{self.name}{instructions}, head {self.head}"
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether no version decodes by it any more."""
+        return self.head in _GONE_HEADS
+
     def is_unlike(self, other: "EngineRecord") -> bool:
         """Returns whether the other is known to be another engine; instructions that one does not say are not told."""
         known = self.instructions is not None and other.instructions is not None
@@ -181,10 +188,12 @@ def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) ->
     here, there = ("one that was not recorded" if each is None else each.in_words() for each in (ours, theirs))
     if theirs is None:
         how = "; an earlier version of calm-beam decoded there"
+    elif theirs.is_gone:
+        how = "; an earlier version of calm-beam decoded there, by a head that is gone"
     elif ours is not None and theirs.name != ours.name:
         how = f"; --engine={theirs.name} takes the other, on a machine that has it"
     elif ours is not None and theirs.head != ours.head:
-        how = f"; --exit_head={'int8' if theirs.head == 'uint8' else theirs.head} takes the other"
+        how = f"; --exit_head={'int8' if theirs.head == 'uint8' else 'exact'} takes the other"
     else:
         how = ""
     return (f"the engine is {there} there, {here} here{how}",)

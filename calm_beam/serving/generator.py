@@ -305,8 +305,8 @@ class Generator:
     ) -> list[Answer]:
         """Returns the answers to some prompts, in their order, which are decoded together.
 
-        Tokens and exit layers are those of one prompt at a time but at near ties. By native code, what is decoded beside
-        a prompt changes no bit; by XLA, it moves confidences by about 1e-6.
+        Tokens and exit layers are those of one prompt at a time but at near ties. What is decoded beside a prompt
+        changes no bit by native code; by XLA, it moves confidences by about 1e-6.
 
         Args:
           prompts: Texts, to which the manifest's task prefix is added; or token ids, taken as they are.

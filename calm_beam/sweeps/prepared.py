@@ -13,7 +13,7 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
-from calm_beam.exits.head_forms import check_head, form_on_devices
+from calm_beam.exits.head_forms import check_head
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
@@ -183,7 +183,6 @@ def prepare_sweep(
       OSError: If a file cannot be read.
     """
     check_head(request.exit_head, request.settings.arithmetic)
-    form_on_devices(request.exit_head, request.model_parallelism)
     machine = Machine.here() if runs_here else None
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(

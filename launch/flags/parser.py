@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.efficiency.device_forecast import DEVICES
 from calm_beam.errors import UsageError, os_error_in_words
-from calm_beam.exits.head_forms import EXIT_HEADS
+from calm_beam.exits.head_forms import EXIT_HEADS, GONE
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import TOKEN_SOURCES
@@ -534,12 +534,20 @@ def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--exit_head",
+        type=_exit_head,
         choices=EXIT_HEADS,
         default="auto",
-        help="form of the output head that decides exits: exact; int8 or bfloat16, certified, with the exact one where "
-        "they leave something open; auto takes int8 for large heads with native code, else exact (default: "
+        help="form of the output head that decides exits: exact; int8, certified by native code, with the exact one "
+        "where it leaves something open; auto takes int8 for large heads with native code, else exact (default: "
         "%(default)s)",
     )
+
+
+def _exit_head(text: str) -> str:
+    """Returns what was given; what earlier versions took is refused with a sentence of its own."""
+    if text in GONE:
+        raise argparse.ArgumentTypeError(GONE[text])
+    return text
 
 
 def add_memory_flags(group: argparse._ActionsContainer) -> None:

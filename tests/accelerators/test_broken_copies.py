@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, kernels, programs
+from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, programs
 from benchmarks.programs.loops import served
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import device_steps
 from calm_beam.efficiency.device_forecast import StepParts
-from calm_beam.exits import decision_kernel
-from calm_beam.exits.decision import decide_by_logits
+from calm_beam.exits.decision import decide
+from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import partitioning
-from calm_beam.model.numerics import product
 from calm_beam.model.t5 import network
 from tools.accelerators import described
 from tools.accelerators.checks import faults
@@ -65,17 +64,6 @@ def test_products_that_are_rounded_are_noticed(device: str) -> None:
     assert any("products of float32 numbers may be rounded" in fault for fault in found)
 
 
-def test_a_kernel_that_rounds_on_a_gpu_is_noticed() -> None:
-    """The decision kernel in default precision has TF32 in its machine code."""
-    placement = Placement(described.devices("H100", 1), _CONFIG)
-    default = Arithmetic(matmul_precision="default")
-    exact, rounded = (next(kernels(placement, each, platform="gpu")) for each in (FLOAT32, default))
-    assert _found(exact, arithmetic=FLOAT32, device="H100") == []
-    assert _found(rounded, arithmetic=FLOAT32, device="H100") == [
-        "products of float32 numbers are rounded to TF32 in machine code"
-    ]
-
-
 def test_layers_that_are_not_passed_by_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The served loop with both ways computed, and one chosen."""
 
@@ -85,16 +73,6 @@ def test_layers_that_are_not_passed_by_are_noticed(monkeypatch: pytest.MonkeyPat
     assert _found(_served()) == []
     monkeypatch.setattr(jax.lax, "cond", both)
     assert _found(_served()) == ["conditionals: expected 1, found 0"]
-
-
-def test_logits_that_are_held_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decisions of packed rows by all logits, without the kernel."""
-    monkeypatch.setattr(device_steps, "decide", decide_by_logits)
-    found = _found(_program("decisions, softmax"))
-    assert found == [
-        "kernels: expected 1, found 0",
-        "logits are held outside of the kernel: an array of 64 x 2560",
-    ]
 
 
 def test_statistics_that_are_exchanged_one_by_one_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,25 +96,31 @@ def test_a_table_that_is_brought_to_every_device_is_noticed(monkeypatch: pytest.
     ]
 
 
-def test_bfloat16_factors_of_the_highest_precision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the decision kernel had them: Mosaic lowers them, and then refuses the program."""
-    placement = Placement(described.devices("v5e", 1), _CONFIG)
-    program = next(kernels(placement, _BFLOAT16, platform="tpu"))
-    assert _found(program) == []
-
-    def highest(states: jax.Array, weights: jax.Array, axis: int, _: Any) -> jax.Array:
-        dimensions = (((1,), (1 - axis,)), ((), ()))
-        return product(states, weights, dimensions, precision=jax.lax.Precision.HIGHEST)
-
-    monkeypatch.setattr(decision_kernel, "_product", highest)
-    with pytest.raises(Exception, match="Bad lhs type"):
-        compiled(program, platform="tpu")
-
-
 def test_the_compilers_bytes_of_a_head_are_those_of_the_forecast() -> None:
-    """What the kernel says it reads is what `device_forecast` counts for a head asked once, within a twentieth."""
+    """What deciding about one row reads is what `device_forecast` counts for a head asked once, within a twentieth."""
     config = LARGE_MODELS["T5-large"]
     placement = Placement(described.devices("v5e", 1), config)
-    made = compiled(next(kernels(placement, _BFLOAT16, platform="tpu")), platform="tpu")
+    run = functools.partial(decide, vocab_axis=1, measure=MEASURES["softmax"], arithmetic=_BFLOAT16)
+    states, weights = (
+        placement.array(*shape, dtype="bfloat16")
+        for shape in ((1, config.emb_dim), (config.emb_dim, config.vocab_size))
+    )
+    program = Program(name="head", placement=placement, function=jax.jit(run), arguments=(states, weights))
+    made = compiled(program, platform="tpu")
     head = StepParts.of(config, _BFLOAT16, positions=1).head
     assert made.cost["bytes accessed"] == pytest.approx(head.bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [16, 256])
+def test_logits_stay_on_the_chip(rows: int) -> None:
+    """A TPU has none of them in its memory, of few rows or of many; a GPU holds at most 32 MiB at a time."""
+    config = LARGE_MODELS["Llama 3.2 1B"]
+    run = functools.partial(decide, vocab_axis=0, measure=MEASURES["softmax"], arithmetic=_BFLOAT16)
+    for device, most in (("v5e", 1 << 20), ("H100", 34 << 20)):
+        placement = Placement(described.devices(device, 1), config)
+        states, weights = (
+            placement.array(*shape, dtype="bfloat16")
+            for shape in ((rows, config.emb_dim), (config.vocab_size, config.emb_dim))
+        )
+        program = Program(name="head", placement=placement, function=jax.jit(run), arguments=(states, weights))
+        assert compiled(program, platform=described.platform_of(device)).memory.temp_size_in_bytes < most

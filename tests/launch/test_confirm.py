@@ -24,6 +24,7 @@ from calm_beam.set_parts import CALIBRATING, CONFIRMING, part_of
 from calm_beam.sweeps import worker
 from calm_beam.sweeps.served_branches import ServedBranches
 from calm_beam.transforms import ReadGenerations
+from tests.instruction_sets import AVAILABLE
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROWS = 80
@@ -228,8 +229,9 @@ def test_a_killed_run_goes_on(
         path.unlink()
     (folder,) = (output / "confirmation" / "generations").iterdir()
     (folder / "complete.json").unlink()
+    # Another head is another way; without native code there is none.
     assert _calibrate(model, data, output, _CONFIRM, "--exit_head=int8", "--resume") == 2
-    assert "was begun in another way" in capsys.readouterr().err
+    assert ("was begun in another way" if AVAILABLE else "exit_head is int8, but") in capsys.readouterr().err
     next(folder.glob("*.parquet")).unlink()
     assert _calibrate(model, data, output, _CONFIRM) == 2
     assert "of a run that did not finish" in capsys.readouterr().err

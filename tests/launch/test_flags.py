@@ -105,6 +105,8 @@ def test_abbreviations_are_refused(flag: str) -> None:
         ("--data", "argument --data: expected one argument"),
         ("--batch_size=0", "argument --batch_size: expected a whole number of at least 1, got '0'"),
         ("--thresholds=", "argument --thresholds: expected values separated by commas, got ''"),
+        ("--exit_head=int4", "argument --exit_head: invalid choice: 'int4' (choose from 'auto', 'exact', 'int8')"),
+        ("--exit_head=bfloat16", "argument --exit_head: bfloat16 is gone: certified heads gain by native code alone, "),
     ],
 )
 def test_bad_values_are_refused(flag: str, message: str) -> None:

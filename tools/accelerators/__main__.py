@@ -129,7 +129,6 @@ def _compile(text: str) -> None:
                     "temporary_bytes": memory.temp_size_in_bytes,
                     "in_place_bytes": memory.alias_size_in_bytes,
                     "bytes_accessed": made.cost.get("bytes accessed"),
-                    "kernels": made.kernels,
                     "conditionals": made.conditionals,
                     "collectives": dict(made.collectives),
                     "faults": faults(made, target.arithmetic),

@@ -18,11 +18,8 @@ def faults(made: Compiled, arithmetic: Arithmetic) -> list[str]:
         if counted != expected:
             found.append(f"{what}: expected {expected}, found {counted}")
 
-    expect("kernels", program.kernels, made.kernels)
     if program.conditionals is not None:
         expect("conditionals", program.conditionals, made.conditionals)
-    if program.logits is not None and made.holds_logits:
-        found.append(f"logits are held outside of the kernel: an array of {program.logits[0]} x {program.logits[1]}")
     if program.placement.parts > 1 and program.sums is not None:
         expect("exchanges between devices", program.sums, sum(made.collectives.values()))
     if program.sums is not None and (whole := made.brought_whole):

@@ -15,7 +15,7 @@ _GPUS = {
     "L4": ((8, 9), 101_376, 102_400, 58, 48 << 20, 24 << 30, 300_000_000_000),
 }
 GPUS = tuple(_GPUS)
-"""GPUs. Older ones, such as the T4 (compute capability 7.5), have no Triton, and decide without the kernels."""
+"""GPUs. Older ones, such as the T4 (compute capability 7.5), are not described."""
 
 
 def platform_of(device: str) -> str:

@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Self
 
-from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, kernels, large_programs, programs
+from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, programs
 from calm_beam.arithmetic import DTYPES, Arithmetic
 
-from .described import GPUS, TPUS, devices, platform_of
-
-KERNELS = "kernels"
-"""In place of a model: both kernels by themselves, at sizes of real heads."""
+from .described import GPUS, TPUS, devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +20,7 @@ class Target:
       device: One of `TPUS` or `GPUS`.
       count: Devices that share the model.
       dtype: One of `DTYPES`.
-      model: One of `MODELS` or `LARGE_MODELS`, or `KERNELS`.
+      model: One of `MODELS` or `LARGE_MODELS`.
       only: Which of its programs, as a regular expression for their names.
     """
 
@@ -41,9 +38,7 @@ class Target:
     def programs(self) -> Iterator[Program]:
         """Yields what is compiled."""
         found = devices(self.device, self.count)
-        if self.model == KERNELS:
-            every = kernels(Placement(found, MODELS["T5"]), self.arithmetic, platform=platform_of(self.device))
-        elif self.model in LARGE_MODELS:
+        if self.model in LARGE_MODELS:
             every = large_programs(LARGE_MODELS[self.model], self.arithmetic, devices=found)
         else:
             every = programs(MODELS[self.model], self.arithmetic, devices=found)
@@ -63,11 +58,7 @@ class Target:
 # What a change may break, by the fewest programs that show it.
 _LAYERS = r"^(admit|embeddings|attention|rest of a layer, state$|decisions, softmax|propagation|confidence)"
 _OF_CHANGES = (
-    ("v5e", 1, "bfloat16", KERNELS, r"^decision kernel, (32,128 x 1,024|128,256 x 4,096)"),
-    ("v5e", 1, "float32", KERNELS, r"^(decision kernel, 32,128|screening kernel, 32,128)"),
-    ("H100", 1, "bfloat16", KERNELS, r"^decision kernel, 128,256 x 4,096"),
-    ("L4", 1, "float32", KERNELS, r"^(decision kernel, 32,128 x 1,024|screening kernel, 32,128)"),
-    ("v5e", 1, "bfloat16", "T5", rf"{_LAYERS}|^certificates, bfloat16|^served loop, 1 x 64, (softmax$|state)"),
+    ("v5e", 1, "bfloat16", "T5", rf"{_LAYERS}|^served loop, 1 x 64, (softmax$|state)"),
     (
         "v5e",
         1,
@@ -104,16 +95,12 @@ def of_changes() -> list[Target]:
 
 
 def every_target() -> list[Target]:
-    """Returns all: every program in both dtypes for TPU v5e and H100, on one device and four; kernels for every device.
+    """Returns all: every program in both dtypes for TPU v5e and H100, on one device and four.
 
     Other TPUs and GPUs have the steps of a model once, on one device, too.
     """
     main = ("v5e", "H100")
     found = [
-        Target(device=device, count=1, dtype=dtype, model=KERNELS)
-        for device, dtype in itertools.product((*TPUS, *GPUS), DTYPES)
-    ]
-    found += [
         Target(device=device, count=count, dtype=dtype, model=model)
         for device, count, dtype, model in itertools.product(main, (1, 4), DTYPES, MODELS)
     ]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # It loads JAX, and a manifest's reader must not.
-    from calm_beam.exits.distribution_bounds import DistributionBounds
-    from calm_beam.exits.logit_summary import Summary
+    from calm_beam.exits.logit_summary import DistributionBounds, Summary
 
 
 class Need(enum.Enum):

@@ -19,6 +19,7 @@ from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same, count_as_numpys
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.instruction_sets import needs_native
 from tests.numpy_decoder import Decoded
 from tests.numpy_llama import NumpyLlama
 from tests.sampling import sampled
@@ -175,6 +176,7 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
     assert compared > len(_PROMPTS) * len(_THRESHOLDS) / 3
 
 
+@needs_native
 @pytest.mark.parametrize("arithmetic", [FLOAT32, _BFLOAT16], ids=str)
 def test_a_certified_head_changes_nothing(arithmetic: Arithmetic) -> None:
     """Tokens and exit layers are the exact head's; confidences are near."""

@@ -23,6 +23,7 @@ from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same, serve
+from tests.instruction_sets import needs_native
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -71,6 +72,7 @@ def _assert_same(one: BranchResult, other: BranchResult) -> None:
     np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=1e-5)
 
 
+@needs_native
 @pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy"])
 def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: str) -> None:
     """A confidence that a threshold equals, or exceeds by the least, decides as it does without a certified head."""

@@ -53,7 +53,6 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
         ({"config": _LARGE}, _engine("native", "avx2", "uint8")),
         ({"config": _LARGE, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
         ({"engine": "native", "exit_head": "int8"}, _engine("native", "avx2", "uint8")),
-        ({"engine": "xla", "exit_head": "int8"}, _engine("xla", "cpu avx2", "int8")),
         ({"config": _LARGE, "machine": _NO_COMPILER}, _engine("xla", "cpu avx2", "exact")),
         ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu", "exact")),
         ({"config": _LARGE, "arithmetic": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
@@ -87,6 +86,25 @@ def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reas
     assert "Take --engine=xla" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine": "xla"}, "engine is xla"),
+        ({"machine": _NO_COMPILER}, "there is no C compiler (cc); install one, or name it by CC"),
+        ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
+        ({"model_parallelism": 2}, "model_parallelism is 2, and it is for a head that one device has whole"),
+        ({"machine": None}, "other machines decode, and --engine=native does not say that they have a compiler"),
+    ],
+)
+def test_a_certified_head_without_native_code_is_refused(changes: dict[str, Any], reason: str) -> None:
+    """Where it is asked for by name, with the reason and the way out; `auto` takes the exact head instead."""
+    with pytest.raises(UsageError) as error:
+        _chosen(**{"exit_head": "int8", **changes})
+    assert str(error.value).startswith(f"exit_head is int8, but {reason}. ")
+    assert "take --exit_head=exact" in str(error.value)
+    assert _chosen(**{"config": _LARGE, **changes}).head == "exact"
+
+
 def test_other_names_are_refused() -> None:
     """With those that there are."""
     with pytest.raises(ValueError, match="engine must be one of auto, native, xla; got 'cuda'"):
@@ -116,7 +134,7 @@ def test_what_was_recorded_is_taken_where_it_can_be() -> None:
     """An engine that is asked for counts; else the recorded one, if this machine has it."""
     native, xla = _chosen(config=_LARGE), _chosen("xla", config=_LARGE)
     given = _given(config=_LARGE)
-    for recorded in (native, xla, _chosen("native", "exact", config=_LARGE), _chosen("xla", "int8", config=_LARGE)):
+    for recorded in (native, xla, _chosen("native", "exact", config=_LARGE)):
         asked = asked_like(recorded, engine="auto", exit_head="auto", **given)
         assert chosen_engine(**asked, **given) == recorded
         assert asked_like(recorded, engine="xla", exit_head="auto", **given) == {"engine": "xla", "exit_head": "auto"}
@@ -126,6 +144,22 @@ def test_what_was_recorded_is_taken_where_it_can_be() -> None:
     elsewhere = _given(config=_LARGE, machine=None)
     asked = asked_like(native, engine="auto", exit_head="auto", **elsewhere)
     assert chosen_engine(**asked, **elsewhere) == dataclasses.replace(native, instructions=None)
+
+
+@pytest.mark.parametrize("head", ["int8", "bfloat16"])
+@pytest.mark.parametrize("name", ["native", "xla"])
+def test_of_a_head_that_is_gone_the_nearest_engine_is_taken(name: str, head: str) -> None:
+    """What runs the layers stays, the exact head decides, and both engines are told apart."""
+    given = _given(config=_LARGE)
+    nearest = _chosen(name, "exact", config=_LARGE)
+    recorded = dataclasses.replace(nearest, head=head)
+    found = chosen_engine(**asked_like(recorded, engine="auto", exit_head="auto", **given), **given)
+    assert found == nearest
+    assert found.is_unlike(recorded)
+    # Elsewhere, whatever there is.
+    without = _given(config=_LARGE, machine=_NO_COMPILER)
+    found = chosen_engine(**asked_like(recorded, engine="auto", exit_head="auto", **without), **without)
+    assert found == _engine("xla", "cpu avx2", "exact")
 
 
 def test_a_worker_with_another_engine_refuses() -> None:

@@ -11,6 +11,7 @@ from calm_beam.decoding.near_ties import near_ties_of, tells_near_ties
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_prompts, build_rule
+from tests.instruction_sets import needs_native
 
 _INF = float("inf")
 
@@ -68,8 +69,10 @@ def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
     assert _near(confidences=[0.5], runner_ups=[0.5], exits=[2], rule=rule) is None
 
 
-@pytest.mark.parametrize("exit_head", ["exact", "int8"])
-@pytest.mark.parametrize("engine", ["auto", "xla"])
+@pytest.mark.parametrize(
+    ("engine", "exit_head"),
+    [("auto", "exact"), pytest.param("auto", "int8", marks=needs_native), ("xla", "exact")],
+)
 @pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy", "state", "classifier"])
 def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, confidence: str) -> None:
     """By every engine and head: a threshold that is a confidence of the output makes it one, and no other does."""

@@ -10,14 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, device_steps, padding
+from calm_beam.decoding import batch, device_steps, head_decisions, padding
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
-from calm_beam.decoding.weights import Weights
 from calm_beam.decoding.work import Work
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
@@ -26,6 +25,7 @@ from calm_beam.model import T5Config
 from calm_beam.native import library
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, assert_same, in_order
+from tests.instruction_sets import needs_native
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -147,9 +147,9 @@ def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rul
     _check_against_served(rule, _OTHER, (0, 1, 2, 3))
 
 
-def _check_certified(rule: ExitRule, exit_head: str, seed: int, config: T5Config = _CONFIG) -> Work:
+def _check_certified(rule: ExitRule, seed: int, config: T5Config = _CONFIG) -> Work:
     """Checks that tokens, exits and lengths are the exact head's; returns what was counted."""
-    certified, work = _shared(rule, config=config, seed=seed, exit_head=exit_head)
+    certified, work = _shared(rule, config=config, seed=seed, exit_head="int8")
     exact, exact_work = _shared(rule, config=config, seed=seed)
     for one, other in zip(certified, exact, strict=True):
         for field in ("tokens", "exit_layers", "lengths", "is_finite"):
@@ -164,11 +164,11 @@ def _check_certified(rule: ExitRule, exit_head: str, seed: int, config: T5Config
     return work
 
 
-@pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
+@needs_native
 @pytest.mark.parametrize("rule", sampled(_FEW, keep=(0, 3)), ids=_name)
-def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule, exit_head: str) -> None:
+def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule) -> None:
     """And tells the lazy sweep no less than the exact head: its bounds are upper ones."""
-    work = _check_certified(rule, exit_head, 0)
+    work = _check_certified(rule, 0)
     if rule.confidence in ("softmax", "softmax_max", "entropy"):
         # Whose eight thresholds, some of them close together, cannot all be told from every confidence.
         assert work.projection_rows < 0.6 * work.certified_rows
@@ -176,7 +176,7 @@ def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule, exit
         assert work.projection_rows < 0.1 * work.certified_rows
 
 
-@pytest.mark.skipif(not library.is_available(), reason="no native code here")
+@needs_native
 @pytest.mark.parametrize("confidence", ["softmax", "entropy"])
 def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By native code, eight rows at a time: fewer go to the exact head, and outputs stay as they are."""
@@ -192,7 +192,8 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
     rule = build_rule(confidence)
     again, work = _shared(rule, config=config, exit_head="int8")
     assert {size for is_thorough, size in sizes if is_thorough} == {8}
-    monkeypatch.setattr(Weights, "is_asked_again", False)
+    # Where all calls are of so few rows, nothing is asked again.
+    monkeypatch.setattr(head_decisions, "FEW_ROWS", 1 << 10)
     once, work_of_once = _shared(rule, config=config, exit_head="int8")
     for one, other in zip(again, once, strict=True):
         assert_same(one, other, confidences_within=0.2)
@@ -201,7 +202,7 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
     assert work.certified_rows == work_of_once.certified_rows
 
 
-@pytest.mark.parametrize("exit_head", ["exact", "int8"])
+@pytest.mark.parametrize("exit_head", ["exact", pytest.param("int8", marks=needs_native)])
 def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
     """Whatever heads are asked: then prompts of any width, and of any number, begin at once."""
     decoder = Decoder(
@@ -228,13 +229,13 @@ def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
     assert compiled.seconds() == 0
 
 
+@needs_native
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
 @pytest.mark.parametrize("rule", _SERVABLE, ids=_name)
-def test_a_certified_head_changes_nothing_under_any_rule(rule: ExitRule, exit_head: str) -> None:
+def test_a_certified_head_changes_nothing_under_any_rule(rule: ExitRule) -> None:
     """The same for every measure, propagation and set of exits, in both kinds of model."""
     for config, seed in itertools.product((_CONFIG, _OTHER), (0, 1)):
-        _check_certified(rule, exit_head, seed, config)
+        _check_certified(rule, seed, config)
 
 
 def test_thresholds_in_any_order_give_the_same() -> None:

@@ -199,3 +199,26 @@ def test_many_rows_are_decided_as_few_are() -> None:
         part = _decide(logits[start : start + 64])
         for name in _NAMES:
             np.testing.assert_allclose(part[name], decided[name][start : start + 64], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
+@pytest.mark.parametrize("entries", [100, 128, 5000])
+def test_a_gpus_blocks_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, of as many entries as its logits have room; ties, and what is not finite, as on a CPU."""
+    logits = _logits(70, 384)
+    logits[1, 250], logits[2, 7] = np.nan, np.inf
+    logits[3, [130, 300]] = 50
+    expected = _afresh(logits, measure)
+    sizes: list[int] = []
+
+    def cut(part: jax.Array, first: Any, entries: int) -> jax.Array:
+        sizes.append(entries)
+        return _cut(part, first, entries)
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(decision, "_GPU_LOGITS", 70 * entries + 69)
+    made = jax.jit(functools.partial(_in_blocks, measure=measure, cut=cut))(logits)
+    assert (sum(sizes), max(sizes)) == (384, min(entries, 384))
+    for one, other in zip(expected, made, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    assert np.asarray(made[0])[[1, 3]].tolist() == [0, 130]

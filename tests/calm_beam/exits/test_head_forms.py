@@ -1,4 +1,4 @@
-"""Which form of the head decides."""
+"""Which form of the head decides, and what it takes of memory."""
 
 from typing import Any
 
@@ -9,38 +9,93 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.errors import UsageError
-from calm_beam.exits.head_forms import certified_bytes, form_on_devices
+from calm_beam.exits.head_forms import EXIT_HEADS, GONE, SMALLEST_CERTIFIED, certified_bytes, head_form
+from calm_beam.exits.measures import MEASURES, Measure, Need
 from calm_beam.exits.quantised_head import quantised_head
 
-
-def test_devices_that_share_a_model_decide_by_the_exact_head() -> None:
-    """A certified one is for a head that one device has whole: `auto` does without, whoever asks for one is told."""
-    assert [form_on_devices(form, 2) for form in ("auto", "exact")] == ["exact", "exact"]
-    assert [form_on_devices(form, 1) for form in ("auto", "int8")] == ["auto", "int8"]
-    with pytest.raises(UsageError, match="exit_head is int8, but model_parallelism is 2"):
-        form_on_devices("int8", 2)
+_OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
 
 
-@pytest.mark.parametrize("form", ["int8", "bfloat16"])
+def _form(exit_head: str, **changes: Any) -> str:
+    given: dict[str, Any] = {
+        "measure": MEASURES["softmax"],
+        "arithmetic": FLOAT32,
+        "size": SMALLEST_CERTIFIED,
+        "why_not": None,
+    }
+    return head_form(exit_head, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("exit_head", "size", "expected"),
+    [
+        ("exact", SMALLEST_CERTIFIED, "exact"),
+        ("int8", SMALLEST_CERTIFIED, "uint8"),
+        ("int8", 1, "uint8"),
+        ("auto", SMALLEST_CERTIFIED, "uint8"),
+        # What is saved of a small head is less than what the bounds cost.
+        ("auto", SMALLEST_CERTIFIED - 1, "exact"),
+    ],
+)
+def test_the_form_goes_by_a_fixed_rule_of_sizes(exit_head: str, size: int, expected: str) -> None:
+    """Nothing is timed: a large head is native code's where there is some, unless one is named."""
+    assert _form(exit_head, size=size) == expected
+
+
+def test_without_native_code_heads_are_exact() -> None:
+    """`auto` does without; whoever asks for int8 by name is told why there is none, and what to take."""
+    assert [_form(exit_head, why_not="engine is xla") for exit_head in ("auto", "exact")] == ["exact", "exact"]
+    with pytest.raises(UsageError) as error:
+        _form("int8", why_not="engine is xla")
+    assert str(error.value) == (
+        "exit_head is int8, but engine is xla. Native code alone decides by such a head: take --exit_head=exact, or "
+        "auto."
+    )
+
+
+def test_nothing_can_be_certified_for_ones_own_measure() -> None:
+    """Of logits, about which nothing is known."""
+    assert {_form(exit_head, measure=_OWN) for exit_head in EXIT_HEADS} == {"exact"}
+
+
+def test_other_names_are_refused() -> None:
+    """With those that there are; of one that is gone, that it is."""
+    with pytest.raises(ValueError, match=r"exit_head must be one of auto, exact, int8; got 'int4'\.$"):
+        _form("int4")
+    with pytest.raises(ValueError, match=r"exit_head must be one of .*; got 'bfloat16'\. bfloat16 is gone: ") as error:
+        _form("bfloat16")
+    assert str(error.value).endswith(f"{GONE['bfloat16']}.")
+
+
+def test_rounded_products_are_not_certified() -> None:
+    """A head whose products are less than float32's decides alone: bounds would be about other numbers."""
+    for precision in ("high", "default"):
+        arithmetic = Arithmetic(matmul_precision=precision)
+        assert _form("auto", arithmetic=arithmetic) == "exact"
+        assert _form("exact", arithmetic=arithmetic) == "exact"
+        with pytest.raises(ValueError, match=f"exit_head 'int8' needs matmul_precision highest, got '{precision}'"):
+            _form("int8", arithmetic=arithmetic)
+
+
 @pytest.mark.parametrize("is_by_entry", [True, False])
-def test_certified_heads_take_no_more_than_is_said(form: str, is_by_entry: bool) -> None:
+def test_certified_heads_take_no_more_than_is_said(is_by_entry: bool) -> None:
     """Compared with the arrays of one whose columns stand out; and not a tenth more, entries padded to blocks aside."""
     weights = np.random.default_rng(0).standard_normal((4000, 300)).astype(np.float32)
     weights[:, :16] *= 100
-    head = quantised_head(jnp.asarray(weights), form)
+    head = quantised_head(jnp.asarray(weights))
     own = head._replace(weights=jnp.zeros(0)) if is_by_entry else head
     taken = sum(array.nbytes for array in jax.tree.leaves(own))
     sizes: dict[str, Any] = {"vocab_size": 4000, "width": 300, "heads": 1}
-    said = certified_bytes(form, FLOAT32, **sizes, is_by_entry=is_by_entry)
+    said = certified_bytes("uint8", FLOAT32, **sizes, is_by_entry=is_by_entry)
     assert 0.9 * said < taken <= said
-    assert certified_bytes(form, FLOAT32, **{**sizes, "heads": 3}, is_by_entry=is_by_entry) == 3 * said
+    assert certified_bytes("uint8", FLOAT32, **{**sizes, "heads": 3}, is_by_entry=is_by_entry) == 3 * said
 
 
 def test_what_takes_no_certified_head_takes_nothing() -> None:
-    """The exact head, rounded products, and `auto` where heads are small; where that may choose, the larger counts."""
+    """The exact head, rounded products, and `auto` where heads are small."""
     sizes: dict[str, Any] = {"vocab_size": 4000, "width": 300, "is_by_entry": True, "heads": 1}
     assert certified_bytes("exact", FLOAT32, **sizes) == 0
     assert certified_bytes("auto", FLOAT32, **sizes) == 0
     assert certified_bytes("auto", Arithmetic(matmul_precision="high"), **{**sizes, "vocab_size": 10**6}) == 0
     large = {**sizes, "vocab_size": 10**6}
-    assert certified_bytes("auto", FLOAT32, **large) == certified_bytes("bfloat16", FLOAT32, **large)
+    assert certified_bytes("auto", FLOAT32, **large) == certified_bytes("int8", FLOAT32, **large) > 0

@@ -82,7 +82,14 @@ def test_other_names_are_refused(changes: dict[str, str], message: str) -> None:
         (
             dataclasses.replace(_XLA, head="int8"),
             (
-                "the engine is xla (cpu avx2), head int8 there, xla (cpu avx2), head exact here; --exit_head=int8 "
+                "the engine is xla (cpu avx2), head int8 there, xla (cpu avx2), head exact here; an earlier version of "
+                "calm-beam decoded there, by a head that is gone",
+            ),
+        ),
+        (
+            dataclasses.replace(_XLA, head="uint8"),
+            (
+                "the engine is xla (cpu avx2), head uint8 there, xla (cpu avx2), head exact here; --exit_head=int8 "
                 "takes the other",
             ),
         ),

@@ -44,7 +44,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixture) -> None:
     """Whichever it is, and nothing is said then; single prompts are XLA's, of which that is said once."""
     native = [EngineRecord(name="native", instructions=name, head="exact") for name in AVAILABLE[:1]]
-    for engine in (_xla(), _xla("int8"), *native):
+    for engine in (_xla(), *native):
         caplog.clear()
         generator = _generator(engine)
         assert generator.engine.batch == engine
@@ -73,7 +73,20 @@ def test_another_engine_is_said_once_with_the_bound(caplog: pytest.LogCaptureFix
 def test_the_engine_that_is_asked_for_serves() -> None:
     """Also where another was calibrated."""
     assert _generator(_ELSEWHERE, engine="xla").engine.batch == _xla()
-    assert _generator(_ELSEWHERE, engine="xla", exit_head="int8").engine.batch == _xla("int8")
+    assert _generator(_ELSEWHERE, engine="xla", exit_head="exact").engine.batch == _xla()
+
+
+def test_a_head_that_is_gone_is_served_by_the_exact_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A manifest of an earlier version is served by the engine that is nearest, which is said; not as the same one."""
+    calibrated = _xla("bfloat16")
+    generator = _generator(calibrated)
+    assert generator.engine.batch == _xla()
+    with caplog.at_level(logging.WARNING):
+        generator.generate_batch([_PROMPT])
+    (sentence,) = _said(caplog)
+    assert sentence.startswith(f"{_xla().in_words()} serves, but {calibrated.in_words()} was calibrated")
+    with pytest.raises(ManifestError, match="exact_engine is asked for, but"):
+        _generator(calibrated, exact_engine=True)
 
 
 @pytest.mark.parametrize("calibrated", [_ELSEWHERE, None])

@@ -13,9 +13,9 @@ import numpy as np
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
 
 from .settings import check_sizes
-from .thresholds import thresholds_by_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,11 +40,34 @@ class Branch:
         *,
         max_decode_length: int,
     ) -> Self:
-        """Returns the branch of a threshold; arguments and errors are those of `thresholds_by_step`."""
+        """Returns the branch of a threshold.
+
+        Args:
+          rule: How exits are decided; names the schedule.
+          threshold: Exit threshold in [0, 1]; None never exits.
+          threshold_by_position: What the rule's schedule made of the threshold where it was calibrated; computed here
+            if None.
+          max_decode_length: Most tokens to generate, eos included.
+
+        Raises:
+          ValueError: If the threshold is outside [0, 1], the thresholds by position are not `max_decode_length` numbers
+            in [0, 1], or come without a threshold, or `max_decode_length` is below 1.
+        """
         check_sizes(max_decode_length=max_decode_length)
-        return cls(
-            rule, thresholds_by_step(rule, threshold, threshold_by_position, max_decode_length=max_decode_length)
-        )
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
+        if threshold_by_position is None:
+            if threshold is None:
+                return cls(rule, np.full(max_decode_length, np.inf, np.float32))
+            return cls(rule, scheduled_thresholds(rule, (threshold,), max_decode_length=max_decode_length)[:, 0])
+        if threshold is None or len(threshold_by_position) != max_decode_length:
+            raise ValueError(
+                f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
+                f"{len(threshold_by_position)} numbers beside {threshold}."
+            )
+        if not all(0 <= value <= 1 for value in threshold_by_position):
+            raise ValueError(f"threshold_by_position must be numbers in [0, 1], got {list(threshold_by_position)}.")
+        return cls(rule, np.array(threshold_by_position, np.float32))
 
 
 def sweep_branches(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.process import CompileTime
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding import thresholds
+from calm_beam.decoding import branches
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.prompts import encode_prompt
@@ -93,7 +93,7 @@ def test_the_manifests_thresholds_are_compared_with(monkeypatch: pytest.MonkeyPa
     rule = ExitRule(schedule="decay", tau=4.0)
     options: dict[str, Any] = {"entries": (build_entry(0.6, rule=rule),), "rule": rule}
     expected = _generator(**options).generate_batch(_PROMPTS)
-    monkeypatch.setattr(thresholds, "scheduled_thresholds", lambda *_: np.zeros((STEPS, 1), np.float32))
+    monkeypatch.setattr(branches, "scheduled_thresholds", lambda *_: np.zeros((STEPS, 1), np.float32))
     _assert_same(_generator(**options).generate_batch(_PROMPTS), expected)
     assert max(layer for answer in expected for layer in answer.exit_layers) > 1
 

@@ -37,7 +37,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
-test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (15 to 30 minutes on two cores); ONCE=1: but those that test-all runs too
+test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (a quarter of an hour on two cores); ONCE=1: but those that test-all runs too
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(if $(ONCE),$(addprefix --ignore=,$(COMPILED) $(RUNNING)))
 
 test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and as on an old processor with one core

@@ -4,20 +4,24 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+import jax
 import pytest
 
-from calm_beam.native import library
+from calm_beam.native import build, library
 
 
 def _available() -> tuple[str, ...]:
-    if not library.is_available():
-        return ()
     named = os.environ.get(library.VARIABLE)
+    if jax.default_backend() != "cpu" or (named and not library.is_available()):
+        return ()
     return (named,) if named else library.instruction_sets_here()
 
 
 AVAILABLE = _available()
 """The best first; those that the variable leaves, where it is set."""
+
+TUNED = tuple(name for name in AVAILABLE if name in build.TUNED)
+"""Those of them that are taken where nothing else is asked for, and that certify."""
 
 
 @contextlib.contextmanager
@@ -34,8 +38,6 @@ def forced(name: str) -> Iterator[None]:
 @pytest.fixture(scope="module", params=AVAILABLE or ["none"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the tests of a module once on every instruction set; skips them where there is no native code."""
-    import jax
-
     if not AVAILABLE:
         pytest.skip("this machine has no native code")
     jax.clear_caches()

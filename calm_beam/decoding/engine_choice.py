@@ -21,6 +21,7 @@ from calm_beam.free_memory import has_accelerators
 from calm_beam.manifest import ENGINES, EngineRecord
 from calm_beam.model import ModelConfig, native_decoder
 from calm_beam.native import library
+from calm_beam.native.build import TUNED
 
 ENGINE_CHOICES = ("auto", *ENGINES)
 """What `--engine` takes: an engine, or `auto` for native code where the machine has it."""
@@ -51,7 +52,7 @@ class Machine:
           platform: As JAX says; None to find out without initialising JAX, for processes that start workers.
         """
         platform = platform or _platform_here()
-        lacks = library.why_not_built() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
+        lacks = library.why_not_loaded() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
         return cls(platform=platform, native=None if lacks else library.instruction_set(), lacks=lacks)
 
     def xla_instructions(self) -> str:
@@ -82,7 +83,7 @@ def chosen_engine(
       config: Of the model.
       rule: How exits are decided.
       arithmetic: In which numbers the model computes.
-      machine: That decodes. None for others than this one, which may have no compiler: `auto` is then `xla`, and no
+      machine: That decodes. None for others than this one, which may have no native code: `auto` is then `xla`, and no
         instructions are known.
       model_parallelism: Devices that share one model.
       layers_by_xla: Whether XLA runs the layers anyway, as it does for single prompts.
@@ -99,7 +100,8 @@ def chosen_engine(
     why_not = lacks or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
     if engine == "native" and why_not:
         raise UsageError(f"engine is native, but native code cannot decode: {why_not}. Take --engine=xla, or auto.")
-    has_native_head = engine != "xla" and not lacks and model_parallelism == 1
+    certifies = machine is None or machine.native in TUNED
+    has_native_head = engine != "xla" and certifies and model_parallelism == 1
     form = "exact"
     if not rule.needs_full_model():
         form = head_form(
@@ -153,8 +155,8 @@ def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
     if assigned is not None and found.is_unlike(assigned):
         raise UsageError(
             f"this worker decodes by {found.in_words()}, but the run was started for {assigned.in_words()}: outputs of "
-            "two engines are never mixed. Take workers with the processor and the compiler of the others, or "
-            "--engine=xla, which needs no compiler."
+            "two engines are never mixed. Take workers with the processor of the others, on which calm-beam was "
+            "installed with a C compiler (`calm-beam doctor` says whether), or --engine=xla, which needs none."
         )
 
 

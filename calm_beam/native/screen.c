@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "integers.h"
 #include "memory.h"
 #include "tasks.h"
 #include "vectors.h"
@@ -171,14 +172,14 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   const Floats count = rounded(in_twos);
   /* 2^r to 4 units, where |r| is at most a half: no polynomial of this degree is closer. */
   const Floats r = in_twos - count;
-  Floats p = r * 1.32764725e-3f + 9.67554096e-3f;
-  p = p * r + 5.55071309e-2f;
-  p = p * r + 2.40221202e-1f;
-  p = p * r + 6.93146944e-1f;
-  p = p * r + 1.00000012f;
+  Floats p = fused(r, all(1.32764725e-3f), all(9.67554096e-3f));
+  p = fused(p, r, all(5.55071309e-2f));
+  p = fused(p, r, all(2.40221202e-1f));
+  p = fused(p, r, all(6.93146944e-1f));
+  p = fused(p, r, all(1.00000012f));
   const Floats weight = scaled(p, count);
   *total += weight;
-  *weighted -= x * weight;
+  *weighted = fused(-x, weight, *weighted);
 }
 
 /* Puts the upper ends of a block's logits of some rows into `ends`, [rows, 64], and the highest of each into `most`. */
@@ -321,7 +322,7 @@ static void logits_of(const Screen* s, const float* state, const int64_t* entrie
     for (int part = 0; part < kParts; ++part)
       for (int i = 0; i < kEntriesAtATime; ++i) {
         const int64_t from = column + part * kLanes;
-        sums[i][part] += load(state + from) * some_weights(s, entries[i] * width + from, kLanes);
+        sums[i][part] = fused(load(state + from), some_weights(s, entries[i] * width + from, kLanes), sums[i][part]);
       }
   for (int i = 0; i < kEntriesAtATime; ++i) {
     int part = 0;

@@ -10,6 +10,7 @@
 
 #include "heads.h"
 #include "layers.h"
+#include "layouts.h"
 #include "measures.h"
 #include "memory.h"
 #include "threads.h"
@@ -29,6 +30,8 @@ typedef struct {
   uint8_t* is_finite;
   atomic_llong asked; /* How many times a head was asked about a row. */
 } Step;
+
+SAME_IN_PYTHON_Step
 
 typedef struct {
   const Layer* const* layers;

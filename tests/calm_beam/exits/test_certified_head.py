@@ -18,10 +18,10 @@ from calm_beam.exits import quantised_head as quantised_head_module
 from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
-from tests.instruction_sets import AVAILABLE, forced
+from tests.instruction_sets import TUNED, forced
 
 # That of native code once for each instruction set.
-_NATIVE = tuple(f"uint8 {name}" for name in AVAILABLE)
+_NATIVE = tuple(f"uint8 {name}" for name in TUNED)
 _FORMS = ("int8", "bfloat16", *_NATIVE)
 _CERTIFIED = tuple(name for name, measure in MEASURES.items() if measure.bounds is not None)
 _WIDTH = 24

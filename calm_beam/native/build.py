@@ -66,7 +66,8 @@ def compile_options(instruction_set: str, *, machine: str | None = None) -> list
     """
     features = instruction_sets(machine)[instruction_set]
     return [
-        *("-std=gnu11", "-O3", "-fPIC", "-pthread", "-fno-math-errno"),
+        # Without notes for debuggers, which would name the folder that it was built in.
+        *("-std=gnu11", "-O3", "-g0", "-fPIC", "-pthread", "-fno-math-errno"),
         # Vectors are passed between functions of one library only.
         "-Wno-psabi",
         *_BASELINES.get(machine or platform.machine(), ()),

@@ -132,10 +132,8 @@ def _lacking(wanted: str) -> str:
     if wanted:
         missing = [name for name in sets[wanted] if name not in _processor_features()]
         return f"the processor has no {missing[-1]}"
-    here = " or ".join(instruction_sets_here())
-    return "the processor has neither AVX-512 VNNI nor AVX2" + (
-        f" ({VARIABLE}={here} takes portable code)" if here else ""
-    )
+    others = "".join(f" ({VARIABLE}={name} takes portable code)" for name in instruction_sets_here())
+    return f"the processor has neither AVX-512 VNNI nor AVX2{others}"
 
 
 def _path(name: str) -> pathlib.Path:

@@ -56,7 +56,7 @@ typedef struct {
 static void ask(const Call* call, int64_t index, const int32_t* lanes, const int32_t* rows, int64_t count,
                 float* memory, Decision* decisions) {
   const Measure* measure = call->step->measure;
-  int32_t asked[kRowsOfBlock];
+  int32_t asked[kRowsOfBlock] = {0};
   Facts facts[kRowsOfBlock];
   if (!count) return;
   for (int64_t each = 0; each < count; ++each) asked[each] = lanes[rows[each]];

@@ -4,6 +4,7 @@ Each instruction set has a shared library of its own beside this file, made of t
 """
 
 import ctypes
+import hashlib
 import pathlib
 import platform
 import runpy
@@ -82,7 +83,10 @@ def link_options() -> list[str]:
 
 
 def layouts() -> str:
-    """Returns a header by which a compiler checks that Python's structures are C's: sizes, and places of fields."""
+    """Returns a header by which a compiler checks that Python's structures are C's: sizes, and places of fields.
+
+    It names itself, so that a library of other structures is told from one of these when it is loaded.
+    """
     lines = ["/* Made of native/structures.py. */", "#include <stddef.h>"]
     for name, structure in runpy.run_path(str(FOLDER / "structures.py")).items():
         if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
@@ -92,4 +96,10 @@ def layouts() -> str:
             ]
             asserts = " ".join(f'_Static_assert({check}, "native/structures.py differs");' for check in checks)
             lines.append(f"#define SAME_IN_PYTHON_{name} {asserts}")
-    return "\n".join([*lines, ""])
+    text = "\n".join([*lines, ""])
+    return f'{text}#define CALM_BEAM_LAYOUTS "{hashlib.sha256(text.encode()).hexdigest()}"\n'
+
+
+def layouts_name() -> str:
+    """Returns what the header calls itself: the same for the same structures."""
+    return layouts().split('"')[-2]

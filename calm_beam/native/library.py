@@ -16,7 +16,7 @@ import jax
 
 from calm_beam.errors import UsageError
 
-from .build import FOLDER, TUNED, instruction_sets
+from .build import FOLDER, TUNED, instruction_sets, layouts_name
 
 VARIABLE = "CALM_BEAM_NATIVE"
 """The environment variable that names an instruction set, or `none`."""
@@ -103,9 +103,13 @@ def _opened(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
     if taken is None:
         return None, _lacking(wanted)
     try:
-        return ctypes.CDLL(str(_path(taken))), None
-    except OSError as error:
+        code = ctypes.CDLL(str(_path(taken)))
+        layouts = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(code, "calm_beam_layouts"))).decode()
+    except (OSError, ValueError) as error:
         return None, str(error)
+    if layouts != layouts_name():
+        return None, f"{_path(taken)} was built of other sources; install calm-beam again"
+    return code, None
 
 
 def _taken(wanted: str) -> str | None:

@@ -33,6 +33,9 @@ typedef struct {
 
 SAME_IN_PYTHON_Step
 
+/* Looked at by Python before anything is called. */
+const char calm_beam_layouts[] = CALM_BEAM_LAYOUTS;
+
 typedef struct {
   const Layer* const* layers;
   const Entries* entries; /* Of each layer. */

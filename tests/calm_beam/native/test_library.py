@@ -109,6 +109,16 @@ def test_a_library_that_is_none(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
 
 
 @_LOADS
+def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not called, since it may take structures for others: sources have changed, and it was not built again."""
+    monkeypatch.setenv(library.VARIABLE, AVAILABLE[0])
+    assert _reason() is None
+    monkeypatch.setattr(library, "layouts_name", lambda: "of other structures")
+    reason = _reason()
+    assert reason == f"{build.FOLDER / AVAILABLE[0]}.so was built of other sources; install calm-beam again"
+
+
+@_LOADS
 def test_code_that_xla_refuses_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of another version of XLA's interface."""
 

@@ -92,8 +92,8 @@ demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded
 	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --stored_dtype=float16 \
 	    --output=build/demo/model --overwrite
 
-# Installed again whenever the requirements change, and not otherwise.
-$(INSTALLED): setup.py pyproject.toml
+# Installed again whenever the requirements or native code change, and not otherwise.
+$(INSTALLED): setup.py pyproject.toml $(wildcard calm_beam/native/*.[ch]) $(addprefix calm_beam/native/,build.py structures.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -113,4 +113,4 @@ $(BUILDERS): pyproject.toml
 	touch $(BUILDERS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info calm_beam/native/*.so

@@ -10,15 +10,22 @@ same modules, an environment has one or the other. The first is built by default
 
 Since the name decides what is in them, name and requirements stand here; what checks or builds the sources without
 running them is in groups of dependencies in pyproject.toml, which the extra `dev` takes from there.
+
+Native code comes with both, where a C compiler is; without one, they are the same but for it, and XLA decodes.
 """
 
+import importlib.util
 import os
 import pathlib
 import re
+import runpy
 import sys
 import tomllib
 
 import setuptools
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 _ROOT = pathlib.Path(__file__).parent
 
@@ -182,8 +189,68 @@ if _NAME not in (_WHOLE, _FOR_SERVING):
     sys.exit(f"CALM_BEAM_DISTRIBUTION must be {_WHOLE} or {_FOR_SERVING}, got {_NAME!r}.")
 _IS_WHOLE = _NAME == _WHOLE
 if not _IS_WHOLE and "sdist" in sys.argv:
-    # It would not know which of the two it is; and as nothing is compiled, one wheel serves everybody.
+    # It would not know which of the two it is.
     sys.exit(f"of {_NAME}, wheels are built only: python -m build --wheel")
+
+_NATIVE = "calm_beam/native"
+_RECIPE = runpy.run_path(str(_ROOT / _NATIVE / "build.py"))
+
+
+class _BuildNative(build_ext):
+    """Builds native code: libraries that Python loads without importing them, so one serves every Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', '/')}.so"
+
+    def run(self) -> None:
+        super().run()
+        paths = {ext.name.rpartition(".")[2]: self.get_ext_fullpath(ext.name) for ext in self.extensions}
+        built = [name for name, path in paths.items() if os.path.exists(path)]
+        nothing = "not built, so XLA decodes; it takes a C compiler"
+        self.warn(f"native code: {'built for ' + ', '.join(built) if built else nothing}")
+
+    def build_extension(self, ext: setuptools.Extension) -> None:
+        jaxlib = importlib.util.find_spec("jaxlib")
+        if jaxlib is None or jaxlib.origin is None:
+            raise CompileError("there is no jaxlib, whose headers it takes")
+        # Objects of one source are of another name for each instruction set.
+        common = self.build_temp
+        self.build_temp = os.path.join(common, ext.name)
+        os.makedirs(self.build_temp, exist_ok=True)
+        pathlib.Path(self.build_temp, _RECIPE["LAYOUTS"]).write_text(_RECIPE["layouts"](), encoding="utf-8")
+        ext.include_dirs = [self.build_temp, os.path.join(os.path.dirname(jaxlib.origin), "include")]
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = common
+
+
+class _Wheel(bdist_wheel):
+    """One wheel for every Python; for every machine, too, where no native code is in it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        *_, platform = super().get_tag()
+        folder = pathlib.Path(self.get_finalized_command("build").build_lib, _NATIVE)
+        return "py3", "none", platform if any(folder.glob("*.so")) else "any"
+
+
+def _module(instruction_set: str) -> str:
+    return f"{_NATIVE.replace('/', '.')}.{instruction_set}"
+
+
+_HEADERS = sorted(path.relative_to(_ROOT).as_posix() for path in (_ROOT / _NATIVE).glob("*.h"))
+_EXTENSIONS = [
+    setuptools.Extension(
+        _module(name),
+        [path.relative_to(_ROOT).as_posix() for path in _RECIPE["sources"](name)],
+        # Part of an sdist; whatever changes them has the library built again.
+        depends=[*_HEADERS, f"{_NATIVE}/build.py", f"{_NATIVE}/structures.py"],
+        extra_compile_args=_RECIPE["compile_options"](name),
+        extra_link_args=_RECIPE["link_options"](),
+        optional=True,
+    )
+    for name in _RECIPE["instruction_sets"]()
+]
 
 setuptools.setup(
     name=_NAME,
@@ -213,11 +280,12 @@ setuptools.setup(
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
         "calm_beam.manifest": ["manifest.schema.json", "external.schema.json"],
-        "calm_beam.native": ["*.c", "*.h"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
         "calm_beam.report": ["*.html", "*.css", "*.js"],
         "calm_beam": ["py.typed", "__init__.pyi"],
     },
+    ext_modules=_EXTENSIONS,
+    cmdclass={"build_ext": _BuildNative, "bdist_wheel": _Wheel},
     install_requires=_CORE if _IS_WHOLE else _SERVING,
     extras_require=_EXTRAS if _IS_WHOLE else _SERVING_EXTRAS,
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     flags = parser.parse_args()
     if not library.is_available():
-        parser.error(f"certified heads are native code's: {library.why_not_built()}")
+        parser.error(f"certified heads are native code's: {library.why_not_loaded()}")
     if not flags.json:
         print(describe_machine())
     heads = _trained(flags) if flags.checkpoint else _made(flags)

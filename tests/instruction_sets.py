@@ -4,22 +4,26 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+import jax
 import pytest
 
-from calm_beam.native import library
+from calm_beam.native import build, library
 
 
 def _available() -> tuple[str, ...]:
-    if not library.is_available():
-        return ()
     named = os.environ.get(library.VARIABLE)
+    if jax.default_backend() != "cpu" or (named and not library.is_available()):
+        return ()
     return (named,) if named else library.instruction_sets_here()
 
 
 AVAILABLE = _available()
 """The best first; those that the variable leaves, where it is set."""
 
-needs_native = pytest.mark.skipif(not AVAILABLE, reason="no native code here")
+TUNED = tuple(name for name in AVAILABLE if name in build.TUNED)
+"""Those of them that are taken where nothing else is asked for, and that certify."""
+
+needs_native = pytest.mark.skipif(not TUNED, reason="no native code that certifies here")
 """Marks tests of a certified head, which is native code's alone."""
 
 
@@ -37,8 +41,6 @@ def forced(name: str) -> Iterator[None]:
 @pytest.fixture(scope="module", params=AVAILABLE or ["none"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the tests of a module once on every instruction set; skips them where there is no native code."""
-    import jax
-
     if not AVAILABLE:
         pytest.skip("this machine has no native code")
     jax.clear_caches()

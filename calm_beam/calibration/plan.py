@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam.decoding.near_ties import tells_near_ties
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
@@ -117,7 +116,7 @@ class Plan:
             by the binomial test, a p-value is to be watched that may not be, or groups or parts are to be told apart
             among clusters or by a p-value that needs single losses.
         """
-        if near_ties == WORST_NEAR_TIES and not tells_near_ties(settings.rule):
+        if near_ties == WORST_NEAR_TIES and not settings.rule.measure().sees_near_ties:
             raise ValueError(
                 f"near_ties is {near_ties}, but near ties of confidence {settings.rule.confidence} are not seen: it is "
                 "made of tokens, or of none. Take near_ties=count, or another measure."

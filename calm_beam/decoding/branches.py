@@ -5,6 +5,7 @@ their work whatever their rules are, as long as skipped layers keep the same of 
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Self
 
@@ -165,6 +166,18 @@ class Branches:
         of_measures = np.array([measure.needs.asks_head for measure in self.measures])
         asks: np.ndarray = of_measures[self.measure_of]
         return asks
+
+    @functools.cached_property
+    def sees_near_ties(self) -> np.ndarray:
+        """Whether near ties of each lane's measure are seen, bool of shape (lanes,)."""
+        sees: np.ndarray = np.array([measure.sees_near_ties for measure in self.measures])[self.measure_of]
+        return sees
+
+    @functools.cached_property
+    def is_gap(self) -> np.ndarray:
+        """Whether each lane's measure is the gap of the two most likely tokens, bool of shape (lanes,)."""
+        is_gap: np.ndarray = np.array([measure.is_gap for measure in self.measures])[self.measure_of]
+        return is_gap
 
     @property
     def most_compared(self) -> int:

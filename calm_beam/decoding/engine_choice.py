@@ -21,6 +21,7 @@ from calm_beam.free_memory import has_accelerators
 from calm_beam.manifest import ENGINES, EngineRecord
 from calm_beam.model import ModelConfig, native_decoder
 from calm_beam.native import library
+from calm_beam.native.build import TUNED
 
 ENGINE_CHOICES = ("auto", *ENGINES)
 """What `--engine` takes: an engine, or `auto` for native code where the machine has it."""
@@ -51,7 +52,7 @@ class Machine:
           platform: As JAX says; None to find out without initialising JAX, for processes that start workers.
         """
         platform = platform or _platform_here()
-        lacks = library.why_not_built() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
+        lacks = library.why_not_loaded() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
         return cls(platform=platform, native=None if lacks else library.instruction_set(), lacks=lacks)
 
     def xla_instructions(self) -> str:
@@ -82,7 +83,7 @@ def chosen_engine(
       config: Of the model.
       rule: How exits are decided.
       arithmetic: In which numbers the model computes.
-      machine: That decodes. None for others than this one, which may have no compiler: `auto` is then `xla`, and no
+      machine: That decodes. None for others than this one, which may have no native code: `auto` is then `xla`, and no
         instructions are known.
       model_parallelism: Devices that share one model.
       layers_by_xla: Whether XLA runs the layers anyway, as it does for single prompts.
@@ -100,13 +101,6 @@ def chosen_engine(
     why_not = lacks or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
     if engine == "native" and why_not:
         raise UsageError(f"engine is native, but native code cannot decode: {why_not}. Take --engine=xla, or auto.")
-    no_head = lacks
-    if model_parallelism > 1:
-        no_head = f"model_parallelism is {model_parallelism}, and it is for a head that one device has whole"
-    elif is_unknown:
-        no_head = "other machines decode, and --engine=native does not say that they have a compiler"
-    elif engine == "xla":
-        no_head = "engine is xla"
     form = "exact"
     if not rule.needs_full_model():
         form = head_form(
@@ -114,7 +108,7 @@ def chosen_engine(
             measure=rule.measure(),
             arithmetic=arithmetic,
             size=config.vocab_size * config.emb_dim,
-            why_not=no_head,
+            why_not=_why_no_head(engine, machine, is_unknown=is_unknown, model_parallelism=model_parallelism),
         )
     if engine != "xla" and not why_not and not layers_by_xla:
         return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
@@ -122,6 +116,21 @@ def chosen_engine(
     if machine is not None and form == "uint8":
         instructions = f"{instructions}, head {machine.native}"
     return EngineRecord(name="xla", instructions=instructions, head=form)
+
+
+def _why_no_head(engine: str, machine: Machine | None, *, is_unknown: bool, model_parallelism: int) -> str | None:
+    """Returns why native code certifies no heads; None where it does."""
+    if model_parallelism > 1:
+        return f"model_parallelism is {model_parallelism}, and it is for a head that one device has whole"
+    if is_unknown:
+        return "other machines decode, and --engine=native does not say that they have native code"
+    if engine == "xla":
+        return "engine is xla"
+    if machine is None:
+        return None
+    if machine.native is not None and machine.native not in TUNED:
+        return f"native code for {machine.native} has none"
+    return machine.lacks
 
 
 def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **given: Any) -> dict[str, Any]:
@@ -163,8 +172,8 @@ def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
     if assigned is not None and found.is_unlike(assigned):
         raise UsageError(
             f"this worker decodes by {found.in_words()}, but the run was started for {assigned.in_words()}: outputs of "
-            "two engines are never mixed. Take workers with the processor and the compiler of the others, or "
-            "--engine=xla, which needs no compiler."
+            "two engines are never mixed. Take workers with the processor of the others, on which calm-beam was "
+            "installed with a C compiler (`calm-beam doctor` says whether), or --engine=xla, which needs none."
         )
 
 

@@ -2,9 +2,6 @@
 
 import numpy as np
 
-from calm_beam.exits.measures import Measure, Need
-from calm_beam.exits.rule import ExitRule
-
 from .branches import Branches
 from .result import PromptResult
 
@@ -13,14 +10,6 @@ NEARNESS = 1e-5
 
 Engines and batches move confidences by about 1e-6 (docs/measurements.md).
 """
-
-
-def tells_near_ties(rule: ExitRule) -> bool:
-    """Returns whether near ties of a rule are seen.
-
-    Shares of agreeing layers, and numbers of layers, are not rounded: the tokens behind them may be, which is unseen.
-    """
-    return _tells(rule.measure())
 
 
 def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.ndarray) -> tuple[bool | None, ...] | None:
@@ -35,20 +24,13 @@ def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.nda
       branches: How exits were decided.
       thresholds: float32, shape (steps, branches); +inf in one of the full model.
     """
-    tells = np.array([_tells(measure) for measure in branches.measures])[branches.measure_of]
-    if result.runner_ups is None or not tells.any():
+    is_seen = branches.sees_near_ties
+    if result.runner_ups is None or not is_seen.any():
         return None
-    is_gap = np.array([measure.is_gap for measure in branches.measures])[branches.measure_of]
-    at = thresholds.T
-    is_token = result.exit_layers > 0
-    # Nothing is below a threshold of 0. At the last layer, nothing is compared.
-    is_compared = is_token & np.isfinite(at) & (at > 0)
-    near = is_compared & (result.exit_layers < branches.layers) & (np.abs(result.confidences - at) <= NEARNESS)
-    with np.errstate(invalid="ignore"):
-        near |= is_compared & (np.abs(result.runner_ups - at) <= NEARNESS)
-    near |= is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
-    return tuple(bool(each) if is_told else None for each, is_told in zip(near.any(axis=1), tells, strict=True))
-
-
-def _tells(measure: Measure) -> bool:
-    return measure.needs not in (Need.TOKENS, Need.LAYER, Need.LAST_TOKEN)
+    at, is_token = thresholds.T, result.exit_layers > 0
+    # At the last layer nothing is compared, and nothing is below a threshold of 0. Nothing is near +inf.
+    near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branches.layers)
+    near |= np.abs(result.runner_ups - at) <= NEARNESS
+    near &= is_token & (at > 0)
+    near |= branches.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
+    return tuple(told if seen else None for told, seen in zip(near.any(axis=1).tolist(), is_seen.tolist(), strict=True))

@@ -53,7 +53,7 @@ static void exponentiate(float* logits, int64_t count, float* largest, float* to
   for (int64_t at = 0; at < count; at += kLanes) {
     const Integers is_there = before(count, at);
     const Floats here = load(logits + at);
-    most = larger((Floats)((is_there & (Integers)here) | (~is_there & (Integers)most)), most);
+    most = larger(either(is_there, here, most), most);
   }
   const float highest = most_of(most);
   *largest = ceilf(highest * kLog2);
@@ -77,7 +77,7 @@ static inline __attribute__((always_inline)) void mix_vectors(const float* value
   Floats sums[kMostVectors] = {{0}};
   for (int64_t i = 0; i < seen->count; ++i)
     for (int vector = 0; vector < vectors; ++vector)
-      sums[vector] += weights[i] * load(values + seen->offsets[i] + vector * kLanes);
+      sums[vector] = fused(all(weights[i]), load(values + seen->offsets[i] + vector * kLanes), sums[vector]);
   for (int vector = 0; vector < vectors; ++vector) store(mixed + vector * kLanes, sums[vector]);
 }
 

@@ -1,4 +1,4 @@
-"""Calls of native code that change arrays in place: all but `screen.c`, whose structures these mirror."""
+"""Calls of native code that change arrays in place: all but `screen.c`."""
 
 import ctypes
 import math
@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 
 from .library import loaded
+from .structures import BY_PROMPT, MADE, Asked, Measured, Rows, Skipped, Step
+from .structures import Entries as Entries
+from .structures import Head as Head
+from .structures import Layer as Layer
+from .structures import Matrix as Matrix
+from .structures import Measure as Measure
+from .structures import Sources as Sources
 
 ACTIVATIONS = ("gelu", "silu", "relu")
 """Those of a feed-forward layer, by their numbers."""
@@ -22,116 +29,10 @@ NO_WINDOW = 1 << 40
 _PANEL = 64
 _LINE = 64
 
-_NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
-# What a step makes of rows.
-_MADE = {
-    "tokens": np.int32,
-    "exit_layers": np.int32,
-    "confidences": np.float32,
-    "runner_ups": np.float32,
-    "is_finite": np.bool_,
-}
-
-_BY_PROMPT = ("steps", "positions", "source_of", "places")
-
-
-class Matrix(ctypes.Structure):
-    """Weights as native code multiplies by them."""
-
-    _fields_ = (("weights", _ADDRESS), ("inputs", _NUMBER), ("columns", _NUMBER))
-
-
-class Layer(ctypes.Structure):
-    """The weights and sizes of a decoder layer."""
-
-    _fields_ = (
-        *(
-            (name, Matrix)
-            for name in ("query", "key", "value", "out", "cross_query", "cross_out", "gate", "wide", "narrow")
-        ),
-        *((name, _ADDRESS) for name in ("norm", "cross_norm", "mlp_norm", "query_norm", "key_norm")),
-        *((name, _ADDRESS) for name in ("query_bias", "key_bias", "value_bias", "biases")),
-        *((name, _NUMBER) for name in ("bias_heads", "ages", "heads", "key_heads", "size", "width", "activation")),
-        *((name, _NUMBER) for name in ("first", "window")),
-        *((name, _FLOAT) for name in ("epsilon", "query_scale")),
-    )
-
-
-class Sources(ctypes.Structure):
-    """Keys and values of the sources of one padded width, at one layer."""
-
-    _fields_ = (("keys", _ADDRESS), ("values", _ADDRESS), ("mask", _ADDRESS), ("most", _NUMBER))
-
-
-class Entries(ctypes.Structure):
-    """The arrays that a layer reads and writes, which it keeps. See `entries_of`."""
-
-    held: Sequence[np.ndarray] = ()
-
-    _fields_ = (
-        *((name, _ADDRESS) for name in ("inputs", "outputs", "keys", "values", "paths")),
-        *((name, _NUMBER) for name in ("most_steps", "prompt_lanes")),
-        *((name, _ADDRESS) for name in ("sources", "turns", *_BY_PROMPT)),
-    )
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = (
-        *((name, _ADDRESS) for name in ("below", "lanes", "nodes")),
-        *((name, _NUMBER) for name in ("count", "threads")),
-    )
-
-
-class _Skipped(ctypes.Structure):
-    _fields_ = (
-        *((name, _NUMBER) for name in ("num_layers", "count", "capacity", "threads")),
-        *((name, _ADDRESS) for name in ("states", "which", "nodes", "lanes")),
-    )
-
-
-class Head(ctypes.Structure):
-    """The weights of a head, and the norm before it."""
-
-    _fields_ = (("weights", Matrix), ("norm", _ADDRESS), ("epsilon", _FLOAT), ("factor", _FLOAT))
-
-
-class Measure(ctypes.Structure):
-    """What native code makes confidences by. See `measure_of`."""
-
-    held: Sequence[np.ndarray] = ()
-
-    _fields_ = (
-        ("kind", _NUMBER),
-        ("log_tokens", _FLOAT),
-        ("scores", _NUMBER),
-        *((name, _ADDRESS) for name in ("kernel", "bias", "by_layer")),
-    )
-
-
-class _Measured(ctypes.Structure):
-    _fields_ = (
-        *((name, _NUMBER) for name in ("first_layer", "num_layers", "count", "entries", "width")),
-        *((name, _ADDRESS) for name in ("states", "below", "lanes", "confidences")),
-    )
-
-
-class _Asked(ctypes.Structure):
-    _fields_ = (
-        ("count", _NUMBER),
-        ("threads", _NUMBER),
-        *((name, _ADDRESS) for name in ("measure", "states", "entries", "facts", "tokens")),
-    )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("count", _NUMBER),
-        ("threads", _NUMBER),
-        *((name, _ADDRESS) for name in ("measure", "heads", "lanes", "nodes", "thresholds", "known_exits")),
-        *((name, _ADDRESS) for name in _MADE),
-        ("asked", _NUMBER),
-    )
+# The types of what a step makes of rows.
+_MADE = dict(zip(MADE, (np.int32, np.int32, np.float32, np.float32, np.bool_), strict=True))
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
@@ -187,7 +88,7 @@ def entries_of(
         source_of: Which of the sources it attends to.
         places: And where it stands there.
     """
-    numbers, indices = (inputs, outputs, *store), (paths, *(by_prompt[name] for name in _BY_PROMPT))
+    numbers, indices = (inputs, outputs, *store), (paths, *(by_prompt[name] for name in BY_PROMPT))
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in indices), "read as they stand"
     addresses = [array.ctypes.data for array in (*numbers, *indices)]
     none: list[int | None] = [None] * 2
@@ -234,7 +135,7 @@ class Stack:
           MemoryError: If there is none.
         """
         held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
-        rows = _Rows(*(values.ctypes.data for values in held), len(lanes), threads())
+        rows = Rows(*(values.ctypes.data for values in held), len(lanes), threads())
         if not loaded().calm_beam_run_layers(*self._from(layers), _NUMBER(len(layers)), ctypes.byref(rows)):
             raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
 
@@ -263,7 +164,7 @@ class Stack:
             for values, dtype in ((which, np.int64), (nodes, np.int32), (lanes, np.int32))
         ]
         numbers = len(layers), len(which), capacity, threads()
-        skipped = _Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
+        skipped = Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
         loaded().calm_beam_keep_skipped(*self._from(layers), ctypes.byref(skipped))
 
     @property
@@ -303,7 +204,7 @@ class Stack:
         by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]
         for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
             assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
-        step = _Step(
+        step = Step(
             *(len(lanes), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
             *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
         )
@@ -360,7 +261,7 @@ def measure_states(
     """
     held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes)]
     confidences = np.empty((len(layers), len(lanes)), np.float32)
-    measured = _Measured(
+    measured = Measured(
         *(layers.start, *confidences.shape, *states.shape[1:]),
         *(array.ctypes.data for array in (states, *held, confidences)),
     )
@@ -403,7 +304,7 @@ def summarise(
     """
     entries = np.ascontiguousarray(entries, np.int64)
     facts, tokens = np.empty((5, len(entries)), np.float32), np.empty(len(entries), np.int32)
-    asked = _Asked(
+    asked = Asked(
         *(len(entries), threads(), None if measure is None else ctypes.addressof(measure)),
         *(array.ctypes.data for array in (states, entries, facts, tokens)),
     )

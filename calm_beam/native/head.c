@@ -7,10 +7,13 @@
 
 #include "exponentials.h"
 #include "heads.h"
+#include "layouts.h"
 #include "measures.h"
 #include "memory.h"
 #include "products.h"
 #include "threads.h"
+
+SAME_IN_PYTHON_Head
 
 enum {
   kRowsOfBlock = 24,
@@ -27,6 +30,8 @@ typedef struct {
   float* facts;           /* [5, count]: largest, second, total, weighted, confidence */
   int32_t* tokens;        /* [count] */
 } Asked;
+
+SAME_IN_PYTHON_Asked
 
 typedef struct {
   const Head* head;

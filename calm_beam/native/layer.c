@@ -15,9 +15,16 @@
 
 #include "attention.h"
 #include "layers.h"
+#include "layouts.h"
 #include "memory.h"
 #include "products.h"
 #include "threads.h"
+
+SAME_IN_PYTHON_Matrix
+SAME_IN_PYTHON_Layer
+SAME_IN_PYTHON_Sources
+SAME_IN_PYTHON_Entries
+SAME_IN_PYTHON_Rows
 
 enum {
   kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
@@ -494,6 +501,8 @@ typedef struct {
   const int32_t* nodes;   /* [layers, count]: `capacity` where the layer was not skipped */
   const int32_t* lanes;   /* [count]: an entry of the prompt of each */
 } Skipped;
+
+SAME_IN_PYTHON_Skipped
 
 typedef struct {
   const Layer* const* layers;

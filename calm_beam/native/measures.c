@@ -2,7 +2,10 @@
 
 #include <math.h>
 
+#include "layouts.h"
 #include "products.h"
+
+SAME_IN_PYTHON_Measure
 
 float confidence_of_logits(const Measure* measure, const Facts* facts) {
   if (measure->kind == kGap) return -expm1f(facts->second - facts->largest) / facts->total;
@@ -47,6 +50,8 @@ typedef struct {
   const int32_t *below, *lanes; /* [count]: entries of the first layer's inputs, and of all outputs. */
   float* confidences;           /* [layers, count] */
 } Measured;
+
+SAME_IN_PYTHON_Measured
 
 /* Makes the confidences of rows that are made of states: a call of Python's. */
 void calm_beam_measure(const Measure* measure, const Measured* rows) {

@@ -7,14 +7,7 @@
 
 #include "vectors.h"
 
-enum {
-  kPanel = 64, /* Columns whose weights lie side by side. */
-#ifdef __AVX512VNNI__
-  kTileVectors = 4, /* Of a row, whose sums are kept in registers for kRowsAtATime rows. */
-#else
-  kTileVectors = 2,
-#endif
-};
+enum { kPanel = 64 }; /* Columns whose weights lie side by side. */
 
 /* Weights of `columns` columns: [panels, inputs, 64], with zeros behind. */
 typedef struct {

@@ -1,5 +1,5 @@
-/* What a certified head proves of states, as one call: see native_screening.py, screening.py for what is bounded, and
-   quantised_states.py for how states are quantised.
+/* What a certified head proves of states, as one call: see exits/certified_head.py for what is bounded, and
+   exits/quantised_head.py for how weights are quantised.
 
    Products of 8-bit integers are what processors are best at, and XLA makes half as much of them at most, or nothing
    without AVX-512. What comes after, a few operations on each logit, is done while the logits are in the cache.
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "integers.h"
 #include "memory.h"
 #include "tasks.h"
 #include "vectors.h"
@@ -54,7 +55,7 @@ typedef struct {
   float* kept_norms;
 } Blocks;
 
-/* What is given back for a row: see native_screening.py. */
+/* What is given back for a row: see exits/certified_head.py. */
 typedef struct {
   float largest, second, others_total, others_weighted, left, total_low, total_high, weighted_low, weighted_high, norm,
       head_norm;
@@ -171,14 +172,14 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   const Floats count = rounded(in_twos);
   /* 2^r to 4 units, where |r| is at most a half: no polynomial of this degree is closer. */
   const Floats r = in_twos - count;
-  Floats p = r * 1.32764725e-3f + 9.67554096e-3f;
-  p = p * r + 5.55071309e-2f;
-  p = p * r + 2.40221202e-1f;
-  p = p * r + 6.93146944e-1f;
-  p = p * r + 1.00000012f;
+  Floats p = fused(r, all(1.32764725e-3f), all(9.67554096e-3f));
+  p = fused(p, r, all(5.55071309e-2f));
+  p = fused(p, r, all(2.40221202e-1f));
+  p = fused(p, r, all(6.93146944e-1f));
+  p = fused(p, r, all(1.00000012f));
   const Floats weight = scaled(p, count);
   *total += weight;
-  *weighted -= x * weight;
+  *weighted = fused(-x, weight, *weighted);
 }
 
 /* Puts the upper ends of a block's logits of some rows into `ends`, [rows, 64], and the highest of each into `most`. */
@@ -321,7 +322,7 @@ static void logits_of(const Screen* s, const float* state, const int64_t* entrie
     for (int part = 0; part < kParts; ++part)
       for (int i = 0; i < kEntriesAtATime; ++i) {
         const int64_t from = column + part * kLanes;
-        sums[i][part] += load(state + from) * some_weights(s, entries[i] * width + from, kLanes);
+        sums[i][part] = fused(load(state + from), some_weights(s, entries[i] * width + from, kLanes), sums[i][part]);
       }
   for (int i = 0; i < kEntriesAtATime; ++i) {
     int part = 0;

@@ -10,6 +10,7 @@
 
 #include "heads.h"
 #include "layers.h"
+#include "layouts.h"
 #include "measures.h"
 #include "memory.h"
 #include "threads.h"
@@ -29,6 +30,11 @@ typedef struct {
   uint8_t* is_finite;
   atomic_llong asked; /* How many times a head was asked about a row. */
 } Step;
+
+SAME_IN_PYTHON_Step
+
+/* Looked at by Python before anything is called. */
+const char calm_beam_layouts[] = CALM_BEAM_LAYOUTS;
 
 typedef struct {
   const Layer* const* layers;
@@ -53,7 +59,7 @@ typedef struct {
 static void ask(const Call* call, int64_t index, const int32_t* lanes, const int32_t* rows, int64_t count,
                 float* memory, Decision* decisions) {
   const Measure* measure = call->step->measure;
-  int32_t asked[kRowsOfBlock];
+  int32_t asked[kRowsOfBlock] = {0};
   Facts facts[kRowsOfBlock];
   if (!count) return;
   for (int64_t each = 0; each < count; ++each) asked[each] = lanes[rows[each]];

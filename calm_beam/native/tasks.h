@@ -72,14 +72,18 @@ static inline int run_tasks(const XLA_FFI_CallFrame* frame, const void* call, Ru
   return has_succeeded;
 }
 
-/* Returns whether a call is XLA's question which version it is for, and answers that. */
+/* Returns whether a call is XLA's question which version it is for, and answers that: not with that of the headers,
+   which an older XLA would refuse, but with the oldest that has all that is used here, which newer ones take. Built with
+   the headers of jaxlib 0.8.1 (0.2) and of 0.10.2 (0.3), it is taken by both and computes the same. */
 static inline int asks_for_version(XLA_FFI_CallFrame* frame) {
   if (!frame->extension_start || frame->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
-  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  metadata->api_version.major_version = 0;
+  metadata->api_version.minor_version = 2;
   return 1;
 }
+
+_Static_assert(XLA_FFI_API_MAJOR == 0, "what is said above is of versions 0.2 and 0.3");
 
 static inline XLA_FFI_Error* no_memory(const XLA_FFI_Api* api, const char* message) {
   XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message,

@@ -8,6 +8,15 @@
 /* How often a thread looks for work, or for the end of others' work, before it sleeps, or lets others run. */
 enum { kLooks = 4000, kMostPhases = 16 };
 
+/* Leaves the core to another thread for some cycles. */
+static inline void pause_briefly(void) {
+#if defined __x86_64__
+  __builtin_ia32_pause();
+#elif defined __aarch64__
+  __asm__ volatile("yield");
+#endif
+}
+
 typedef struct {
   const void* call;
   RunInPhase run;
@@ -35,7 +44,7 @@ static void take_part(Work* work) {
     /* Tasks are taken in order, so that whoever is waited for is at work. */
     for (int64_t looks = 0; atomic_load(&work->done) < before; ++looks)
       if (looks < kLooks)
-        __builtin_ia32_pause();
+        pause_briefly();
       else
         sched_yield();
     work->run(work->call, phase, task - before);
@@ -46,7 +55,7 @@ static void take_part(Work* work) {
 static void* help(void* nothing) {
   int64_t seen = 0;
   for (;;) {
-    for (int look = 0; look < kLooks && atomic_load(&turn) == seen; ++look) __builtin_ia32_pause();
+    for (int look = 0; look < kLooks && atomic_load(&turn) == seen; ++look) pause_briefly();
     pthread_mutex_lock(&mutex);
     for (; atomic_load(&turn) == seen; --sleeping) {
       ++sleeping;
@@ -111,13 +120,13 @@ void run_phases(int64_t threads, const void* call, RunInPhase run, const int64_t
   take_part(&work);
   for (int64_t looks = 0; atomic_load(&work.done) < end; ++looks)
     if (looks < kLooks)
-      __builtin_ia32_pause();
+      pause_briefly();
     else
       sched_yield();
   if (!is_shared) return;
   pthread_mutex_lock(&mutex);
   offered = NULL;
   pthread_mutex_unlock(&mutex);
-  while (atomic_load(&work.users)) __builtin_ia32_pause();
+  while (atomic_load(&work.users)) pause_briefly();
   pthread_mutex_unlock(&in_use);
 }

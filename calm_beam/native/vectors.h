@@ -1,37 +1,30 @@
-/* Vectors of numbers, and products of 8-bit integers: of AVX-512 with VNNI, or else of AVX2. */
+/* Vectors of numbers: of AVX-512, of AVX2, or of whatever a compiler makes of four numbers. */
 
 #ifndef CALM_BEAM_VECTORS_H_
 #define CALM_BEAM_VECTORS_H_
 
-#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "memory.h"
-
 enum {
-#ifdef __AVX512VNNI__
+#if defined __AVX512F__
   kLanes = 16,       /* Numbers in a vector. */
-#else
+  kTileVectors = 4,  /* Of a row, whose sums are kept in registers for kRowsAtATime rows. */
+#elif defined __AVX2__
   kLanes = 8,
+  kTileVectors = 2,
+#else
+  kLanes = 4,
+  kTileVectors = 2,
 #endif
-  kSides = 16,       /* Entries whose weights lie side by side. */
-  kBlock = 64,       /* Entries of a block of the vocabulary. */
-  kVectors = kBlock / kLanes,
   kRowsAtATime = 6,  /* As many as have their sums in registers, beside some weights. */
-  kAhead = 8,        /* Bytes that are asked for during the products of a column with so many rows. */
 };
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedFloats __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
-typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef uint32_t Naturals __attribute__((vector_size(4 * kLanes)));
-typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2)));
-
-/* Into the second cache: the first one takes such requests at half the rate. */
-static inline void ask_for_line(const void* memory) { __builtin_prefetch(memory, 0, 2); }
 
 static inline Floats load(const float* values) { return *(const UnalignedFloats*)values; }
 
@@ -46,18 +39,15 @@ static inline Floats load_some(const float* values, int64_t count) {
 
 static inline Floats all(float value) { return value - (Floats){0}; }
 
-/* Returns bfloat16 numbers. */
-static inline Floats widened(UnalignedHalves halves) {
-  return (Floats)(__builtin_convertvector(halves, Naturals) << 16);
-}
-
 /* Returns the lanes where `is_taken` is -1, and zeros where it is 0. */
 static inline Floats taken(Integers is_taken, Floats values) { return (Floats)(is_taken & (Integers)values); }
 
-static inline Floats magnitude(Floats values) { return (Floats)((Integers)values & 0x7fffffff); }
+/* Returns one where `is_one` is -1, and the other where it is 0. */
+static inline Floats either(Integers is_one, Floats one, Floats other) {
+  return (Floats)((is_one & (Integers)one) | (~is_one & (Integers)other));
+}
 
-/* Returns the bits of floats as integers in the order of the floats, and the other way round. */
-static inline Integers in_order(Integers bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+static inline Floats magnitude(Floats values) { return (Floats)((Integers)values & 0x7fffffff); }
 
 static inline Integers of_lanes(void) {
   Integers lanes;
@@ -65,184 +55,83 @@ static inline Integers of_lanes(void) {
   return lanes;
 }
 
-static inline void finish_far_stores(void) { _mm_sfence(); }
-
 /* Returns -1 in the lanes of what comes before `size`, where the first one stands for `first`. */
 static inline Integers before(int64_t size, int64_t first) {
   return of_lanes() < (int32_t)(size - first < kLanes ? size - first : kLanes);
 }
 
-#ifdef __AVX512VNNI__
+#ifdef __AVX2__
 
-typedef int8_t Multiple; /* What states are quantised to. */
+#include <immintrin.h>
 
-enum { kMostParts = 2 }; /* That are multiplied for a state. */
-
-static inline float largest_multiple(int64_t width) { return (void)width, 127; }
+#ifdef __AVX512F__
+typedef __m512 Lanes;
+#define OF_WIDTH(name) _mm512_##name
+#define ROUNDED(values) _mm512_roundscale_ps(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#else
+typedef __m256 Lanes;
+#define OF_WIDTH(name) _mm256_##name
+#define ROUNDED(values) _mm256_round_ps(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#endif
 
 /* Returns one * other + sum, rounded once. */
 static inline Floats fused(Floats one, Floats other, Floats sum) {
-  return (Floats)_mm512_fmadd_ps((__m512)one, (__m512)other, (__m512)sum);
+  return (Floats)OF_WIDTH(fmadd_ps)((Lanes)one, (Lanes)other, (Lanes)sum);
 }
 
 /* Of a number and none, the second. */
-static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
+static inline Floats larger(Floats one, Floats other) { return (Floats)OF_WIDTH(max_ps)((Lanes)one, (Lanes)other); }
 
-static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm512_min_ps((__m512)one, (__m512)other); }
+static inline Floats smaller(Floats one, Floats other) { return (Floats)OF_WIDTH(min_ps)((Lanes)one, (Lanes)other); }
 
 /* To the next integer. */
-static inline Floats rounded(Floats values) {
-  return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+static inline Floats rounded(Floats values) { return (Floats)ROUNDED((Lanes)values); }
+
+static inline Integers whole(Floats integers) { return (Integers)OF_WIDTH(cvtps_epi32)((Lanes)integers); }
+
+#else
+
+/* Rounded once only where all processors of the kind can. */
+static inline Floats fused(Floats one, Floats other, Floats sum) {
+#ifdef __FP_FAST_FMAF
+  for (int lane = 0; lane < kLanes; ++lane) sum[lane] = __builtin_fmaf(one[lane], other[lane], sum[lane]);
+  return sum;
+#else
+  return one * other + sum;
+#endif
 }
 
-/* Past the caches, where whole vectors stand; other threads see it after `finish_far_stores`. */
-static inline void store_far(float* values, Floats what) { _mm512_stream_ps(values, (__m512)what); }
+static inline Floats larger(Floats one, Floats other) { return either(one > other, one, other); }
 
-static inline Integers whole(Floats integers) { return (Integers)_mm512_cvtps_epi32((__m512)integers); }
+static inline Floats smaller(Floats one, Floats other) { return either(one < other, one, other); }
+
+/* Of magnitudes up to 2^22. */
+static inline Floats rounded(Floats values) { return values + 0x1.8p23f - 0x1.8p23f; }
+
+static inline Integers whole(Floats integers) { return __builtin_convertvector(integers, Integers); }
+
+#endif
+
+#ifdef __AVX512F__
 
 static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
 
 static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512)values); }
 
-static inline void store_multiples(Multiple* multiples, Floats integers) {
-  _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8((__m512i)whole(integers)));
-}
-
-/* Puts the values that are `enough`, and their places, the first of which is given, behind each other; returns how
-   many there are. Writes a whole vector. */
-static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
-  const __mmask16 reaches = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(enough), _CMP_GE_OQ);
-  /* In registers: stores that compress take a hundred cycles on some processors. */
-  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(reaches, (__m512)from));
-  _mm512_storeu_si512(places, _mm512_maskz_compress_epi32(reaches, (__m512i)(of_lanes() + place)));
-  return __builtin_popcount(reaches);
-}
-
-/* Puts the products of `count` states with a block of weights into `sums`, [count, 64]; of kRowsAtATime, it asks for
-   [width, 8] bytes of `ahead`, little by little: more at a time would hold up the weights.
-
-   States are [count, stride], weights [4, width / 4, 16, 4]. Both have zeros up to a width that is divided by four. */
-static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
-                                                           int64_t stride, const int count, const uint8_t* ahead,
-                                                           int32_t* sums) {
-  __m512i total[kRowsAtATime][kVectors];
-  for (int row = 0; row < count; ++row)
-    for (int vector = 0; vector < kVectors; ++vector) total[row][vector] = _mm512_setzero_si512();
-  for (int64_t column = 0; column < width; column += 4) {
-    if (count == kRowsAtATime && column % (kLine / kAhead) == 0) ask_for_line(ahead + column * kAhead);
-    __m512i block[kVectors];
-    for (int vector = 0; vector < kVectors; ++vector)
-      block[vector] = _mm512_loadu_si512(weights + (vector * width + column) * kSides);
-    for (int row = 0; row < count; ++row) {
-      int32_t four;
-      memcpy(&four, states + row * stride + column, sizeof four);
-      const __m512i state = _mm512_set1_epi32(four);
-      for (int vector = 0; vector < kVectors; ++vector)
-        total[row][vector] = _mm512_dpbusd_epi32(total[row][vector], block[vector], state);
-    }
-  }
-  for (int row = 0; row < count; ++row)
-    for (int vector = 0; vector < kVectors; ++vector)
-      _mm512_storeu_si512(sums + row * kBlock + vector * kLanes, total[row][vector]);
-}
-
 #else
 
-typedef int16_t Multiple; /* Products of 8-bit integers would overflow in pairs here. */
-
-enum { kMostParts = 1 };
-
-/* Sums of products with weights must have room. */
-static inline float largest_multiple(int64_t width) {
-  const int64_t most = INT32_MAX / (UINT8_MAX * width);
-  return most < INT16_MAX ? most : INT16_MAX;
-}
-
-static inline Floats fused(Floats one, Floats other, Floats sum) {
-  return (Floats)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
-}
-
-static inline Floats larger(Floats one, Floats other) { return (Floats)_mm256_max_ps((__m256)one, (__m256)other); }
-
-static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm256_min_ps((__m256)one, (__m256)other); }
-
-static inline Floats rounded(Floats values) {
-  return (Floats)_mm256_round_ps((__m256)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-static inline void store_far(float* values, Floats what) { _mm256_stream_ps(values, (__m256)what); }
-
-static inline Integers whole(Floats integers) { return (Integers)_mm256_cvtps_epi32((__m256)integers); }
-
+/* Of halves, until one number is left. */
 static inline float sum_of(Floats values) {
-  const __m128 four = _mm256_castps256_ps128((__m256)values) + _mm256_extractf128_ps((__m256)values, 1);
-  const __m128 two = four + _mm_movehl_ps(four, four);
-  return two[0] + two[1];
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane) values[lane] += values[lane + half];
+  return values[0];
 }
 
 static inline float most_of(Floats values) {
-  const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)values), _mm256_extractf128_ps((__m256)values, 1));
-  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return two[0] > two[1] ? two[0] : two[1];
-}
-
-static inline void store_multiples(Multiple* multiples, Floats integers) {
-  const __m256i wide = (__m256i)whole(integers);
-  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
-}
-
-static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
-  unsigned reaches = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)from, _mm256_set1_ps(enough), _CMP_GE_OQ));
-  int64_t found = 0;
-  for (; reaches; reaches &= reaches - 1, ++found) {
-    const int lane = __builtin_ctz(reaches);
-    values[found] = from[lane];
-    places[found] = place + lane;
-  }
-  return found;
-}
-
-/* Four entries' products with four columns of one row are eight sums of two. */
-static inline __attribute__((always_inline)) void multiply_some(const uint8_t* weights, const Multiple* states,
-                                                                int64_t width, int64_t stride, const int count,
-                                                                const int fours, const uint8_t* ahead, int32_t* sums) {
-  __m256i total[kRowsAtATime][4];
-  for (int row = 0; row < count; ++row)
-    for (int four = 0; four < fours; ++four) total[row][four] = _mm256_setzero_si256();
-  for (int64_t column = 0; column < width; column += 4) {
-    if (count == kRowsAtATime && column % kLine == 0) ask_for_line(ahead + column);
-    __m256i block[4];
-    for (int four = 0; four < fours; ++four)
-      block[four] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(weights + column * kSides) + four));
-    for (int row = 0; row < count; ++row) {
-      int64_t columns;
-      memcpy(&columns, states + row * stride + column, sizeof columns);
-      const __m256i state = _mm256_set1_epi64x(columns);
-      for (int four = 0; four < fours; ++four) {
-        total[row][four] = _mm256_add_epi32(total[row][four], _mm256_madd_epi16(block[four], state));
-        /* Keeps gcc from making all products first, for which sums would leave their registers. */
-        __asm__("" : "+x"(total[row][four]));
-      }
-    }
-  }
-  for (int row = 0; row < count; ++row)
-    for (int four = 0; four < fours; ++four) {
-      /* A one in each: entries one and two, then three and four. */
-      const __m256i sum = _mm256_hadd_epi32(total[row][four], total[row][four]);
-      const __m128i low = _mm256_castsi256_si128(sum), high = _mm256_extracti128_si256(sum, 1);
-      _mm_storeu_si128((__m128i*)(sums + row * kBlock + 4 * four), _mm_unpacklo_epi64(low, high));
-    }
-}
-
-static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
-                                                           int64_t stride, const int count, const uint8_t* ahead,
-                                                           int32_t* sums) {
-  /* Few rows leave registers for all entries that lie side by side. */
-  const int fours = count <= 2 ? 4 : 2;
-  for (int side = 0; side < kBlock / kSides; ++side)
-    for (int four = 0; four < 4; four += fours, ahead += width)
-      multiply_some(weights + side * width * kSides + 16 * four, states, width, stride, count, fours, ahead,
-                    sums + side * kSides + 4 * four);
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane)
+      values[lane] = values[lane] > values[lane + half] ? values[lane] : values[lane + half];
+  return values[0];
 }
 
 #endif

@@ -87,7 +87,7 @@ def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
     if served.is_unlike(calibrated):
         raise ManifestError(
             f"exact_engine is asked for, but {served.in_words()} would serve, and {calibrated.in_words()} was "
-            "calibrated. Serve on a machine with the processor and the compiler of the calibration, or calibrate by "
+            "calibrated. Serve on a machine with the processor and the native code of the calibration, or calibrate by "
             "the engine that serves (--engine)."
         )
 

@@ -238,7 +238,7 @@ def _with_engine(request: SweepRequest, config: ModelConfig, machine: Machine | 
     asked = asked_like(settings.engine, engine=request.engine, exit_head=request.exit_head, **given)
     engine = chosen_engine(**asked, **given)
     if machine is None:
-        # Workers may have no compiler, and all have to do the same.
+        # Workers may have no native code, and all have to do the same.
         asked["engine"] = engine.name
     return dataclasses.replace(request, **asked, settings=dataclasses.replace(settings, engine=engine))
 

@@ -8,7 +8,7 @@ import jax
 
 from calm_beam.cache import cache_folder
 from calm_beam.free_memory import available_bytes
-from calm_beam.native.library import why_unavailable
+from calm_beam.native.library import instruction_set, instruction_sets_here, why_unavailable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,9 @@ def free_memory() -> int:
 def native_code() -> str:
     """Returns what native code does here, and if nothing, why."""
     reason = why_unavailable()
-    return "for decoder layers and heads in float32" if reason is None else f"none: {reason}"
+    if reason is not None:
+        return f"none: {reason}"
+    return f"{instruction_set()}, for decoder layers and heads in float32 (here: {', '.join(instruction_sets_here())})"
 
 
 def cache() -> Cache:

@@ -528,8 +528,8 @@ def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
         "--engine",
         choices=("auto", *ENGINES),
         default="auto",
-        help="what decodes: native (compiled C, for CPUs), xla, or auto: native where processor and compiler are there "
-        "(never on other machines than this), else xla; it is recorded, and outputs of two are never mixed (default: "
+        help="what decodes: native (compiled C, for CPUs), xla, or auto: native where this installation has it for the "
+        "processor (never on other machines than this), else xla; it is recorded, and two are never mixed (default: "
         "%(default)s)",
     )
     group.add_argument(

@@ -25,8 +25,7 @@ _TRIAL = trial.Trial(prompt="A cat.", answer="Un chat.", layers=2.5, num_layers=
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
     """A doctor that takes its small run for done, and the folder of the cache."""
     monkeypatch.setattr(trial, "run_trial", lambda: _TRIAL)
-    # It would be compiled into the cache.
-    monkeypatch.setattr(machine, "why_unavailable", lambda: "there is no C compiler")
+    monkeypatch.setattr(machine, "why_unavailable", lambda: "it is not built in")
     monkeypatch.setattr(command, "_NVIDIA_DRIVER", str(tmp_path / "driver"))
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
     # However long the folder's name is, its row is one line.
@@ -68,7 +67,7 @@ def test_all_is_well(quick: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     for text in ("apache-beam", importlib.metadata.version("jax"), "paths that begin with gs://", "cpu", "free memory"):
         assert text in printed
     assert "1 file, 3.0 MiB" in printed
-    assert "none: there is no C compiler" in printed
+    assert "none: it is not built in" in printed
     assert "served as it was swept, 2.5 of 8 layers a token, 3 s" in printed
     assert printed.endswith("Everything is as it should be.\n")
 
@@ -76,10 +75,13 @@ def test_all_is_well(quick: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
 def test_native_code_is_named(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where it attends, and computes certified heads."""
+    """With its instruction set, and all that this machine could take."""
     monkeypatch.setattr(machine, "why_unavailable", lambda: None)
+    monkeypatch.setattr(machine, "instruction_set", lambda: "avx2")
+    monkeypatch.setattr(machine, "instruction_sets_here", lambda: ("avx2", "portable"))
     assert _doctor("--json") == 0
-    assert json.loads(capsys.readouterr().out)["native_code"] == "for decoder layers and heads in float32"
+    found = json.loads(capsys.readouterr().out)["native_code"]
+    assert found == "avx2, for decoder layers and heads in float32 (here: avx2, portable)"
 
 
 def test_the_same_for_programs(

@@ -6,10 +6,10 @@ import pytest
 
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
-from tests.instruction_sets import AVAILABLE, forced
+from tests.instruction_sets import TUNED, forced
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this machine has no native code")
+pytestmark = pytest.mark.skipif(not TUNED, reason="this machine has no native code")
 
 
 def test_calibrated_by_one_engine_resumed_and_served_by_another(
@@ -23,7 +23,7 @@ def test_calibrated_by_one_engine_resumed_and_served_by_another(
     printed = capsys.readouterr()
     engine = read_manifest(output / "manifest.json").engine
     assert engine is not None
-    assert (engine.name, engine.instructions) == ("native", AVAILABLE[0])
+    assert (engine.name, engine.instructions) == ("native", TUNED[0])
     assert f"Engine: {engine.in_words()}." in printed.out
     assert "Near ties, of" in printed.out
     assert f"engine: {engine.in_words()}" in printed.err

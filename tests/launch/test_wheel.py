@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 
@@ -15,6 +16,7 @@ import pytest
 from calm_beam import __version__
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.manifest import read_manifest, write_manifest
+from calm_beam.native import build
 from calm_beam.serving import Generator
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
@@ -22,17 +24,11 @@ from tests.setup_file import read_setup
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
+_NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so")
+_NATIVE = {f"calm_beam/native/{name}.so" for name in build.instruction_sets()} if shutil.which("cc") else set()
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    *(f"calm_beam/native/{name}.c" for name in ("head", "layer", "measures", "screen", "step", "threads")),
-    *(
-        f"calm_beam/native/{name}.h"
-        for name in (
-            *("attention", "exponentials", "heads", "layers", "measures"),
-            *("memory", "products", "tasks", "threads", "vectors"),
-        )
-    ),
     "calm_beam/report/frame.html",
     "calm_beam/report/template.html",
     "calm_beam/report/theme.js",
@@ -62,10 +58,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     # Of a copy: a build leaves files beside its sources, which the next would take for sources.
     sources = folder / "sources"
     sources.mkdir()
-    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+    for name in ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(_ROOT / name, sources)
     for floor in _FLOORS:
-        shutil.copytree(_ROOT / floor, sources / floor, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(_ROOT / floor, sources / floor, symlinks=True, ignore=_NOT_SOURCES)
     _build(sources, folder)
     return folder
 
@@ -110,7 +106,7 @@ def test_the_wheel_holds_every_module_once(wheel: zipfile.ZipFile) -> None:
     names = [name for name in wheel.namelist() if not name.startswith(f"calm_beam-{__version__}.dist-info/")]
     assert len(names) == len(set(names))
     assert {"calm_beam/launch/cli.py", "calm_beam/transforms/decode.py"} <= _modules()
-    assert set(names) == _modules() | _DATA
+    assert set(names) == _modules() | _DATA | _NATIVE
 
 
 def test_data_are_whole(wheel: zipfile.ZipFile) -> None:
@@ -136,6 +132,35 @@ def test_the_sdist_holds_the_floors(built: pathlib.Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "pyproject.toml", "launch/cli.py", "transforms/decode.py", "calm_beam/__init__.py"} <= names
     assert not {name for name in names if name.startswith(("tests", "benchmarks", "calm_beam/launch"))}
+    assert {f"calm_beam/native/{path.name}" for path in build.FOLDER.glob("*.[ch]")} <= names
+    assert not {name for name in names if name.endswith(".so")}
+
+
+def test_one_wheel_is_for_every_python(built: pathlib.Path, serving_wheel: zipfile.ZipFile) -> None:
+    """Of both; for this machine alone, if native code is in it."""
+    platform = sysconfig.get_platform().replace("-", "_") if _NATIVE else "any"
+    names = {path.name for path in built.glob("*.whl")}
+    assert names == {f"{name}-{__version__}-py3-none-{platform}.whl" for name in ("calm_beam", "calm_beam_serving")}
+
+
+def test_without_a_compiler_a_wheel_is_for_every_machine(built: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """It holds all but native code, and XLA decodes: what a worker without a compiler makes of an sdist."""
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (sources,) = tmp_path.iterdir()
+    _build(sources, tmp_path / "dist", "--wheel", CC="no-such-compiler")
+    (path,) = (tmp_path / "dist").glob("*.whl")
+    assert path.name == f"calm_beam-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(path) as wheel:
+        names = {name for name in wheel.namelist() if not name.startswith(f"calm_beam-{__version__}.dist-info/")}
+        wheel.extractall(tmp_path / "installed")
+    assert names == _modules() | _DATA
+    code = "from calm_beam.decoding.engine_choice import Machine; print(Machine.here('cpu').lacks)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert done.stdout.startswith("it is not built in, for want of a C compiler")
 
 
 @pytest.mark.slow
@@ -183,8 +208,7 @@ def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, servin
     assert not folders & {"transforms", "training", "calibration", "analysis", "demo"}
     assert {
         "calm_beam/manifest/manifest.schema.json",
-        "calm_beam/native/layer.c",
-        "calm_beam/native/vectors.h",
+        *_NATIVE,
     } <= names
     assert "calm_beam/py.typed" in names
 

@@ -46,10 +46,12 @@ def test_pins_are_within_the_ranges() -> None:
 def test_beam_is_the_same_everywhere() -> None:
     """The files that start a worker are those of the Beam that is installed, and of its Python."""
     assert _arguments("ARG")[0] == f"BEAM_VERSION={_pins()['apache-beam']}"
-    beam, launcher, base = _arguments("FROM")
+    beam, launcher, builder, base = _arguments("FROM")
     assert beam == "apache/beam_python3.11_sdk:${BEAM_VERSION} AS beam"
     assert "python311" in launcher
     assert base.startswith("python:3.11-")
+    # Libraries are loaded where the C library is that they were built for.
+    assert builder == f"{base} AS wheel"
 
 
 def test_copied_paths_exist() -> None:
@@ -60,7 +62,18 @@ def test_copied_paths_exist() -> None:
             *paths, _ = argument.split()
             sources += paths
     assert [path for path in sources if not (_ROOT / path).exists()] == []
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "calm_beam", "transforms", "launch"} <= {*sources}
+    needed = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "calm_beam", "transforms", "launch"}
+    assert needed <= {*sources}
+
+
+def test_native_code_is_built_where_a_compiler_is() -> None:
+    """And the image of workers takes the wheel from there; a wheel without it ends the build."""
+    install, build, *_ = [argument for argument in _arguments("RUN") if "DEVICE" not in argument]
+    assert "gcc" in install
+    assert "libc6-dev" in install
+    assert re.search(r"pip wheel .*--wheel-dir=/wheels \. +&& ls /wheels/calm_beam-\*-linux_\*\.whl", build)
+    assert "--from=wheel /wheels /wheels" in _arguments("COPY")
+    assert [argument for argument in _arguments("RUN") if "/wheels/*.whl)[dataflow]" in argument]
 
 
 def test_no_image_is_a_moving_target() -> None:
@@ -89,7 +102,7 @@ def test_worker_and_launcher_start() -> None:
         part for argument in _arguments("ENV") for part in argument.split() if part.startswith("FLEX_TEMPLATE")
     ]
     path = pathlib.PurePosixPath(script.partition("=")[2])
-    assert (_ROOT / path.relative_to(_arguments("WORKDIR")[0])).is_file()
+    assert (_ROOT / path.relative_to(_arguments("WORKDIR")[-1])).is_file()
     assert [file.name for file in (_ROOT / path.relative_to("/template")).parent.glob("*.py")] == ["main.py"]
 
 

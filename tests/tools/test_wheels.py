@@ -189,3 +189,30 @@ def test_a_build_that_fails(
     assert main([f"--output={tmp_path / 'out'}"]) == 1
     assert seen == [(WHOLE, str(tmp_path / "out" / "dist")), (SERVING, "--wheel")]
     assert capsys.readouterr().out == f"calm-beam-serving: not built ({tmp_path / 'out' / 'build.log'})\n"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_wheel_with_native_code_is_tagged(
+    status: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By auditwheel, which leaves it in the folder under its new name; where it finds no tag, the build has failed."""
+    seen = []
+
+    def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        seen.append(command[2])
+        if command[2] == "build":
+            _wheel(tmp_path, f"wheel{len(seen)}").rename(tmp_path / f"wheel{len(seen)}-0.1.0-py3-none-linux_x86_64.whl")
+        elif not status:
+            name = pathlib.Path(command[4]).name.replace("linux", "manylinux_2_28")
+            (pathlib.Path(command[-1]) / name).touch()
+        return subprocess.CompletedProcess(command, status if command[2] == "auditwheel" else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    if status:
+        with pytest.raises(TrialError, match=r"wheel1-0\.1\.0-py3-none-linux_x86_64\.whl: is for no Linux but this"):
+            wheels.built(tmp_path, log=tmp_path / "log")
+        return
+    wheels.built(tmp_path, log=tmp_path / "log")
+    assert seen == ["build"] * 2 + ["auditwheel"] * 2
+    tagged = [f"wheel{number}-0.1.0-py3-none-manylinux_2_28_x86_64.whl" for number in (1, 2)]
+    assert sorted(path.name for path in tmp_path.glob("*.whl")) == tagged

@@ -69,6 +69,14 @@ class Measure:
     is_gap: bool = False
     takes_schedule: bool = True
 
+    @property
+    def sees_near_ties(self) -> bool:
+        """Whether it is rounded, so that what comes near a threshold shows.
+
+        Shares of agreeing layers, and numbers of layers, are not: the tokens behind them may be, which is unseen.
+        """
+        return self.needs not in (Need.TOKENS, Need.LAYER, Need.LAST_TOKEN)
+
     def test_operations(self, *, width: int, vocab_size: int) -> int:
         """Returns the floating point operations that one exit test adds to a token's decoding.
 

@@ -19,10 +19,11 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
 from tests.builders import build_checkpoint, build_config, build_rule
-from tests.instruction_sets import AVAILABLE, forced
+from tests.instruction_sets import AVAILABLE, TUNED, forced
 
 _HERE = Machine(platform="cpu", native="avx2")
-_NO_COMPILER = Machine(platform="cpu", native=None, lacks="there is no C compiler (cc); install one, or name it by CC")
+_PORTABLE = Machine(platform="cpu", native="portable")
+_NOT_BUILT = Machine(platform="cpu", native=None, lacks="it is not built in, for want of a C compiler")
 _GPU = Machine(platform="gpu", native=None, lacks="it is for CPUs, and JAX computes on gpu")
 _LARGE = build_config(vocab_size=1 << 20)
 _BFLOAT16 = Arithmetic(dtype="bfloat16")
@@ -53,7 +54,8 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
         ({"config": _LARGE}, _engine("native", "avx2", "uint8")),
         ({"config": _LARGE, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
         ({"engine": "native", "exit_head": "int8"}, _engine("native", "avx2", "uint8")),
-        ({"config": _LARGE, "machine": _NO_COMPILER}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "machine": _NOT_BUILT}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "machine": _PORTABLE}, _engine("native", "portable", "exact")),
         ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu", "exact")),
         ({"config": _LARGE, "arithmetic": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
         ({"config": _LARGE, "layers_by_xla": True}, _engine("xla", "cpu avx2, head avx2", "uint8")),
@@ -65,14 +67,14 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
     ],
 )
 def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: EngineRecord) -> None:
-    """Native code where the processor and a compiler are there and the model is one for it; else XLA."""
+    """Native code where it is there and the model is one for it; else XLA. Certified heads where code is tuned."""
     assert _chosen(**changes) == expected
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"machine": _NO_COMPILER}, "there is no C compiler"),
+        ({"machine": _NOT_BUILT}, "it is not built in, for want of a C compiler"),
         ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
         ({"arithmetic": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
         ({"model_parallelism": 2}, "it is for a model on one device"),
@@ -90,10 +92,11 @@ def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reas
     ("changes", "reason"),
     [
         ({"engine": "xla"}, "engine is xla"),
-        ({"machine": _NO_COMPILER}, "there is no C compiler (cc); install one, or name it by CC"),
+        ({"machine": _NOT_BUILT}, _NOT_BUILT.lacks),
+        ({"machine": _PORTABLE}, "native code for portable has none"),
         ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
         ({"model_parallelism": 2}, "model_parallelism is 2, and it is for a head that one device has whole"),
-        ({"machine": None}, "other machines decode, and --engine=native does not say that they have a compiler"),
+        ({"machine": None}, "other machines decode, and --engine=native does not say that they have native code"),
     ],
 )
 def test_a_certified_head_without_native_code_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -138,7 +141,7 @@ def test_what_was_recorded_is_taken_where_it_can_be() -> None:
         asked = asked_like(recorded, engine="auto", exit_head="auto", **given)
         assert chosen_engine(**asked, **given) == recorded
         assert asked_like(recorded, engine="xla", exit_head="auto", **given) == {"engine": "xla", "exit_head": "auto"}
-    without = _given(config=_LARGE, machine=_NO_COMPILER)
+    without = _given(config=_LARGE, machine=_NOT_BUILT)
     asked = asked_like(native, engine="auto", exit_head="auto", **without)
     assert chosen_engine(**asked, **without) == _engine("xla", "cpu avx2", "exact")
     elsewhere = _given(config=_LARGE, machine=None)
@@ -157,7 +160,7 @@ def test_of_a_head_that_is_gone_the_nearest_engine_is_taken(name: str, head: str
     assert found == nearest
     assert found.is_unlike(recorded)
     # Elsewhere, whatever there is.
-    without = _given(config=_LARGE, machine=_NO_COMPILER)
+    without = _given(config=_LARGE, machine=_NOT_BUILT)
     found = chosen_engine(**asked_like(recorded, engine="auto", exit_head="auto", **without), **without)
     assert found == _engine("xla", "cpu avx2", "exact")
 
@@ -195,8 +198,9 @@ def test_decoders_say_what_they_are() -> None:
         with forced(name):
             assert engines() == [_engine("native", name, "exact")] * 2 + [xla]
             assert engines(engine="xla") == [xla] * 3
-            certified = _engine("xla", f"cpu avx2, head {name}", "uint8")
-            assert engines(exit_head="int8") == [_engine("native", name, "uint8")] * 2 + [certified]
+            form = "uint8" if name in TUNED else "int8"
+            certified = _engine("xla", f"cpu avx2, head {name}" if name in TUNED else "cpu avx2", form)
+            assert engines(exit_head="int8") == [_engine("native", name, form)] * 2 + [certified]
     with forced("none"):
         assert engines() == [xla] * 3
 

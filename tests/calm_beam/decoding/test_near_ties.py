@@ -7,7 +7,7 @@ import pytest
 
 from calm_beam.decoding.branches import Branches, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.near_ties import near_ties_of, tells_near_ties
+from calm_beam.decoding.near_ties import near_ties_of
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_prompts, build_rule
@@ -65,7 +65,7 @@ def test_decisions_within_rounding(changes: dict[str, Any], expected: bool) -> N
 def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
     """Shares and numbers of layers are not rounded; the tokens behind them are not looked at."""
     rule = build_rule(confidence)
-    assert not tells_near_ties(rule)
+    assert not rule.measure().sees_near_ties
     assert _near(confidences=[0.5], runner_ups=[0.5], exits=[2], rule=rule) is None
 
 

@@ -12,7 +12,7 @@ from calm_beam.serving import Generator
 from calm_beam.serving import generator as generator_module
 from tests.builders import build_checkpoint
 from tests.calm_beam.serving.builders import build_served_manifest
-from tests.instruction_sets import AVAILABLE, forced
+from tests.instruction_sets import TUNED, forced
 from tests.pipelines import CONFIG
 
 _CHECKPOINT = build_checkpoint(CONFIG)
@@ -43,7 +43,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixture) -> None:
     """Whichever it is, and nothing is said then; single prompts are XLA's, of which that is said once."""
-    native = [EngineRecord(name="native", instructions=name, head="exact") for name in AVAILABLE[:1]]
+    native = [EngineRecord(name="native", instructions=name, head="exact") for name in TUNED[:1]]
     for engine in (_xla(), *native):
         caplog.clear()
         generator = _generator(engine)
@@ -104,16 +104,16 @@ def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None)
 def test_old_manifests_are_served_as_before(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is said of an engine that nobody recorded, and the best one of this machine serves."""
     generator = _generator(None)
-    assert generator.engine.batch.name == ("native" if AVAILABLE else "xla")
+    assert generator.engine.batch.name == ("native" if TUNED else "xla")
     generator.generate_batch([_PROMPT])
     assert _said(caplog) == []
     assert generator.other_engine_in_words() == ""
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="this machine has no native code")
+@pytest.mark.skipif(not TUNED, reason="this machine has no native code")
 def test_single_prompts_may_have_to_be_decoded_by_the_calibrated_engine(caplog: pytest.LogCaptureFixture) -> None:
     """Where no other may serve, a prompt by itself is a batch of one, and nothing is left to say."""
-    native = EngineRecord(name="native", instructions=AVAILABLE[0], head="exact")
+    native = EngineRecord(name="native", instructions=TUNED[0], head="exact")
     exact, free = _generator(native, exact_engine=True), _generator(native)
     assert exact.decodes_as_batches
     assert not free.decodes_as_batches

@@ -1,0 +1,105 @@
+"""How native code is built: read by setup.py, which cannot import what it builds, and by what loads and tests it.
+
+Each instruction set has a shared library of its own beside this file, made of the same sources.
+"""
+
+import ctypes
+import hashlib
+import pathlib
+import platform
+import runpy
+
+INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
+        "avx2": ("fma", "avx2"),
+        "portable": (),
+    },
+    "aarch64": {"neon": ()},
+}
+"""By machine, the instruction sets that there is code for, the best first, with what each needs of a processor."""
+
+TUNED = ("avx512_vnni", "avx2")
+"""Those that have code of their own, and are taken where nothing else is asked for.
+
+The others have portable code: it computes no certified heads, and it was slower than XLA where it could be measured
+(docs/measurements.md, "Portable code").
+"""
+
+FOLDER = pathlib.Path(__file__).parent
+
+_SOURCES = ("layer.c", "head.c", "measures.c", "step.c", "threads.c")
+
+# Certified heads: portable code has no products of 8-bit integers.
+_SCREEN = "screen.c"
+
+LAYOUTS = "layouts.h"
+"""Name of the header that `layouts` is the text of."""
+
+# Only x86 has one that is older than the compiler's default: `-march=native` among CFLAGS must not reach a wheel.
+_BASELINES = {"x86_64": ("-march=x86-64", "-mtune=generic")}
+_IEEE = ("-fno-fast-math", "-fno-unsafe-math-optimizations")
+
+
+def instruction_sets(machine: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Returns the instruction sets of a machine, with the features that each needs; none where there is no code for it.
+
+    Args:
+      machine: As `platform.machine()` names it, which is the default.
+    """
+    return INSTRUCTION_SETS.get(machine or platform.machine(), {})
+
+
+def sources(instruction_set: str) -> list[pathlib.Path]:
+    """Returns what a library is made of."""
+    return [FOLDER / name for name in (*_SOURCES, *([_SCREEN] if instruction_set in TUNED else []))]
+
+
+def compile_options(instruction_set: str, *, machine: str | None = None) -> list[str]:
+    """Returns what a compiler is told; it comes last, so that no CFLAGS change the arithmetic, which is IEEE's.
+
+    Multiplications and additions are fused where the sources say so, and nowhere else: then every compiler makes code
+    that computes the same.
+
+    Args:
+      instruction_set: One of the machine's.
+      machine: As of `instruction_sets`.
+    """
+    features = instruction_sets(machine)[instruction_set]
+    return [
+        # Without notes for debuggers, which would name the folder that it was built in.
+        *("-std=gnu11", "-O3", "-g0", "-fPIC", "-pthread", "-fno-math-errno"),
+        # Vectors are passed between functions of one library only.
+        "-Wno-psabi",
+        *_BASELINES.get(machine or platform.machine(), ()),
+        *(f"-m{feature.replace('_', '')}" for feature in features),
+        *(*_IEEE, "-ffp-contract=off"),
+    ]
+
+
+def link_options() -> list[str]:
+    """Returns what a linker is told: among others, not to have small numbers taken for zero in the whole process."""
+    return ["-O3", *_IEEE, "-pthread", "-lm"]
+
+
+def layouts() -> str:
+    """Returns a header by which a compiler checks that Python's structures are C's: sizes, and places of fields.
+
+    It names itself, so that a library of other structures is told from one of these when it is loaded.
+    """
+    lines = ["/* Made of native/structures.py. */", "#include <stddef.h>"]
+    for name, structure in runpy.run_path(str(FOLDER / "structures.py")).items():
+        if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
+            checks = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]
+            checks += [
+                f"offsetof({name}, {field}) == {getattr(structure, field).offset}" for field, *_ in structure._fields_
+            ]
+            asserts = " ".join(f'_Static_assert({check}, "native/structures.py differs");' for check in checks)
+            lines.append(f"#define SAME_IN_PYTHON_{name} {asserts}")
+    text = "\n".join([*lines, ""])
+    return f'{text}#define CALM_BEAM_LAYOUTS "{hashlib.sha256(text.encode()).hexdigest()}"\n'
+
+
+def layouts_name() -> str:
+    """Returns what the header calls itself: the same for the same structures."""
+    return layouts().split('"')[-2]

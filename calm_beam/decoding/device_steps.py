@@ -31,6 +31,8 @@ from calm_beam.model.partitioning import divided, whole
 
 Parameters = Any
 
+# Positions of prompts that a host goes through at a time, if not those of one prompt: rows enough for its products.
+_TOKENS_TOGETHER = 64
 # Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
 # the processor; on an accelerator, few large steps are faster.
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
@@ -99,20 +101,28 @@ def _gone_through(
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns keys and values of prompts for every layer, and their mask.
 
-    On a host, one prompt after the other: the numbers of each are then the same to the bit whatever stands beside it.
-    A prompt's tokens are rows enough for a processor's products.
+    On a host, always so many at a time as their width says, with padding if need be: the numbers of a prompt are then
+    the same to the bit whatever stands beside it.
     """
     made: tuple[list[KeysValues], jax.Array]
     if jax.default_backend() != "cpu":
         made = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
         return made
+    count, width = source_tokens.shape
+    together = max(1, _TOKENS_TOGETHER // width)
+    padding = -count % together
 
-    def alone(prompt: tuple[jax.Array, jax.Array]) -> Any:
-        tokens, length = prompt
-        of_prompt = model.apply(parameters, tokens[None], length[None], prefix, method="prefill")
-        return jax.tree.map(lambda values: values[0], of_prompt)
+    def some(prompts: tuple[jax.Array, jax.Array]) -> Any:
+        return model.apply(parameters, *prompts, prefix, method="prefill")
 
-    made = jax.lax.map(alone, (source_tokens, lengths))
+    of_parts = jax.lax.map(
+        some,
+        (
+            jnp.pad(source_tokens, ((0, padding), (0, 0))).reshape(-1, together, width),
+            jnp.pad(lengths, (0, padding)).reshape(-1, together),
+        ),
+    )
+    made = jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[:count], of_parts)
     return made
 
 

@@ -5,6 +5,7 @@ other thresholds: prompts that stand in one batch then exit at their own.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -160,9 +161,10 @@ class Decoder:
         # One that is given twice is decoded twice.
         index_of = {self._request(prompt): index for index, prompt in enumerate(prompts)}
         for request, result in decode_on_devices(self._decoders, list(index_of)):
-            thresholds = request.thresholds(self._thresholds)
-            near_ties = near_ties_of(result, self._branches, thresholds=thresholds)
-            yield index_of[request], dataclasses.replace(result, near_ties=near_ties)
+            sees = functools.partial(
+                near_ties_of, branches=self._branches, thresholds=request.thresholds(self._thresholds)
+            )
+            yield index_of[request], dataclasses.replace(result, sees_near_ties=sees)
 
     def open_batch(self) -> Batch:
         """Returns a batch for prompts that come while others are decoded, on the first group of devices."""

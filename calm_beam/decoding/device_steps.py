@@ -32,7 +32,7 @@ from calm_beam.model.partitioning import divided, whole
 Parameters = Any
 
 # Positions of prompts that a host goes through at a time, if not those of one prompt: rows enough for its products.
-_TOKENS_TOGETHER = 64
+_TOKENS_TOGETHER = 128
 # Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
 # the processor; on an accelerator, few large steps are faster.
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .branches import Branches
-from .result import PromptResult
+from .result import NearTies, PromptResult
 
 NEARNESS = 1e-5
 """How near a confidence comes to a threshold, or to 0 where it is the gap of two probabilities, in a near tie.
@@ -12,7 +12,7 @@ Engines and batches move confidences by about 1e-6 (docs/measurements.md).
 """
 
 
-def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.ndarray) -> tuple[bool | None, ...] | None:
+def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.ndarray) -> NearTies | None:
     """Returns of each branch's output whether it hung on a near tie, or None where that is not seen; None if of none.
 
     A decision is a near tie if a confidence that was compared with its threshold, at the exit layer or below, is within

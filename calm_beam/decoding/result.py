@@ -1,10 +1,15 @@
 """What decoders give back for one prompt."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
+
+NearTies = tuple[bool | None, ...]
+"""Of each branch of a prompt, whether its output hung on a near tie (`near_ties`), or None where that is not seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +24,6 @@ class BranchResult:
       length: Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
       runner_ups: float32, shape of `tokens`, as in `PromptResult`; None from a decoder that does not tell.
-      near_tie: Whether it hung on a near tie, as in `near_ties`; None where that is not told.
     """
 
     tokens: np.ndarray
@@ -28,7 +32,6 @@ class BranchResult:
     length: int
     is_finite: bool
     runner_ups: np.ndarray | None = None
-    near_tie: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,7 @@ class PromptResult:
       runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
         below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
         none or, by the full model, nobody asked. None from a decoder that does not tell.
-      near_ties: For each branch, whether its output hung on a near tie, as in `near_ties`, or None where that is not
-        seen; None where that is not told of any.
+      sees_near_ties: Returns `near_ties` of the result; None from a decoder that does not tell.
     """
 
     tokens: np.ndarray
@@ -56,13 +58,14 @@ class PromptResult:
     lengths: np.ndarray
     is_finite: bool
     runner_ups: np.ndarray | None = None
-    near_ties: tuple[bool | None, ...] | None = None
+    sees_near_ties: "Callable[[PromptResult], NearTies | None] | None" = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, results: Sequence[BranchResult]) -> Self:
-        """Returns the outputs of one prompt, decoded by one branch after the other."""
+        """Returns the outputs of one prompt, decoded by one branch after the other by who does not tell near ties."""
         told = [result.runner_ups for result in results if result.runner_ups is not None]
-        near_ties = tuple(result.near_tie for result in results)
         return cls(
             tokens=np.stack([result.tokens for result in results]),
             exit_layers=np.stack([result.exit_layers for result in results]),
@@ -70,8 +73,27 @@ class PromptResult:
             lengths=np.array([result.length for result in results], np.int32),
             is_finite=all(result.is_finite for result in results),
             runner_ups=np.stack(told) if told else None,
-            near_ties=None if all(each is None for each in near_ties) else near_ties,
         )
+
+    @classmethod
+    def joined(cls, results: "Sequence[PromptResult]") -> Self:
+        """Returns the outputs of one prompt, given those by some branches and those by others, all by one decoder."""
+        told = [result.runner_ups for result in results if result.runner_ups is not None]
+        near_ties = [result.near_ties for result in results]
+        return cls(
+            tokens=np.concatenate([result.tokens for result in results]),
+            exit_layers=np.concatenate([result.exit_layers for result in results]),
+            confidences=np.concatenate([result.confidences for result in results]),
+            lengths=np.concatenate([result.lengths for result in results]),
+            is_finite=all(result.is_finite for result in results),
+            runner_ups=np.concatenate(told) if told else None,
+            sees_near_ties=lambda _: None if None in near_ties else tuple(itertools.chain(*filter(None, near_ties))),
+        )
+
+    @functools.cached_property
+    def near_ties(self) -> NearTies | None:
+        """Whether each output hung on a near tie, or None where that is not seen; None where it is told of none."""
+        return None if self.sees_near_ties is None else self.sees_near_ties(self)
 
     def branch(self, index: int) -> BranchResult:
         """Returns the output by one branch."""
@@ -82,7 +104,6 @@ class PromptResult:
             length=int(self.lengths[index]),
             is_finite=self.is_finite,
             runner_ups=None if self.runner_ups is None else self.runner_ups[index],
-            near_tie=None if self.near_ties is None else self.near_ties[index],
         )
 
     def by_rule(self, count: int) -> list[Self]:
@@ -99,7 +120,7 @@ class PromptResult:
             confidences=self.confidences[chosen],
             lengths=self.lengths[chosen],
             runner_ups=None if self.runner_ups is None else self.runner_ups[chosen],
-            near_ties=None if self.near_ties is None else self.near_ties[chosen],
+            sees_near_ties=lambda _: None if self.near_ties is None else self.near_ties[chosen],
         )
 
 

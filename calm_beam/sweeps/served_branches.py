@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import BranchResult, PromptResult
+from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.work import Work
 from calm_beam.manifest import EngineRecord
 
@@ -53,18 +53,16 @@ class ServedBranches:
           ValueError: If a prompt is empty or too long.
         """
         assert all(request.known is None for request in prompts)
-        before: dict[int, list[BranchResult]] = {index: [] for index in range(len(prompts))}
+        before: dict[int, list[PromptResult]] = {index: [] for index in range(len(prompts))}
         *others, last = self._branches
         for branch in others:
             for index, result in self._decode(prompts, branch):
                 before[index].append(result)
         for index, result in self._decode(prompts, last):
-            found = PromptResult.of([*before.pop(index), result])
+            found = PromptResult.joined([*before.pop(index), result])
             self._prompts += 1
             self._tokens += int(found.lengths[0])
             yield index, found
 
-    def _decode(self, prompts: Sequence[Request], branch: Branch) -> Iterator[tuple[int, BranchResult]]:
-        by_branch = [dataclasses.replace(prompt, branches=[branch]) for prompt in prompts]
-        for index, result in self._decoder.decode(by_branch):
-            yield index, result.branch(0)
+    def _decode(self, prompts: Sequence[Request], branch: Branch) -> Iterator[tuple[int, PromptResult]]:
+        return self._decoder.decode([dataclasses.replace(prompt, branches=[branch]) for prompt in prompts])

@@ -1,12 +1,11 @@
 """Lanes of several rules in one sweep have the outputs of a sweep for each rule."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.native import library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule
@@ -57,12 +56,11 @@ _SETS = {
 }
 
 
-def _decode(rules: list[ExitRule], **options: object) -> tuple[list[list[object]], int]:
+def _decode(rules: list[ExitRule]) -> tuple[list[list[PromptResult]], int]:
     """Returns the outputs of every rule for every prompt, and how many rows of layers were run."""
-    first, *others = rules
     decoder = Decoder(
         build_checkpoint(_CONFIG),
-        sweep_branches((first, *others), _THRESHOLDS, max_decode_length=STEPS),
+        sweep_branches(rules, _THRESHOLDS, max_decode_length=STEPS),
         max_input_length=64,
         batch_size=3,
     )
@@ -87,19 +85,16 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
     apart = [_decode([rule]) for rule in rules]
     for found, ((expected,), _) in zip(together, apart, strict=True):
         for one, other in zip(found, expected, strict=True):
-            for field in dataclasses.fields(one):  # type: ignore[arg-type]
-                values, wanted = getattr(one, field.name), getattr(other, field.name)
-                if wanted is None and field.name == "near_ties":
-                    # Of a rule whose ties nobody counts; what generations say of it is set where they are made.
-                    continue
-                if field.name == "runner_ups":
-                    # An upper bound: the other rules' lanes have layers asked that the full model's are not by itself.
-                    assert (values >= wanted - 1e-6).all()
-                elif field.name == "confidences":
-                    np.testing.assert_allclose(values, wanted, rtol=0, atol=0 if by_native_code else 1e-6)
-                else:
-                    np.testing.assert_array_equal(values, wanted)
-    assert len({layer for of_rule in together for one in of_rule for layer in one.exit_layers.ravel().tolist()}) > 3  # type: ignore[attr-defined]
+            for field in ("tokens", "exit_layers", "lengths", "is_finite"):
+                np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+            near = 0 if by_native_code else 1e-6
+            np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=near)
+            # An upper bound: the other rules' branches have layers asked that the full model's are not by itself.
+            assert one.runner_ups is not None
+            assert other.runner_ups is not None
+            assert (one.runner_ups >= other.runner_ups - 1e-6).all()
+            assert one.near_ties == (other.near_ties or (None,) * len(one.lengths))
+    assert len({layer for of_rule in together for one in of_rule for layer in one.exit_layers.ravel().tolist()}) > 3
     assert work < 0.95 * sum(rows for _, rows in apart)
 
 

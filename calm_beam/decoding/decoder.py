@@ -156,15 +156,16 @@ class Decoder:
           prompts: Requests, or token ids alone, which are decoded by the decoder's own branches.
 
         Raises:
-          ValueError: If a prompt is empty or too long, or a request's branches have other rules than the decoder's.
+          ValueError: If a prompt is empty or too long, or the branches of a request have other rules or steps than the
+            decoder's.
         """
         # One that is given twice is decoded twice.
         index_of = {self._request(prompt): index for index, prompt in enumerate(prompts)}
         for request, result in decode_on_devices(self._decoders, list(index_of)):
-            sees = functools.partial(
+            find = functools.partial(
                 near_ties_of, branches=self._branches, thresholds=request.thresholds(self._thresholds)
             )
-            yield index_of[request], dataclasses.replace(result, sees_near_ties=sees)
+            yield index_of[request], dataclasses.replace(result, find_near_ties=find)
 
     def open_batch(self) -> Batch:
         """Returns a batch for prompts that come while others are decoded, on the first group of devices."""
@@ -174,6 +175,11 @@ class Decoder:
         """Returns a request of its own for a prompt."""
         if not isinstance(prompt, Request):
             return Request(prompt)
-        if prompt.branches is not None and [branch.rule for branch in prompt.branches] != self._rules:
-            raise ValueError("the branches of a request must have the exit rules of the decoder's, in their order.")
+        if prompt.branches is not None:
+            shapes = [(branch.rule, len(branch.thresholds)) for branch in prompt.branches]
+            if shapes != [(rule, len(self._thresholds)) for rule in self._rules]:
+                raise ValueError(
+                    "the branches of a request must have the exit rules of the decoder's, in their order, and as many "
+                    f"steps ({len(self._thresholds)})."
+                )
         return dataclasses.replace(prompt, known=None if self._branches.decides_after_last_layer else prompt.known)

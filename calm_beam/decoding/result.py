@@ -49,7 +49,7 @@ class PromptResult:
       runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
         below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
         none or, by the full model, nobody asked. None from a decoder that does not tell.
-      sees_near_ties: Returns `near_ties` of the result; None from a decoder that does not tell.
+      find_near_ties: Returns `near_ties` of a result; None from a decoder that does not tell.
     """
 
     tokens: np.ndarray
@@ -58,7 +58,7 @@ class PromptResult:
     lengths: np.ndarray
     is_finite: bool
     runner_ups: np.ndarray | None = None
-    sees_near_ties: "Callable[[PromptResult], NearTies | None] | None" = dataclasses.field(
+    find_near_ties: "Callable[[PromptResult], NearTies | None] | None" = dataclasses.field(
         default=None, repr=False, compare=False
     )
 
@@ -87,13 +87,13 @@ class PromptResult:
             lengths=np.concatenate([result.lengths for result in results]),
             is_finite=all(result.is_finite for result in results),
             runner_ups=np.concatenate(told) if told else None,
-            sees_near_ties=lambda _: None if None in near_ties else tuple(itertools.chain(*filter(None, near_ties))),
+            find_near_ties=lambda _: None if None in near_ties else tuple(itertools.chain(*filter(None, near_ties))),
         )
 
     @functools.cached_property
     def near_ties(self) -> NearTies | None:
         """Whether each output hung on a near tie, or None where that is not seen; None where it is told of none."""
-        return None if self.sees_near_ties is None else self.sees_near_ties(self)
+        return None if self.find_near_ties is None else self.find_near_ties(self)
 
     def branch(self, index: int) -> BranchResult:
         """Returns the output by one branch."""
@@ -120,7 +120,7 @@ class PromptResult:
             confidences=self.confidences[chosen],
             lengths=self.lengths[chosen],
             runner_ups=None if self.runner_ups is None else self.runner_ups[chosen],
-            sees_near_ties=lambda _: None if self.near_ties is None else self.near_ties[chosen],
+            find_near_ties=lambda _: None if self.near_ties is None else self.near_ties[chosen],
         )
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.native import library
@@ -131,3 +132,20 @@ def test_rules_that_cannot_share_a_sweep_are_refused(rules: list[ExitRule], mess
     """What skipped layers keep must depend on the exit layer alone, and every rule must fit the model."""
     with pytest.raises(ValueError, match=message):
         _decode(rules)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [],
+        [Branch.at(ExitRule(), 0.5, max_decode_length=STEPS)] * 2,
+        [Branch.at(build_rule("state"), 0.5, max_decode_length=STEPS)],
+        [Branch.at(ExitRule(), 0.5, max_decode_length=STEPS + 1)],
+    ],
+    ids=["none", "too many", "another rule", "more steps"],
+)
+def test_branches_of_a_request_are_those_of_the_decoder(branches: list[Branch]) -> None:
+    """But for their thresholds; else nothing is decoded, also not of the prompts before."""
+    decoder = Decoder(build_checkpoint(_CONFIG), [Branch.at(ExitRule(), None, max_decode_length=STEPS)])
+    with pytest.raises(ValueError, match=rf"in their order, and as many steps \({STEPS}\)"):
+        next(decoder.decode([Request((5, 1)), Request((6, 1), branches=branches)]))

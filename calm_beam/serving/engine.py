@@ -7,6 +7,7 @@ from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.manifest import Calibration, EngineRecord, Manifest, ManifestError
 from calm_beam.model import ModelConfig
+from calm_beam.native import library
 from calm_beam.risk.other_engine import differing_upper, epsilon_elsewhere
 
 # What a comparison of two engines usually has, in which no output differed.
@@ -87,9 +88,16 @@ def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
     if served.is_unlike(calibrated):
         raise ManifestError(
             f"exact_engine is asked for, but {served.in_words()} would serve, and {calibrated.in_words()} was "
-            "calibrated. Serve on a machine with the processor and the native code of the calibration, or calibrate by "
-            "the engine that serves (--engine)."
+            f"calibrated. {_way_there(calibrated) or 'Serve on a machine with the processor of the calibration'}, or "
+            "calibrate by the engine that serves (--engine)."
         )
+
+
+def _way_there(calibrated: EngineRecord) -> str:
+    """Returns how this machine may serve by native code that was calibrated; empty if it cannot."""
+    if calibrated.name != "native" or calibrated.instructions not in library.instruction_sets_here():
+        return ""
+    return f"Set {library.VARIABLE}={calibrated.instructions}, which this processor has"
 
 
 def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: EngineRecord) -> str:
@@ -115,4 +123,5 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
         f"{served.in_words()} serves, but {calibrated.in_words()} was calibrated: outputs differ at near ties. The "
         "risk as served is at most that of the calibration plus q, the share of prompts whose output differs. q is "
         f"not known here; even where 0 of {_COMPARED_PROMPTS:,} prompts differ it may be {q:.1%} (at 95 %){example}."
+        + (f" {way}, to serve by what was calibrated." if (way := _way_there(calibrated)) else "")
     )

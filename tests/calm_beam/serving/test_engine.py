@@ -8,6 +8,7 @@ import pytest
 
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.manifest import EngineRecord, Manifest, ManifestError
+from calm_beam.native import library
 from calm_beam.serving import Generator
 from calm_beam.serving import generator as generator_module
 from tests.builders import build_checkpoint
@@ -99,6 +100,20 @@ def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None)
     else:
         assert calibrated.in_words() in str(error.value)
         assert "--engine" in str(error.value)
+
+
+@pytest.mark.skipif(len(TUNED) < 2, reason="this machine has no two instruction sets")
+def test_native_code_that_this_processor_has_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Where another instruction set was calibrated, it is said how to take it; and taken so, nothing is said."""
+    best, other = TUNED[:2]
+    calibrated = EngineRecord(name="native", instructions=other, head="exact")
+    with forced(best):
+        with pytest.raises(ManifestError, match=f"Set {library.VARIABLE}={other}, which this processor has, or"):
+            _generator(calibrated, exact_engine=True)
+        assert f"Set {library.VARIABLE}={other}" in _generator(calibrated).other_engine_in_words()
+    with forced(other):
+        _generator(calibrated, exact_engine=True).generate_batch([_PROMPT])
+        assert _said(caplog) == []
 
 
 def test_old_manifests_are_served_as_before(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,29 +101,42 @@ def _gone_through(
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns keys and values of prompts for every layer, and their mask.
 
-    On a host, always so many at a time as their width says, with padding if need be: the numbers of a prompt are then
-    the same to the bit whatever stands beside it.
+    On a host, always so many at a time as their width says: the numbers of a prompt are then the same to the bit
+    whatever stands beside it. How often that is done is not known to the compiler, so that it makes one loop of it.
+
+    Args:
+      model: The network.
+      parameters: Of the model.
+      source_tokens: shape (rows, width).
+      lengths: shape (rows,). 0 for padding, which comes last.
+      prefix: As in `admit`.
     """
-    made: tuple[list[KeysValues], jax.Array]
     if jax.default_backend() != "cpu":
-        made = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
+        made: tuple[list[KeysValues], jax.Array] = model.apply(
+            parameters, source_tokens, lengths, prefix, method="prefill"
+        )
         return made
     count, width = source_tokens.shape
     together = max(1, _TOKENS_TOGETHER // width)
     padding = -count % together
-
-    def some(prompts: tuple[jax.Array, jax.Array]) -> Any:
-        return model.apply(parameters, *prompts, prefix, method="prefill")
-
-    of_parts = jax.lax.map(
-        some,
-        (
-            jnp.pad(source_tokens, ((0, padding), (0, 0))).reshape(-1, together, width),
-            jnp.pad(lengths, (0, padding)).reshape(-1, together),
-        ),
+    tokens_of, lengths_of = (
+        jnp.pad(values, ((0, padding), *((0, 0),) * (values.ndim - 1))).reshape(-1, together, *values.shape[1:])
+        for values in (source_tokens, lengths)
     )
-    made = jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[:count], of_parts)
-    return made
+
+    def some(part: Numbers) -> Any:
+        return model.apply(parameters, tokens_of[part], lengths_of[part], prefix, method="prefill")
+
+    parts = len(tokens_of)
+    nothing = jax.tree.map(lambda made: jnp.zeros((parts, *made.shape), made.dtype), jax.eval_shape(some, 0))
+    found = jax.lax.fori_loop(
+        0,
+        -(-jnp.sum(lengths > 0) // together),
+        lambda part, made: jax.tree.map(lambda old, new: old.at[part].set(new), made, some(part)),
+        nothing,
+    )
+    keys_values, mask = jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[:count], found)
+    return keys_values, mask
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -200,7 +200,8 @@ class _BuildNative(build_ext):
     """Builds native code: libraries that Python loads without importing them, so one serves every Python."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return f"{fullname.replace('.', '/')}.so"
+        *folders, instruction_set = fullname.split(".")
+        return "/".join([*folders, _RECIPE["file_name"](instruction_set)])
 
     def run(self) -> None:
         super().run()

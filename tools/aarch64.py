@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"not tested: {' '.join(map(str, error.cmd[:2]))} failed; the first lines of {__file__} say what it takes"
         )
         return 0
-    library = build.FOLDER / f"{_SET}.so"
+    library = build.FOLDER / build.file_name(_SET)
     compile_library(library)
     try:
         return _tested(root, site, tests or _TESTS)

@@ -82,7 +82,8 @@ _INSTALLED = "{environment}"
 _IMPORTED = _code("import calm_beam", "print(calm_beam.__file__)", shows=_INSTALLED)
 _NATIVE = _code(
     "from calm_beam.native import build",
-    "print('not built:', [name for name in build.instruction_sets() if not (build.FOLDER / f'{name}.so').is_file()])",
+    "paths = [build.FOLDER / build.file_name(name) for name in build.instruction_sets()]",
+    "print('not built:', [path.name for path in paths if not path.is_file()])",
     shows="not built: []",
 )
 _HELP = _command("--help", shows="usage: calm-beam COMMAND [flags]")

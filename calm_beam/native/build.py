@@ -50,6 +50,11 @@ def instruction_sets(machine: str | None = None) -> dict[str, tuple[str, ...]]:
     return INSTRUCTION_SETS.get(machine or platform.machine(), {})
 
 
+def file_name(instruction_set: str) -> str:
+    """Returns what a library is called: with a dot in it, so that who lists modules does not take it for one."""
+    return f"{instruction_set}.code.so"
+
+
 def sources(instruction_set: str) -> list[pathlib.Path]:
     """Returns what a library is made of."""
     return [FOLDER / name for name in (*_SOURCES, *([_SCREEN] if instruction_set in TUNED else []))]

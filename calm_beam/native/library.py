@@ -16,7 +16,7 @@ import jax
 
 from calm_beam.errors import UsageError
 
-from .build import FOLDER, TUNED, instruction_sets, layouts_name
+from .build import FOLDER, TUNED, file_name, instruction_sets, layouts_name
 
 VARIABLE = "CALM_BEAM_NATIVE"
 """The environment variable that names an instruction set, or `none`."""
@@ -141,7 +141,7 @@ def _lacking(wanted: str) -> str:
 
 
 def _path(name: str) -> pathlib.Path:
-    return FOLDER / f"{name}.so"
+    return FOLDER / file_name(name)
 
 
 def _is_built(name: str) -> bool:

@@ -25,7 +25,9 @@ from tests.setup_file import read_setup
 _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
 _NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so")
-_NATIVE = {f"calm_beam/native/{name}.so" for name in build.instruction_sets()} if shutil.which("cc") else set()
+_NATIVE = (
+    {f"calm_beam/native/{build.file_name(name)}" for name in build.instruction_sets()} if shutil.which("cc") else set()
+)
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",

@@ -23,7 +23,7 @@ def test_what_is_missing_is_said(
 @pytest.mark.skipif(shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs gcc-aarch64-linux-gnu")
 def test_it_compiles_for_aarch64(tmp_path: pathlib.Path) -> None:
     """All of it, with structures that are Python's, and multiplications and additions that are rounded once."""
-    path = tmp_path / "neon.so"
+    path = tmp_path / build.file_name("neon")
     aarch64.compile_library(path)
     machine = struct.unpack_from("<H", path.read_bytes(), 18)[0]
     assert machine == 183

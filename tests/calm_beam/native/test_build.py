@@ -48,7 +48,7 @@ def _built(sources: pathlib.Path, **variables: str) -> str:
 
 
 def _library(sources: pathlib.Path) -> pathlib.Path:
-    return sources / "calm_beam" / "native" / f"{_ONE}.so"
+    return sources / "calm_beam" / "native" / build.file_name(_ONE)
 
 
 @_COMPILES

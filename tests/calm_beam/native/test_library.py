@@ -100,7 +100,7 @@ def test_a_set_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_library_that_is_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be loaded is done without, and the loader's reason is passed on."""
-    (tmp_path / "avx2.so").write_text("nonsense")
+    (tmp_path / build.file_name("avx2")).write_text("nonsense")
     _has(monkeypatch, features=_AVX2, built=("avx2",))
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     reason = _reason()
@@ -115,7 +115,9 @@ def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _reason() is None
     monkeypatch.setattr(library, "layouts_name", lambda: "of other structures")
     reason = _reason()
-    assert reason == f"{build.FOLDER / AVAILABLE[0]}.so was built of other sources; install calm-beam again"
+    assert (
+        reason == f"{build.FOLDER / build.file_name(AVAILABLE[0])} was built of other sources; install calm-beam again"
+    )
 
 
 @_LOADS
@@ -151,7 +153,7 @@ def test_an_instruction_set_is_forced(name: str, monkeypatch: pytest.MonkeyPatch
         f"if {name in build.TUNED}: print(library.screen_target())"
     )
     target = f"\ncalm_beam_screen_{name}" if name in build.TUNED else ""
-    assert _printed(code) == f"None {name} {name}.so{target}"
+    assert _printed(code) == f"None {name} {build.file_name(name)}{target}"
 
 
 def test_native_code_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def test_neither_a_compiler_nor_a_cache_is_asked_for(monkeypatch: pytest.MonkeyP
     code = (
         "import subprocess\n"
         "subprocess.Popen = None\n"
-        "path = library.FOLDER / f'{library.instruction_set()}.so'\n"
+        "path = library.FOLDER / f'{library.instruction_set()}.code.so'\n"
         "print(library.why_unavailable(), library.loaded()._name == str(path))"
     )
     assert _printed(code) == "None True"

@@ -76,8 +76,8 @@ def _sums(config: ModelConfig, *, heads: int, depth: int | None) -> int:
     if architecture_of(config).encoder_width(config):
         encoder = [name for name in parameter_shapes(config) if re.fullmatch(r"encoder/layers_\d+/mlp/wo/kernel", name)]
         return 2 + 2 * len(encoder) + 3 * layers + heads
-    # Of a prompt's last layer, keys and values alone are wanted.
-    return 2 + 2 * (config.num_decoder_layers - 1) + 2 * layers + heads
+    # A prompt goes through the layers that may run, and of the last of these, keys and values alone are wanted.
+    return 2 + 2 * (layers - 1) + 2 * layers + heads
 
 
 def loops(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:

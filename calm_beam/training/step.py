@@ -109,7 +109,9 @@ def update(
     gradients: Parameters,
 ) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state after a step; the old ones are given away."""
-    updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
+    # Muon multiplies matrices, and leaves the precision to the device: accelerators would round.
+    with jax.default_matmul_precision("highest"):
+        updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
     updated: Parameters = optax.apply_updates(parameters, updates)
     # Where they were: else the next step would be another program.
     updated = {name: _in_place(name, values, division=division) for name, values in updated.items()}

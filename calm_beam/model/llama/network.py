@@ -140,11 +140,14 @@ class EarlyExitLlama(nn.Module):
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
         starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
 
-        def of_row(row: jax.Array, start: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(row, start, width, axis=1)
+        def of_row(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+            of_layers, start = row
+            return jax.lax.dynamic_slice_in_dim(of_layers, start, width, axis=1)
 
-        taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
-        return taken
+        # Row by row: of all at once the gradient is a scatter, which XLA (jaxlib 0.10.2) divides among GPUs in a way
+        # that it refuses afterwards.
+        taken: jax.Array = jax.lax.map(of_row, (jnp.moveaxis(states, 1, 0), starts))
+        return jnp.moveaxis(taken, 0, 1)
 
     def decode_teacher_forced(self, tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.

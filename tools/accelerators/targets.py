@@ -97,16 +97,17 @@ def of_changes() -> list[Target]:
 def every_target() -> list[Target]:
     """Returns all: every program in both dtypes for TPU v5e and H100, on one device and four.
 
-    Other TPUs and GPUs have the steps of a model once, on one device, too.
+    Other GPUs have the steps of both models, on one device and four, too; other TPUs those of T5 once, on one device.
     """
-    main = ("v5e", "H100")
+    main, steps = ("v5e", "H100"), rf"{_LAYERS}|^served loop, 1 x 64, softmax$"
     found = [
         Target(device=device, count=count, dtype=dtype, model=model)
         for device, count, dtype, model in itertools.product(main, (1, 4), DTYPES, MODELS)
     ]
-    others = [device for device in (*TPUS, *GPUS) if device not in main]
-    found += [
-        Target(device=device, count=1, dtype=dtype, model="T5", only=rf"{_LAYERS}|^served loop, 1 x 64, softmax$")
-        for device, dtype in itertools.product(others, DTYPES)
-    ]
+    for others, counts, models in ((GPUS, (1, 4), ("T5", "Llama")), (TPUS, (1,), ("T5",))):
+        found += [
+            Target(device=device, count=count, dtype=dtype, model=model, only=steps)
+            for device, count, dtype, model in itertools.product(others, counts, DTYPES, models)
+            if device not in main
+        ]
     return found

@@ -31,8 +31,9 @@ from calm_beam.model.partitioning import divided, whole
 
 Parameters = Any
 
-# Positions of prompts that a host goes through at a time, if not those of one prompt: rows enough for its products.
-_TOKENS_TOGETHER = 128
+# Positions of prompts that a host goes through at a time, if not those of one prompt: rows enough for its products,
+# which those of a wide model use better than they delay a prompt that comes alone.
+_TOGETHER, _TOGETHER_IF_WIDE, _WIDE = 128, 256, 512
 # Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
 # the processor; on an accelerator, few large steps are faster.
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
@@ -101,8 +102,8 @@ def _gone_through(
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns keys and values of prompts for every layer, and their mask.
 
-    On a host, always so many at a time as their width says: the numbers of a prompt are then the same to the bit
-    whatever stands beside it. How often that is done is not known to the compiler, so that it makes one loop of it.
+    On a host, always so many at a time as their width and the model's say: the numbers of a prompt are then the same
+    to the bit whatever stands beside it. How often that is done is not known to the compiler: it makes one loop of it.
 
     Args:
       model: The network.
@@ -117,7 +118,8 @@ def _gone_through(
         )
         return made
     count, width = source_tokens.shape
-    together = max(1, _TOKENS_TOGETHER // width)
+    most = _TOGETHER if model.config.emb_dim < _WIDE else _TOGETHER_IF_WIDE
+    together = max(1, most // width)
     padding = -count % together
     tokens_of, lengths_of = (
         jnp.pad(values, ((0, padding), *((0, 0),) * (values.ndim - 1))).reshape(-1, together, *values.shape[1:])

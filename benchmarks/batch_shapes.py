@@ -66,9 +66,9 @@ def _served(
 ) -> dict[int, PromptResult]:
     """Returns the outputs of every prompt by every branch, each decoded by itself, those of one prompt side by side."""
     requests = [Request(prompt, branches=[branch]) for prompt in prompts for branch in branches]
-    found = [result.branch(0) for _, result in sorted(decoder.decode(requests), key=lambda pair: pair[0])]
+    found = [result for _, result in sorted(decoder.decode(requests), key=lambda pair: pair[0])]
     each = len(branches)
-    return {index: PromptResult.of(found[index * each : (index + 1) * each]) for index in range(len(prompts))}
+    return {index: PromptResult.joined(found[index * each : (index + 1) * each]) for index in range(len(prompts))}
 
 
 if __name__ == "__main__":

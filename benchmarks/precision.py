@@ -133,10 +133,12 @@ class _Measured:
         """Prints which outputs of a batch, and of single prompts, are not the sweep's, and the losses of all ways."""
         thresholds = [None, *chosen]
         lanes = [0, *(1 + self._settings.thresholds.index(threshold) for threshold in chosen)]
+        rule, steps = self._settings.rule, self._settings.max_decode_length
+        branches = [Branch.at(rule, threshold, max_decode_length=steps) for threshold in thresholds]
         ways = {
             "sweep": {lane: [_lane(result, lane) for result in self.sweep] for lane in lanes},
-            "batch": dict(zip(lanes, self._in_batches(thresholds), strict=True)),
-            "alone": dict(zip(lanes, self._alone(thresholds, alone), strict=True)),
+            "batch": dict(zip(lanes, self._in_batches(branches), strict=True)),
+            "alone": dict(zip(lanes, self._alone(branches, alone), strict=True)),
         }
         for way, outputs in ways.items():
             for lane, threshold in zip(lanes, thresholds, strict=True):
@@ -150,9 +152,7 @@ class _Measured:
                 print(f"  {way}, {where}: {differ} of {count} outputs are not the sweep's; ", end="")
                 print(f"loss {loss:.5f}, the sweep's of these prompts {of_sweep:.5f}", flush=True)
 
-    def _in_batches(self, thresholds: Sequence[float | None]) -> list[list[Output]]:
-        rule, steps = self._settings.rule, self._settings.max_decode_length
-        branches = [Branch.at(rule, threshold, max_decode_length=steps) for threshold in thresholds]
+    def _in_batches(self, branches: Sequence[Branch]) -> list[list[Output]]:
         decoder = Decoder(
             self._checkpoint,
             branches[:1],
@@ -169,9 +169,7 @@ class _Measured:
             for branch in branches
         ]
 
-    def _alone(self, thresholds: Sequence[float | None], count: int) -> list[list[Output]]:
-        rule, steps = self._settings.rule, self._settings.max_decode_length
-        branches = [Branch.at(rule, threshold, max_decode_length=steps) for threshold in thresholds]
+    def _alone(self, branches: Sequence[Branch], count: int) -> list[list[Output]]:
         first = EarlyExitDecoder(
             self._checkpoint,
             branches[0],

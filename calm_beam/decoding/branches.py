@@ -163,21 +163,17 @@ class Branches:
     @property
     def asks_head(self) -> np.ndarray:
         """Whether each lane's measure asks the head, bool of shape (lanes,)."""
-        of_measures = np.array([measure.needs.asks_head for measure in self.measures])
-        asks: np.ndarray = of_measures[self.measure_of]
-        return asks
+        return self._by_lane([measure.needs.asks_head for measure in self.measures])
 
     @functools.cached_property
     def sees_near_ties(self) -> np.ndarray:
         """Whether near ties of each lane's measure are seen, bool of shape (lanes,)."""
-        sees: np.ndarray = np.array([measure.sees_near_ties for measure in self.measures])[self.measure_of]
-        return sees
+        return self._by_lane([measure.sees_near_ties for measure in self.measures])
 
     @functools.cached_property
     def is_gap(self) -> np.ndarray:
         """Whether each lane's measure is the gap of the two most likely tokens, bool of shape (lanes,)."""
-        is_gap: np.ndarray = np.array([measure.is_gap for measure in self.measures])[self.measure_of]
-        return is_gap
+        return self._by_lane([measure.is_gap for measure in self.measures])
 
     @property
     def most_compared(self) -> int:
@@ -187,6 +183,11 @@ class Branches:
     def indices(self, *needs: Need) -> list[int]:
         """Returns the indices of the measures that need one of these."""
         return [index for index, measure in enumerate(self.measures) if measure.needs in needs]
+
+    def _by_lane(self, of_measures: Sequence[bool]) -> np.ndarray:
+        """Returns what holds of each lane's measure, bool of shape (lanes,), given what holds of every measure."""
+        by_lane: np.ndarray = np.array(of_measures)[self.measure_of]
+        return by_lane
 
 
 def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:

@@ -25,7 +25,7 @@ from .group_decoder import GroupDecoder
 from .memory import check_devices, choose_budget
 from .near_ties import near_ties_of
 from .request import Request
-from .result import PromptResult
+from .result import NearTies, PromptResult
 from .settings import check_sizes
 from .weights import Weights
 from .work import Work
@@ -162,14 +162,15 @@ class Decoder:
         # One that is given twice is decoded twice.
         index_of = {self._request(prompt): index for index, prompt in enumerate(prompts)}
         for request, result in decode_on_devices(self._decoders, list(index_of)):
-            find = functools.partial(
-                near_ties_of, branches=self._branches, thresholds=request.thresholds(self._thresholds)
-            )
+            find = functools.partial(self._near_ties, request)
             yield index_of[request], dataclasses.replace(result, find_near_ties=find)
 
     def open_batch(self) -> Batch:
         """Returns a batch for prompts that come while others are decoded, on the first group of devices."""
         return self._decoders[0].open_batch()
+
+    def _near_ties(self, request: Request, result: PromptResult) -> NearTies | None:
+        return near_ties_of(result, self._branches, thresholds=request.thresholds(self._thresholds))
 
     def _request(self, prompt: Request | Sequence[int]) -> Request:
         """Returns a request of its own for a prompt."""

@@ -63,19 +63,6 @@ class PromptResult:
     )
 
     @classmethod
-    def of(cls, results: Sequence[BranchResult]) -> Self:
-        """Returns the outputs of one prompt, decoded by one branch after the other by who does not tell near ties."""
-        told = [result.runner_ups for result in results if result.runner_ups is not None]
-        return cls(
-            tokens=np.stack([result.tokens for result in results]),
-            exit_layers=np.stack([result.exit_layers for result in results]),
-            confidences=np.stack([result.confidences for result in results]),
-            lengths=np.array([result.length for result in results], np.int32),
-            is_finite=all(result.is_finite for result in results),
-            runner_ups=np.stack(told) if told else None,
-        )
-
-    @classmethod
     def joined(cls, results: "Sequence[PromptResult]") -> Self:
         """Returns the outputs of one prompt, given those by some branches and those by others, all by one decoder."""
         told = [result.runner_ups for result in results if result.runner_ups is not None]

@@ -96,7 +96,17 @@ def _served(
     **options: Any,
 ) -> list[PromptResult]:
     lanes = [serve(checkpoint, rule, prompts, threshold, **options) for threshold in (None, *thresholds)]
-    return [PromptResult.of(outputs) for outputs in zip(*lanes, strict=True)]
+    return [_stacked(outputs) for outputs in zip(*lanes, strict=True)]
+
+
+def _stacked(branches: Sequence[BranchResult]) -> PromptResult:
+    return PromptResult(
+        tokens=np.stack([branch.tokens for branch in branches]),
+        exit_layers=np.stack([branch.exit_layers for branch in branches]),
+        confidences=np.stack([branch.confidences for branch in branches]),
+        lengths=np.array([branch.length for branch in branches], np.int32),
+        is_finite=all(branch.is_finite for branch in branches),
+    )
 
 
 def _batched(
@@ -112,8 +122,10 @@ def _batched(
     branches = sweep_branches(rule, thresholds, max_decode_length=max_decode_length)
     decoder = Decoder(checkpoint, branches[:1], max_input_length=LONGEST_PROMPT, **options)
     requests = [Request(prompt, branches=[branch]) for prompt in prompts for branch in branches]
-    results = [result.branch(0) for result in in_order(decoder.decode(requests), len(requests))]
-    return [PromptResult.of(results[start : start + len(branches)]) for start in range(0, len(results), len(branches))]
+    results = in_order(decoder.decode(requests), len(requests))
+    return [
+        PromptResult.joined(results[start : start + len(branches)]) for start in range(0, len(results), len(branches))
+    ]
 
 
 def _prepare_sweep(checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any) -> Decoder:

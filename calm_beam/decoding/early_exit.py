@@ -292,7 +292,7 @@ def _decode(
             exit_layer=jnp.zeros(finished.shape, jnp.int32),
             confidence=jnp.zeros(finished.shape),
         )
-        new_token, kept = way.climb(1, beginning)
+        new_token, kept = way.climb(beginning)
 
         def written(values: jax.Array, new: jax.Array) -> jax.Array:
             new = jnp.where(finished, jnp.zeros_like(new), new)
@@ -372,52 +372,66 @@ class _Step:
     def _passed_on(self) -> PassedOn:
         return self.rule.propagation().passed_on
 
-    def climb(self, layer: int, rows: _Rows) -> tuple[_NewToken, list[KeysValues]]:
-        """Returns how the token comes out of this layer and those above, and what each of them keeps of it.
+    def climb(self, rows: _Rows) -> tuple[_NewToken, list[KeysValues]]:
+        """Returns how the token comes out, and what each layer that may run keeps of it.
 
-        Layers above are run inside a conditional, which has small results only: caches are written outside, so that
-        they need not be copied through it.
+        What lies between two exits is run inside a conditional, and what is passed on is kept in its other branch: each
+        is compiled once. A conditional has small results only: caches are written outside, so that they need not be
+        copied through it.
         """
-        own = self._keys_values(layer, rows)
-        output = self.apply(
-            rows.hidden,
-            layer,
-            self_keys_values=_put(self.cache[layer - 1], own, self.position.steps),
-            self_bias=of_layer(self.self_biases, layer),
-            source_keys_values=self.source[layer - 1],
-            source_bias=of_layer(self.source_biases, layer),
-            position=self.position,
-            method="decoder_layer",
-        )
-        below, rows = rows.hidden, rows.replaced(hidden=output)
-        if self._passed_on is PassedOn.KEYS_VALUES:
-            rows = rows.replaced(copied=own)
-        if self.certain_exit is None:
-            asked = self.rule.exit_layers(self.num_layers)
-            last = self.num_layers
-        else:
-            asked, last = (self.certain_exit,), self.certain_exit
-        if layer not in asked:
-            new_token, kept = self.climb(layer + 1, rows)
-            return new_token, [own, *kept]
+        exits = self.rule.exit_layers(self.num_layers) if self.certain_exit is None else [self.certain_exit]
+        kept: list[KeysValues] = []
+        for exit_layer in exits:
+            layers = range(len(kept) + 1, exit_layer + 1)
+            run = functools.partial(self._run, layers, is_first=not kept, is_last=exit_layer == exits[-1])
+            if kept:
+                rows, made = jax.lax.cond(jnp.any(rows.is_open), run, functools.partial(self._pass_by, layers), rows)
+            else:
+                rows, made = run(rows)
+            # Else devices would exchange them, for each to have them whole.
+            kept += [tuple(divided(values, 2, of=values.shape[2]) for values in pair) for pair in made]
+        return self._new_token(exits[-1], rows), kept
+
+    def _run(self, layers: range, rows: _Rows, *, is_first: bool, is_last: bool) -> tuple[_Rows, list[KeysValues]]:
+        """Returns the rows after layers, of which the last lets some out, and what each of these keeps.
+
+        Args:
+          layers: From one exit to the next.
+          rows: Of which at least one goes on.
+          is_first: Whether none may leave below.
+          is_last: Whether all that are left leave.
+        """
+        kept = []
+        for layer in layers:
+            kept.append(own := self._keys_values(layer, rows))
+            output = self.apply(
+                rows.hidden,
+                layer,
+                self_keys_values=_put(self.cache[layer - 1], own, self.position.steps),
+                self_bias=of_layer(self.self_biases, layer),
+                source_keys_values=self.source[layer - 1],
+                source_bias=of_layer(self.source_biases, layer),
+                position=self.position,
+                method="decoder_layer",
+            )
+            below, rows = rows.hidden, rows.replaced(hidden=output)
+            if self._passed_on is PassedOn.KEYS_VALUES:
+                rows = rows.replaced(copied=own)
         rows = self._with_confidence(layer, rows, below)
-        leaves = rows.is_open if layer == last else rows.is_open & (rows.confidence >= self.threshold)
+        leaves = rows.is_open if is_last else rows.is_open & (rows.confidence >= self.threshold)
         if self.predicts_at_exit:
             rows = self._with_tokens(layer, rows, leaves=leaves)
-        if layer == last:
-            return self._new_token(layer, rows), [own]
-        if layer == asked[0] and self._passed_on is PassedOn.FIRST_STATE:
+        if is_first and self._passed_on is PassedOn.FIRST_STATE:
             rows = rows._replace(first=rows.hidden)
-        rows = rows._replace(is_open=rows.is_open & ~leaves)
-        new_token, kept = jax.lax.cond(
-            jnp.any(rows.is_open),
-            functools.partial(self.climb, layer + 1),
-            lambda rows: (self._new_token(layer, rows), self._kept_above(layer, rows)),
-            rows,
-        )
-        # Else devices would exchange them, for each to have them whole.
-        above = [tuple(divided(values, 2, of=values.shape[2]) for values in pair) for pair in kept]
-        return new_token, [own, *above]
+        return rows._replace(is_open=rows.is_open & ~leaves), kept
+
+    def _pass_by(self, layers: range, rows: _Rows) -> tuple[_Rows, list[KeysValues]]:
+        """Returns the rows, which have all left, and what layers that they skip keep of them."""
+        if self._passed_on is PassedOn.KEYS_VALUES:
+            assert rows.copied is not None
+            return rows, [rows.copied for _ in layers]
+        states = rows.hidden if rows.first is None else rows.first
+        return rows, [self._project(states, layer) for layer in layers]
 
     def _keys_values(self, layer: int, rows: _Rows) -> KeysValues:
         """Returns what a layer that is run keeps: its own of rows that go on, what is passed on of rows that left."""
@@ -428,15 +442,6 @@ class _Step:
         if self._passed_on is PassedOn.KEYS_VALUES and rows.copied is not None:
             return tuple(rows.for_open(mine, copied) for mine, copied in zip(own, rows.copied, strict=True))
         return own
-
-    def _kept_above(self, layer: int, rows: _Rows) -> list[KeysValues]:
-        """Returns what the layers above `layer` keep, once all rows have left."""
-        above = range(layer + 1, self.num_layers + 1)
-        if self._passed_on is PassedOn.KEYS_VALUES:
-            assert rows.copied is not None
-            return [rows.copied for _ in above]
-        states = rows.hidden if rows.first is None else rows.first
-        return [self._project(states, skipped) for skipped in above]
 
     def _project(self, states: jax.Array, layer: int) -> KeysValues:
         keys_values: KeysValues = self.apply(states, layer, position=self.position, method="self_keys_values")
@@ -517,7 +522,7 @@ class _Step:
         return rows._replace(token=token, is_finite=is_finite)
 
     def _new_token(self, layer: int, rows: _Rows) -> _NewToken:
-        """Returns what the step gives, given the highest layer that any row needs."""
+        """Returns what the step gives of rows that have all left, given the highest layer that may run."""
         token, is_finite = rows.token, rows.is_finite
         if token is None or is_finite is None:
             # Rows that have left are asked, too: one head is that of all layers.

@@ -108,7 +108,7 @@ def main() -> None:
     print(f"| {' | '.join(columns)} |")
     print(f"|---:|---{'|---:' * (len(columns) - 2)}|", flush=True)
     for measure in flags.measures.split(","):
-        thresholds = [_searched(task, measure, layers=share) for share in _SHARES]
+        thresholds = [searched(task, measure, layers=share) for share in _SHARES]
         for size in map(int, flags.batches.split(",")):
             some = dataclasses.replace(task, prompts=task.prompts[: max(16, flags.prompts * size)])
             for threshold in thresholds:
@@ -127,7 +127,7 @@ def read_task(flags: argparse.Namespace, *, count: int) -> Task:
     return Task(checkpoint=checkpoint, prompts=prompts, steps=steps, exit_head=flags.exit_head)
 
 
-def _searched(task: Task, measure: str, *, layers: float) -> float:
+def searched(task: Task, measure: str, *, layers: float) -> float:
     """Returns a threshold that uses about such a share of the layers per token."""
     if measure == "static":
         return layers

@@ -149,6 +149,8 @@ _SERVING_PACKAGES = [
     "calm_beam.checkpoints",
     "calm_beam.checkpoints.hugging_face",
     "calm_beam.decoding",
+    "calm_beam.decoding.cpu",
+    "calm_beam.decoding.xla",
     "calm_beam.efficiency",
     "calm_beam.exits",
     "calm_beam.exits.measures",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import device_steps
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of

@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from calm_beam.decoding import device_steps
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.native import calls
 
 STEPS = {

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.decoding import device_steps, weights
+from calm_beam.decoding import weights
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.model import ArrayType, ModelConfig, architecture_of, network_of
 from calm_beam.model.heads import head_parameters
 from calm_beam.model.interface import Position

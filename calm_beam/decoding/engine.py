@@ -1,4 +1,4 @@
-"""What computes the rows of a batch: by XLA (`xla_engine.py`) or by native code (`native_engine.py`)."""
+"""What computes the rows of a batch: by XLA (`xla/`) or by native code (`cpu/`)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

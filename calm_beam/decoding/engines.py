@@ -3,10 +3,10 @@
 from calm_beam.model.interface import EarlyExitModel
 
 from .branches import Branches
+from .cpu.engine import NativeEngine
 from .engine import Engine, Slots
-from .native_engine import NativeEngine
 from .weights import Weights
-from .xla_engine import XlaEngine
+from .xla.engine import XlaEngine
 
 
 def engine_for(model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> Engine:

@@ -19,9 +19,9 @@ from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.model.partitioning import divided
 from calm_beam.native import calls
 
-from . import device_steps
 from .device_groups import DeviceGroup
 from .engine import Slots
+from .xla import steps
 
 
 def decides_natively(measures: Sequence[Measure]) -> bool:
@@ -114,68 +114,10 @@ class Weights:
         return of_layer(self._path_terms, layer)
 
 
-class Sources:
-    """Keys and values of the sources of one padded width."""
-
-    def __init__(self, model: EarlyExitModel, *, width: int, places: int, prefix: Sequence[KeysValues] = ()) -> None:
-        """Makes room.
-
-        Args:
-          model: The network.
-          width: Of all.
-          places: How many.
-          prefix: Keys and values of what all prompts begin with, as of `device_steps.admit`.
-        """
-        config = model.config
-        self._prefix = prefix
-        self.width = width
-        shape = (places, config.num_kv_heads, width, config.head_dim)
-        # Two arrays a layer, not one twice: a buffer can only be given away once.
-        kept = ArrayType(shape, model.arithmetic.dtype)
-        made = zeros((kept,) * (2 * config.num_decoder_layers), axis=1, of=config.num_kv_heads)
-        self.keys_values = list(zip(made[::2], made[1::2], strict=True))
-        self.mask = jnp.zeros((places, width), bool)
-
-    @property
-    def places(self) -> int:
-        """Sources that there is room for."""
-        return self.mask.shape[0]
-
-    def admit(
-        self,
-        model: EarlyExitModel,
-        weights: Weights,
-        source_tokens: np.ndarray,
-        *,
-        lengths: np.ndarray,
-        places: np.ndarray,
-    ) -> None:
-        """Gives places keys and values of prompts; arguments are those of `Engine.prefill`."""
-        self.keys_values, self.mask = device_steps.admit(
-            model,
-            weights.all,
-            keys_values=self.keys_values,
-            source_mask=self.mask,
-            source_tokens=source_tokens,
-            lengths=lengths,
-            places=places,
-            prefix=self._prefix,
-        )
-
-
-def sources_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sources]:
-    """Returns room for the sources of each width."""
-    prefixes = prefixes_by_width(model, weights, slots)
-    return {
-        width: Sources(model, width=width, places=count, prefix=prefixes.get(width, ()))
-        for width, count in slots.sources.items()
-    }
-
-
 def prefixes_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sequence[KeysValues]]:
     """Returns keys and values of what all prompts of a width begin with, where there is such a thing."""
     return {
-        width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
+        width: steps.go_through(model, weights.all, np.array(tokens, np.int32))
         for width, tokens in slots.prefixes.items()
     }
 

@@ -43,7 +43,7 @@ def test_every_compiled_function_is_listed() -> None:
     }
     assert len(_compiled_functions()) > 20
     # Certified heads are native code's, for CPUs.
-    assert _compiled_functions() - listed == {("calm_beam.decoding.device_steps", "certify_rows")}
+    assert _compiled_functions() - listed == {("calm_beam.decoding.xla.steps", "certify_rows")}
 
 
 @pytest.mark.parametrize("model", list(MODELS))

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import device_steps
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult, PromptResult
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.native import calls
 from tests.numpy_decoder import Decoded

@@ -10,8 +10,9 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import device_steps, group_decoder
+from calm_beam.decoding import group_decoder
 from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes

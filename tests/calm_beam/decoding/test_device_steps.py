@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from calm_beam.decoding import device_steps
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.model import network_of
 from calm_beam.model.interface import Position
 from tests.builders import build_arrays, build_config, checkpoint_of

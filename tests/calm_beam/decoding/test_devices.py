@@ -10,7 +10,7 @@ _PROGRAM = """
 import time
 
 import jax, numpy as np
-from calm_beam.decoding import device_steps
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.devices import decode_on_devices

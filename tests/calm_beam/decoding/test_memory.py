@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.decoding import device_steps, group_decoder, memory, native_sources, weights
+from calm_beam.decoding import group_decoder, memory
 from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.cpu import sources as native_sources
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import DeviceGroup, first_device
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.xla import sources as xla_sources
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
@@ -113,7 +116,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
 
         return run
 
-    for module, name in ((weights, "Sources"), (native_sources, "SourcesOfWidth")):
+    for module, name in ((xla_sources, "Sources"), (native_sources, "SourcesOfWidth")):
         monkeypatch.setattr(module, name, watched_sources(getattr(module, name)))
     for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "entries_of", "store")):
         monkeypatch.setattr(module, name, watched(getattr(module, name), store))

@@ -10,10 +10,10 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import device_steps
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from calm_beam.model.llama import LlamaConfig

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, device_steps, head_decisions, padding
+from calm_beam.decoding import batch, padding
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.decoder import Decoder
@@ -18,6 +18,8 @@ from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.work import Work
+from calm_beam.decoding.xla import heads
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
@@ -193,7 +195,7 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
     again, work = _shared(rule, config=config, exit_head="int8")
     assert {size for is_thorough, size in sizes if is_thorough} == {8}
     # Where all calls are of so few rows, nothing is asked again.
-    monkeypatch.setattr(head_decisions, "FEW_ROWS", 1 << 10)
+    monkeypatch.setattr(heads, "FEW_ROWS", 1 << 10)
     once, work_of_once = _shared(rule, config=config, exit_head="int8")
     for one, other in zip(again, once, strict=True):
         assert_same(one, other, confidences_within=0.2)

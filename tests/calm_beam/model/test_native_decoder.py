@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.decoding import device_steps
+from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
 from calm_beam.model.interface import Position, of_layer

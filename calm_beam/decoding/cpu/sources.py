@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from calm_beam.decoding.engine import Slots
+from calm_beam.decoding.weights import Weights, prefixes_by_width
+from calm_beam.decoding.xla import steps
 from calm_beam.model.interface import EarlyExitModel, KeysValues
 from calm_beam.native import calls
-
-from . import device_steps
-from .engine import Slots
-from .weights import Weights, prefixes_by_width
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ class NativeSources:
         index = self._index_of_width[width]
         # Whoever was there before may have ended without a step, so that nobody has asked for that yet.
         self._take_over(index, here)
-        keys_values, mask = device_steps.prefill(
+        keys_values, mask = steps.prefill(
             self._model,
             self._weights.all,
             source_tokens=source_tokens,

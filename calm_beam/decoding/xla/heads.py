@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from calm_beam.decoding.branches import Branches
+from calm_beam.decoding.decisions import Decisions
+from calm_beam.decoding.near_ties import NEARNESS
+from calm_beam.decoding.padding import row_parts
+from calm_beam.decoding.weights import Head, Weights
+from calm_beam.decoding.work import Work
 from calm_beam.exits.certified_head import FEW_ROWS
 from calm_beam.exits.measures import Need
 from calm_beam.model.interface import EarlyExitModel
 
-from . import device_steps
-from .branches import Branches
-from .decisions import Decisions
-from .near_ties import NEARNESS
-from .padding import row_parts
-from .weights import Head, Weights
-from .work import Work
+from . import steps
 
 LookUp = Callable[[np.ndarray, np.ndarray, int], tuple[jax.Array | np.ndarray, np.ndarray, np.ndarray]]
 """Takes layers and lanes of states, and a size; returns an array of states, (entries, lanes, width), and the layers and
@@ -144,10 +144,8 @@ class HeadDecisions:
         }
         made: Sequence[jax.Array]
         if is_thorough is None:
-            made = device_steps.decide_rows(self._model, self._measures, **asked)
+            made = steps.decide_rows(self._model, self._measures, **asked)
         else:
             (measure,) = self._measures
-            made = device_steps.certify_rows(
-                self._model, measure, head=head.certified, is_thorough=is_thorough, **asked
-            )
+            made = steps.certify_rows(self._model, measure, head=head.certified, is_thorough=is_thorough, **asked)
         return made

@@ -9,22 +9,22 @@ from typing import Any, cast
 
 import numpy as np
 
+from calm_beam.decoding.branches import Branches
+from calm_beam.decoding.decisions import Decisions
+from calm_beam.decoding.engine import RunStep, Slots
+from calm_beam.decoding.outputs import StepOutputs
+from calm_beam.decoding.padding import row_parts, sizes_up_to
+from calm_beam.decoding.paths import Rows
+from calm_beam.decoding.weights import Weights, decides_natively
+from calm_beam.decoding.work import Work
+from calm_beam.decoding.xla import steps
+from calm_beam.decoding.xla.heads import HeadDecisions
 from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.native import calls
 
-from . import device_steps
-from .branches import Branches
-from .decisions import Decisions
-from .engine import RunStep, Slots
-from .head_decisions import HeadDecisions
-from .native_sources import NativeSources
-from .outputs import StepOutputs
-from .padding import row_parts, sizes_up_to
-from .paths import Rows
-from .weights import Weights, decides_natively
-from .work import Work
+from .sources import NativeSources
 
 
 class NativeEngine:
@@ -202,7 +202,7 @@ class NativeEngine:
         measured = np.empty(len(outputs), np.float32)
         for part, size in row_parts(len(outputs), self._slots.row_sizes):
             output, below = (_padded(states[part], size) for states in (outputs, inputs))
-            confidences = device_steps.measure_states(name, output, below, np.int32(layer))
+            confidences = steps.measure_states(name, output, below, np.int32(layer))
             measured[part] = np.asarray(confidences)[: len(measured[part])]
         return measured
 

@@ -8,20 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.decoding.branches import Branches
+from calm_beam.decoding.decisions import Decisions
+from calm_beam.decoding.engine import RunStep, Slots
+from calm_beam.decoding.padding import all_path_lengths, padded, path_lengths, row_parts, sizes_up_to
+from calm_beam.decoding.paths import Rows
+from calm_beam.decoding.weights import Weights, zeros
+from calm_beam.decoding.work import Work
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.interface import EarlyExitModel, Position
 
-from . import device_steps
-from .branches import Branches
-from .decisions import Decisions
-from .engine import RunStep, Slots
-from .head_decisions import HeadDecisions
-from .padding import all_path_lengths, padded, path_lengths, row_parts, sizes_up_to
-from .paths import Rows
-from .weights import Weights, sources_by_width, zeros
-from .work import Work
+from . import steps
+from .heads import HeadDecisions
+from .sources import sources_by_width
 
 # Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
 _RANKS = 8
@@ -82,7 +83,7 @@ class XlaEngine:
             self._embed_part(lanes[part], tokens[part], size)
 
     def _embed_part(self, lanes: np.ndarray, tokens: np.ndarray, size: int) -> None:
-        self._states = device_steps.embed(
+        self._states = steps.embed(
             self._model,
             self._weights.embedding,
             states=self._states,
@@ -119,7 +120,7 @@ class XlaEngine:
             self._keep_part(layers[part], lanes[part], nodes[:, part], size=size)
 
     def _keep_part(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:
-        self._cache[1:] = device_steps.fill_skipped(
+        self._cache[1:] = steps.fill_skipped(
             self._model,
             self._weights.layers[1:],
             cache=self._cache[1:],
@@ -136,7 +137,7 @@ class XlaEngine:
             self._copy_part(layers[part], lanes[part], nodes[:, part], size=size)
 
     def _copy_part(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:
-        self._cache = device_steps.copy_skipped(
+        self._cache = steps.copy_skipped(
             self._model,
             self._cache,
             source_layers=padded(layers, size),
@@ -199,7 +200,7 @@ class XlaEngine:
           size: What the rows are padded to.
           length: What their paths are padded to.
         """
-        self._pending, self._cache[layer - 1] = device_steps.attend_to_output(
+        self._pending, self._cache[layer - 1] = steps.attend_to_output(
             self._model,
             self._weights.layers[layer - 1],
             states=self._states,
@@ -248,7 +249,7 @@ class XlaEngine:
         """
         sources = self._sources[width]
         confidences: Sequence[jax.Array]
-        self._states, confidences = device_steps.finish_layer(
+        self._states, confidences = steps.finish_layer(
             self._model,
             tuple(self._of_states.values()),
             num_ranks=self._ranks,

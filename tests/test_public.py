@@ -191,6 +191,13 @@ def test_steps_say_what_they_need(place: pathlib.Path, tmp_path: pathlib.Path) -
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json"}
 
 
+def test_a_limit_of_failures_belongs_to_counting_them(tmp_path: pathlib.Path) -> None:
+    """It is not dropped without a word where the first failure ends the run."""
+    with pytest.raises(UsageError, match=r"^max_failures is 3, but on_error is 'fail', which ends the run at the"):
+        calm.calibrate(max_failures=3, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_guarantee_is_checked_when_it_is_made() -> None:
     """What cannot be asked for is refused where it is written down."""
     with pytest.raises(ValueError, match="delta must be in"):

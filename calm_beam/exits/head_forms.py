@@ -61,7 +61,7 @@ def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size:
       why_not: Why native code cannot decide by a head; None if it can.
 
     Raises:
-      UsageError: If `exit_head` is `int8`, and native code cannot.
+      UsageError: If `exit_head` is `int8`, and native code cannot, or the measure is the user's own.
       ValueError: As `check_head`.
     """
     check_head(exit_head, arithmetic)
@@ -71,6 +71,11 @@ def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size:
             "auto."
         )
     has_no_bounds = measure.needs is Need.LOGITS and measure.bounds is None
+    if exit_head == "int8" and has_no_bounds:
+        raise UsageError(
+            f"exit_head is int8, but nothing is known of {measure.name!r} that could bound it: such a head certifies "
+            "confidences of this package alone. Take --exit_head=exact, or auto."
+        )
     if why_not or has_no_bounds or not _may_certify(exit_head, arithmetic, size=size):
         return "exact"
     return "uint8"

@@ -139,6 +139,11 @@ def calibrate(
     if thresholds is None:
         thresholds = embedded.THRESHOLDS if is_embedded else uniform_grid(0.05)
     checked_metrics([guarantee.metric for guarantee in guarantees], metric_settings)
+    if max_failures is not None and on_error != "worst_case":
+        raise UsageError(
+            f"max_failures is {max_failures}, but on_error is {on_error!r}, which ends the run at the first that "
+            "fails: pass on_error='worst_case' too, or leave max_failures out."
+        )
     needs_references = any(guarantee.consistency == "risk" for guarantee in guarantees)
     files = DataFiles.found(
         str(embedded.CALIBRATION_SET) if data is None else data,

@@ -54,8 +54,10 @@ def test_without_native_code_heads_are_exact() -> None:
 
 
 def test_nothing_can_be_certified_for_ones_own_measure() -> None:
-    """Of logits, about which nothing is known."""
-    assert {_form(exit_head, measure=_OWN) for exit_head in EXIT_HEADS} == {"exact"}
+    """Of logits, about which nothing is known: whoever asks for int8 by name is told so."""
+    assert {_form(exit_head, measure=_OWN) for exit_head in EXIT_HEADS if exit_head != "int8"} == {"exact"}
+    with pytest.raises(UsageError, match=r"^exit_head is int8, but nothing is known of 'own:own' that"):
+        _form("int8", measure=_OWN)
 
 
 def test_other_names_are_refused() -> None:

@@ -151,7 +151,7 @@ _SERVING_PACKAGES = [
     "calm_beam.decoding",
     "calm_beam.decoding.cpu",
     "calm_beam.decoding.xla",
-    "calm_beam.efficiency",
+    "calm_beam.evaluation",
     "calm_beam.exits",
     "calm_beam.exits.measures",
     "calm_beam.inputs",
@@ -170,6 +170,7 @@ _SERVING_PACKAGES = [
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",
+    "calm_beam.text",
     "calm_beam.upkeep",
     "calm_beam.vocabularies",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from benchmarks.programs.models import LARGE_MODELS
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.efficiency.device_forecast import device_forecast
+from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.exits.rule import ExitRule
 
 _DEVICES = ("v5e", "v6e", "h100", "l4")

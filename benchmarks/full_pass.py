@@ -21,7 +21,7 @@ from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.vocabularies.vocabulary import EOS_ID
 
 from .machine import describe_machine
 from .prompts import read_prompts

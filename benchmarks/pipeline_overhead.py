@@ -44,15 +44,15 @@ from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
-from calm_beam.examples import Example, parse_examples
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, read_generations, write_generations
+from calm_beam.inputs.examples import Example, parse_examples
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
 from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.transforms import ReadExamples
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .machine import describe_machine
 

@@ -28,7 +28,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
 from calm_beam.risk.fwer.fixed_sequence import fixed_sequence_test
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .machine import describe_machine
 from .prompts import read_prompts

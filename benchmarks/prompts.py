@@ -5,8 +5,8 @@ import itertools
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.examples import parse_examples
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.inputs.examples import parse_examples
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
 
 def read_prompts(path: str, checkpoint: Checkpoint, *, settings: DecodeSettings, count: int) -> list[tuple[int, ...]]:

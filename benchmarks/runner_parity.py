@@ -23,9 +23,9 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.answers import read_answers
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.examples import numbered_lines
 from calm_beam.generations import Output
 from calm_beam.inputs import Reading, read_examples
+from calm_beam.inputs.examples import numbered_lines
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.manifest import read_manifest

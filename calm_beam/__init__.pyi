@@ -13,7 +13,7 @@ from .serving import Answer as Answer
 from .serving import Generator as Generator
 from .serving import LossProbe as LossProbe
 from .upkeep.monitor import RiskMonitor as RiskMonitor
-from .vocabulary import open_vocabulary as open_vocabulary
+from .vocabularies.vocabulary import open_vocabulary as open_vocabulary
 
 __version__: str
 

@@ -6,8 +6,8 @@ them point at a broken device or model rather than at prompts.
 
 from collections.abc import Sequence
 
-from calm_beam.counted import counted
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
+from calm_beam.text.counted import counted
 
 _SHARE = 100
 _FEWEST = 10

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.inputs.seqio_names import is_seqio
 from calm_beam.manifest import (
     MANIFEST,
     EarlierPlan,
@@ -27,10 +28,9 @@ from calm_beam.manifest import (
     read_any_manifest,
     time_of_now,
 )
-from calm_beam.sealed_json import read_sealed, write_sealed
-from calm_beam.seqio_names import is_seqio
 from calm_beam.storage import base_name, is_cloud_path, is_file, joined, list_files, make_folder, open_input, parent
 from calm_beam.storage import stat as cloud_stat
+from calm_beam.storage.sealed_json import read_sealed, write_sealed
 
 PLANS = "plans"
 _SCHEMA = "calm-beam/plan-list/v1"

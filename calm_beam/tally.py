@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from .counted import check_count
+from calm_beam.text.counted import check_count
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
-from calm_beam.counted import counted
 from calm_beam.manifest import (
     ExternalManifest,
     Manifest,
@@ -28,9 +27,10 @@ from calm_beam.manifest import (
     unseen_in_words,
 )
 from calm_beam.plan_list import PlanList
-from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
-from calm_beam.vocabulary import open_vocabulary
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
+from calm_beam.vocabularies.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .flags.manifest import add_confidence_flag

@@ -32,12 +32,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from calm_beam import strict_json
-from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import bounded_lines, check_utf_8
+from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.manifest import Calibration, ExternalManifest, Manifest, ManifestError, no_group, read_any_manifest
-from calm_beam.printable import printable_line
+from calm_beam.risk.tails import split_tail
 from calm_beam.storage import (
     check_writable,
     exists,
@@ -47,11 +45,13 @@ from calm_beam.storage import (
     open_input,
     parent,
     replacing,
+    strict_json,
     why_no_file,
 )
-from calm_beam.tails import split_tail
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
+from calm_beam.text.written_numbers import written_float
 from calm_beam.upkeep.monitor import RiskMonitor
-from calm_beam.written_numbers import written_float
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .flags.manifest import add_entry_flags, entry_in_words, find_manifest

@@ -13,7 +13,7 @@ from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.demo import embedded
 from calm_beam.manifest import ModelRecord, write_manifest
 from calm_beam.serving import Answer
-from calm_beam.vocabulary import Vocabulary, open_vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from tests.calm_beam.manifest.builders import build_manifest
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import text_rows, write_model, write_rows, write_vocabulary

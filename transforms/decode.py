@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
-from calm_beam.examples import Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import (
     FinishedSweep,
@@ -19,6 +18,7 @@ from calm_beam.generations import (
     whole_shard,
     write_generations,
 )
+from calm_beam.inputs.examples import Example
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.sweeps.stored_shards import check_above, check_folders, generations_above, mark_complete, taken_over

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
-from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
-from calm_beam.set_parts import CONFIRMING, SetPart
+from calm_beam.inputs.examples import DataError, Example, mixed_prompts
+from calm_beam.inputs.set_parts import CONFIRMING, SetPart
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 from calm_beam.sweeps.shard_count import default_shards
 

@@ -13,8 +13,8 @@ from calm_beam.answers.finished import finish, publish_rows
 from calm_beam.answers.folder import begin_answers, check_folder
 from calm_beam.answers.shards import shard_digest, taken_over, whole_answers, write_answers
 from calm_beam.errors import UsageError
-from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.storage import absolute, is_folder, joined

@@ -7,8 +7,8 @@ from typing import Any
 
 import apache_beam as beam
 
-from calm_beam.examples import DEFAULT_KEYS, DataError, Example, RowKeys, example_of_row
 from calm_beam.inputs import DataFiles, Reading
+from calm_beam.inputs.examples import DEFAULT_KEYS, DataError, Example, RowKeys, example_of_row
 from calm_beam.sweeps.shard_count import prompt_shards
 
 from .examples import ExamplesRead, awaited, counted_examples, parsed_examples

@@ -8,8 +8,8 @@ import apache_beam as beam
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.examples import Example
 from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
+from calm_beam.inputs.examples import Example
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.sweeps import Assignment

@@ -11,12 +11,12 @@ from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
 from calm_beam.generations.folder import StoredGenerations
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.text.counted import counted
 
 from .metrics import CLIPPED_SCORES, NAMESPACE
 

@@ -8,21 +8,21 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 
-from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.calibration.plan import Plan
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.files import write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import TrialOutcome, trial_outcomes
+from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
-from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
 from calm_beam.generations.folder import FinishedSweep, StoredGenerations
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .scoring import ShardScorer
 

@@ -13,10 +13,10 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
+from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import GroupRecord, PlanRecord
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
-from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.folders import begin_generations, check_may_choose, find_generations

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from calm_beam.analysis import layer_predictions, perturbation
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.evaluation import layer_predictions, perturbation
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.interface import Taught
 from calm_beam.training import step, train_classifier, validation

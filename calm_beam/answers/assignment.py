@@ -12,7 +12,7 @@ from .paths import published_path, shard_path
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
-    from calm_beam.examples import Example
+    from calm_beam.inputs.examples import Example
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

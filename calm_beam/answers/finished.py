@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.sealed_json import read_sealed, write_sealed
 from calm_beam.storage import joined, remove_file, replacing
+from calm_beam.storage.sealed_json import read_sealed, write_sealed
 from calm_beam.tally import Tally, merged
+from calm_beam.text.counted import counted
 
 from .assignment import AnswerAssignment
 from .paths import COMPLETE, FAILURES, losses_path

@@ -18,7 +18,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 
-from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.manifest import MANIFEST
 from calm_beam.storage import (
@@ -30,6 +29,7 @@ from calm_beam.storage import (
     make_folder,
     remove_file,
 )
+from calm_beam.text.counted import counted
 
 from .assignment import AnswerAssignment
 from .job import JOB, AnswerJob

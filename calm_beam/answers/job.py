@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from calm_beam.counted import check_count
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, content_digest, engine_difference
-from calm_beam.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.storage import joined
+from calm_beam.storage.sealed_json import differences, read_sealed, write_sealed
+from calm_beam.text.counted import check_count
 
 from .shards import AnswersError
 

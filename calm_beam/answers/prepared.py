@@ -9,8 +9,8 @@ from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
-from calm_beam.examples import DataError
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
+from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration, EngineRecord, Manifest
 from calm_beam.metrics.registry import check_may_run, check_source, get_metric, metric_source_digest
 from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary

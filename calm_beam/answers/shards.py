@@ -12,9 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import Example
-from calm_beam.parquet_shards import about_shard, check_content, check_row_count, opened_shard, shard_rows, write_shard
+from calm_beam.inputs.examples import Example
 from calm_beam.storage import is_file
+from calm_beam.storage.parquet_shards import (
+    about_shard,
+    check_content,
+    check_row_count,
+    opened_shard,
+    shard_rows,
+    write_shard,
+)
 from calm_beam.tally import Tally
 
 if TYPE_CHECKING:

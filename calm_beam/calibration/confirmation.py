@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from calm_beam.inputs.set_parts import CONFIRMING, part_of
 from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Variant
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.statistics import Loss
-from calm_beam.set_parts import CONFIRMING, part_of
 
 from .outcome import CalibrationOutcome
 from .plan import Plan

@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Self
 
-from calm_beam.examples import Example
+from calm_beam.inputs.examples import Example
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 
 from .specs import Objective

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from calm_beam.examples import Example
+from calm_beam.inputs.examples import Example
 
 _MODULUS = 2**256
 

@@ -7,14 +7,14 @@ are still independent draws of its own distribution, and its tests hold.
 import collections
 from collections.abc import Iterable, Sequence
 
-from calm_beam.counted import counted
-from calm_beam.examples import DataError
 from calm_beam.generations import GenerationsError, StoredGenerations
 from calm_beam.generations.folder import FinishedSweep
 from calm_beam.generations.shards import stored_groups
 from calm_beam.inputs import DataFiles, read_examples
+from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import GroupRecord
-from calm_beam.printable import printable_line
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 
 MOST_GROUPS = 100
 """A field with more values than this tells examples apart rather than groups."""

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.tails import tail_name
+from calm_beam.risk.tails import tail_name
 
 from .specs import CONSISTENCIES, LOSSES, Objective, Spec, default_p_value, default_risk_loss
 

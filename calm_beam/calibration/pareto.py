@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.inputs.set_parts import is_drawn
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.set_parts import is_drawn
 
 from .split import check_parts, check_split
 

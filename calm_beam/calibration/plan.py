@@ -6,12 +6,12 @@ from typing import Self
 
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.examples import Example
 from calm_beam.generations import DecodeJob
+from calm_beam.inputs.examples import Example
+from calm_beam.inputs.set_parts import SetPart, salt_of
 from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan, guarantee_in_words
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
-from calm_beam.set_parts import SetPart, salt_of
 
 from .layout import Layout
 from .pareto import PARTS, part_of
@@ -206,7 +206,7 @@ class Plan:
         return dataclasses.replace(self, thresholds=self.thresholds[:thresholds])
 
     def part(self, name: str) -> SetPart | None:
-        """Returns a part of the set, as `calm_beam.set_parts` names it; None where all examples choose."""
+        """Returns a part of the set, as `calm_beam.inputs.set_parts` names it; None where all examples choose."""
         if self.confirm_share is None:
             return None
         return SetPart(name=name, confirm_share=self.confirm_share, salt=self.salt)

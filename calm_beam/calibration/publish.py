@@ -5,9 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
-from calm_beam import strict_json
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, lost_race, manifest_text, write_manifest
-from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, version
+from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, strict_json, version
 
 from .file_names import FAILURES, REPORT, RISK_TABLE
 from .risk_table import write_risk_table

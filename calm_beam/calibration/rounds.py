@@ -17,11 +17,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from calm_beam import strict_json
 from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.manifest import content_digest
 from calm_beam.risk.totals import RiskTotals
-from calm_beam.storage import is_file, joined, list_files, open_input, replacing
+from calm_beam.storage import is_file, joined, list_files, open_input, replacing, strict_json
 
 from .contrast import Contrast, Sample
 from .layout import Layout

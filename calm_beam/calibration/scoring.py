@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation, GenerationsError
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.metrics.sight import sight_of
 from calm_beam.risk.fixed_point import to_signed_fixed_point

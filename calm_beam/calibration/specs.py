@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from calm_beam.manifest import PARETO
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.tails import split_tail
+from calm_beam.risk.tails import split_tail
 
 # The losses that each kind of consistency can be measured by, the default first.
 LOSSES = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
@@ -23,7 +23,7 @@ class Objective:
       consistency: `textual` (the early output against the full model's; CALM Definition 1) or `risk` (both against the
         references; CALM Definition 2).
       metric: Name of a metric.
-      loss: One of `LOSSES[consistency]`, or a tail of one (`calm_beam.tails`); see `calm_beam.risk.losses`.
+      loss: One of `LOSSES[consistency]`, or a tail of one (`calm_beam.risk.tails`); see `calm_beam.risk.losses`.
     """
 
     consistency: str

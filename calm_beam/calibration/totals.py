@@ -8,11 +8,11 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.counted import counted
 from calm_beam.generations import FinishedSweep, Generation, GenerationsError
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.totals import RiskTotals
+from calm_beam.text.counted import counted
 
 from .contrast import Contrast
 from .fingerprint import content_sum_of, fingerprint_text, merged_sums

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from calm_beam.counted import counted
 from calm_beam.extras import MissingExtraError
 from calm_beam.manifest import UnseenRecord
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.metrics.sight import Sight
+from calm_beam.text.counted import counted
 
 _MOST_SHARE = 10
 """The run ends above one of so many examples."""

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from calm_beam.sentinels import SENTINEL_FILES, SentinelsError, extra_ids_beside, write_extra_ids
 from calm_beam.storage import replacing
+from calm_beam.vocabularies.sentinels import SENTINEL_FILES, SentinelsError, extra_ids_beside, write_extra_ids
 from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
 _SENTENCE_PIECE = "sentencepiece.model"

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - for the name bfloat16, which numpy does not know otherwise
 import numpy as np
 
-from calm_beam import strict_json
+from calm_beam.storage import strict_json
 
 from .error import CheckpointError
 from .metadata import check_is_file, check_memory, product, shortened

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.analysis.output_counts import BLEU_ROWS
 from calm_beam.calibration.specs import Spec
-from calm_beam.counted import counted
-from calm_beam.examples import DataError
+from calm_beam.evaluation.output_counts import BLEU_ROWS
+from calm_beam.inputs.examples import DataError
 from calm_beam.metrics.corpus_bleu import bleu_of
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, hoeffding_bentkus_p_value
 from calm_beam.risk.statistics import Loss
+from calm_beam.text.counted import counted
 
 from .splits import SplitTotals
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calm_beam import elementary
+from calm_beam.risk import elementary
 
 from .rule import ExitRule
 from .schedules import SCHEDULES

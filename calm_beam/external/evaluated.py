@@ -9,9 +9,9 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.counted import counted
 from calm_beam.manifest import content_digest
 from calm_beam.risk.setting_sums import LossesError
+from calm_beam.text.counted import counted
 
 from .declared import DeclaredExamples
 from .rows import LossRow

@@ -8,12 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam import strict_json
 from calm_beam.errors import UsageError
 from calm_beam.manifest import ExternalEnd, ExternalManifest, ExternalPlan, ManifestError, content_digest
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.sealed_json import write_sealed
-from calm_beam.storage import is_file, open_input
+from calm_beam.storage import is_file, open_input, strict_json
+from calm_beam.storage.sealed_json import write_sealed
 
 LEDGER = "plan.json"
 _SCHEMA = "calm-beam/certifying/v1"

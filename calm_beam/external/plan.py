@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from calm_beam.calibration.specs import default_p_value
 from calm_beam.errors import UsageError
+from calm_beam.inputs.set_parts import salt_of
 from calm_beam.manifest import ExternalPlan, ExternalSequentialPlan, ExternalTest
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
-from calm_beam.set_parts import salt_of
 
 from .shown import named
 from .sweep import SweepLosses

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from calm_beam.calibration.fingerprint import fingerprint_text
-from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.loss_table import LossTable
+from calm_beam.text.counted import counted
 from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import Verdict, judged
 

@@ -23,16 +23,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.counted import counted
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.examples import Example
+from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engine_difference
 from calm_beam.manifest.digest import content_digest
-from calm_beam.sealed_json import differences, read_sealed, write_sealed
-from calm_beam.set_parts import SetPart
 from calm_beam.storage import is_file, joined, list_files
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.storage.sealed_json import differences, read_sealed, write_sealed
+from calm_beam.text.counted import counted
+from calm_beam.vocabularies.vocabulary import EOS_ID
 
 from .shards import GenerationsError, StoredShard, stored_shard
 

@@ -11,10 +11,17 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.counted import check_count
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import Example
-from calm_beam.parquet_shards import about_shard, check_content, check_row_count, opened_shard, shard_rows, write_shard
+from calm_beam.inputs.examples import Example
+from calm_beam.storage.parquet_shards import (
+    about_shard,
+    check_content,
+    check_row_count,
+    opened_shard,
+    shard_rows,
+    write_shard,
+)
+from calm_beam.text.counted import check_count
 
 if TYPE_CHECKING:
     import pyarrow.parquet

@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from calm_beam import strict_json
-from calm_beam.storage import is_file, joined, list_files, open_input, replacing
+from calm_beam.storage import is_file, joined, list_files, open_input, replacing, strict_json
 
 from .shards import GenerationsError, StoredShard
 

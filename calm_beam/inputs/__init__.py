@@ -4,8 +4,8 @@ What a format is, and which there are: `calm_beam.inputs.formats`. Packages that
 its files is read.
 """
 
-from calm_beam.seqio_names import is_seqio as is_seqio
-from calm_beam.seqio_names import seqio_name as seqio_name
+from calm_beam.inputs.seqio_names import is_seqio as is_seqio
+from calm_beam.inputs.seqio_names import seqio_name as seqio_name
 
 from .files import DataFiles as DataFiles
 from .files import NoFilesError as NoFilesError

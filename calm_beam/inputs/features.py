@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 
 
 def as_texts(values: Iterable[bytes], name: str, *, where: str) -> list[str]:

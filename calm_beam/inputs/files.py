@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam.examples import DataError
-from calm_beam.seqio_names import is_seqio
+from calm_beam.inputs.examples import DataError
+from calm_beam.inputs.seqio_names import is_seqio
 from calm_beam.storage import absolute, is_cloud_path, is_file, is_folder, list_files, why_no_file
 
 from .formats import check_installed, format_of

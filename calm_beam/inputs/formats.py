@@ -5,8 +5,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from calm_beam.examples import DataError, Example, check_row_size
-from calm_beam.seqio_names import is_seqio
+from calm_beam.inputs.examples import DataError, Example, check_row_size
+from calm_beam.inputs.seqio_names import is_seqio
 
 from .jsonl import Jsonl
 from .parquet import Parquet

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from calm_beam.examples import DEFAULT_KEYS, Example, parse_examples
+from calm_beam.inputs.examples import DEFAULT_KEYS, Example, parse_examples
 from calm_beam.storage import open_input
 
 from .parts import FilePart, WholeFiles

@@ -5,8 +5,8 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row
 from calm_beam.extras import MissingExtraError
+from calm_beam.inputs.examples import DEFAULT_KEYS, DataError, Example, example_of_row
 from calm_beam.storage import open_input, version
 
 from .parts import FilePart

@@ -4,8 +4,8 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.examples import DataError, mixed_prompts
-from calm_beam.seqio_names import SeqIOShard, is_seqio, seqio_name
+from calm_beam.inputs.examples import DataError, mixed_prompts
+from calm_beam.inputs.seqio_names import SeqIOShard, is_seqio, seqio_name
 
 from .formats import place_of, read_examples
 from .reading import Reading

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from calm_beam.examples import RowKeys
+from calm_beam.inputs.examples import RowKeys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import io
 import zlib
 from collections.abc import Sequence
 
-from calm_beam.seqio_names import is_seqio
+from calm_beam.inputs.seqio_names import is_seqio
 from calm_beam.storage import open_input, size
 
 from .files import DataFiles

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterator
 
-from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row, numbered_lines
+from calm_beam.inputs.examples import DEFAULT_KEYS, DataError, Example, example_of_row, numbered_lines
 from calm_beam.storage import open_input
 
 from .parts import FilePart, WholeFiles

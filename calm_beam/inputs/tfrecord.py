@@ -12,8 +12,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
+from calm_beam.inputs.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.storage import open_input, writing
 
 from .features import as_texts, single

@@ -1,6 +1,6 @@
 """How a chosen threshold fared with examples that had no part in choosing it, in words."""
 
-from calm_beam.counted import counted
+from calm_beam.text.counted import counted
 
 from ._manifest import Manifest
 from ._unseen import unseen_in_words

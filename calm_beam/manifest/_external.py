@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import ClassVar, Self
 
-from calm_beam.notebook import html_of
+from calm_beam.manifest.notebook import html_of
 
 from ._checks import (
     ManifestError,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
-from calm_beam.notebook import html_of
+from calm_beam.manifest.notebook import html_of
 
 from ._checks import ManifestError, check_text, check_utc_time, shown
 from ._earlier_plans import EarlierPlan, check_earlier

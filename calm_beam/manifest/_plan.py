@@ -123,7 +123,8 @@ class PlanRecord(DigestedRecord):
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
       pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
       confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
-        (0, 1). The salt and its name alone decide (`calm_beam.set_parts.part_of`). None where nothing is confirmed.
+        (0, 1). The salt and its name alone decide (`calm_beam.inputs.set_parts.part_of`). None where nothing is
+        confirmed.
       near_ties: `worst_case` where outputs that hung on a decision within rounding count with loss 1; None where they
         count as they are.
       serve: Place of the promise that will be served, counted from 0; None where nobody said.

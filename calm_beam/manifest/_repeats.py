@@ -1,6 +1,6 @@
 """Inputs that occur more than once in a calibration set, and what that means for a promise, in words."""
 
-from calm_beam.counted import counted
+from calm_beam.text.counted import counted
 
 from ._manifest import Manifest
 

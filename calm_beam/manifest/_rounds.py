@@ -1,7 +1,7 @@
 """How a calibration or a certification ended that was watched round by round, in words."""
 
-from calm_beam.counted import counted
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from calm_beam.text.counted import counted
 
 from ._external import ExternalManifest
 from ._manifest import Manifest

@@ -1,6 +1,6 @@
 """Which of several entries is served, as the plan settled it, in words."""
 
-from calm_beam.tails import tail_in_words
+from calm_beam.risk.tails import tail_in_words
 
 from ._checks import shown
 from ._manifest import Manifest

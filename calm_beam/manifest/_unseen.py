@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from calm_beam.counted import counted
+from calm_beam.text.counted import counted
 
 from ._checks import ManifestError, check_count, check_text, shown
 from ._record import Record, check_tuple

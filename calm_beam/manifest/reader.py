@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from calm_beam import strict_json
+from calm_beam.storage import strict_json
 
 from ._checks import ManifestError, shown
 from ._external import ExternalManifest

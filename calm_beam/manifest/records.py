@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from calm_beam.exits.measures import MEASURES, Need, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.tails import split_tail
+from calm_beam.risk.tails import split_tail
 
 from ._checks import (
     ManifestError,
@@ -646,8 +646,8 @@ class Calibration(Record):
     Attributes:
       consistency: What quality is compared with, one of `CONSISTENCIES`.
       metric: Name of the metric behind the loss.
-      loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.tails`); None in manifests
-        that do not say.
+      loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.risk.tails`); None in
+        manifests that do not say.
       group: Which group it is about; None for all prompts.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).

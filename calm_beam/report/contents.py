@@ -5,7 +5,6 @@ from typing import Any
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
-from calm_beam.counted import counted
 from calm_beam.manifest import (
     Calibration,
     DecodeRecord,
@@ -16,8 +15,9 @@ from calm_beam.manifest import (
     near_ties_in_words,
     rounds_in_words,
 )
-from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable, printable_line
 from calm_beam.upkeep.verification import objective_of
 
 from .foreign import short_place, with_short_places

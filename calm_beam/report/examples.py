@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from calm_beam.generations import Generation
-from calm_beam.printable import printable, printable_line
-from calm_beam.vocabulary import EOS_ID, Vocabulary
+from calm_beam.text.printable import printable, printable_line
+from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 
 from .exit_counts import ExitCounts, count_exits
 from .foreign import with_short_places

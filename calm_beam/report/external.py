@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.risk_table import read_risk_table
-from calm_beam.counted import counted
 from calm_beam.external.result import SettingRow
 from calm_beam.manifest import (
     MANIFEST,
@@ -15,8 +14,9 @@ from calm_beam.manifest import (
     plans_in_words,
     read_external_manifest,
 )
-from calm_beam.printable import printable_line
 from calm_beam.storage import joined
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 
 from .document import Section, details, sentence
 from .foreign import isolated, short_place

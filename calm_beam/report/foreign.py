@@ -1,13 +1,13 @@
 """Texts that others wrote, as a page shows them: they turn around nothing, and do not tell where it was made.
 
 A page stands for itself and is passed on. Ids, prompts, names and messages come from data, models and machines. What
-has no shape in them is written out (`calm_beam.printable`), and of local paths the last names are kept.
+has no shape in them is written out (`calm_beam.text.printable`), and of local paths the last names are kept.
 """
 
 import re
 
-from calm_beam.printable import printable_line
 from calm_beam.storage import is_cloud_path
+from calm_beam.text.printable import printable_line
 
 _FIRST_STRONG_ISOLATE, _POP_ISOLATE = "\u2068", "\u2069"
 

@@ -5,10 +5,10 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
-from calm_beam.printable import printable_line
-from calm_beam.tails import tail_in_words
+from calm_beam.risk.tails import tail_in_words
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 
 from .contents import facts
 from .external import external_cautions

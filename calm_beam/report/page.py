@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.manifest import Calibration
-from calm_beam.printable import printable
+from calm_beam.text.printable import printable
 from calm_beam.upkeep.verification import promised_thresholds
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
 from .examples import counted_exits, example_values, pieces_of

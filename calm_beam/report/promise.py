@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import (
@@ -18,7 +17,8 @@ from calm_beam.manifest import (
     threshold_in_words,
     unseen_in_words,
 )
-from calm_beam.tails import split_tail
+from calm_beam.risk.tails import split_tail
+from calm_beam.text.counted import counted
 
 Sentence = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""

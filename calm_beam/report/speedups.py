@@ -4,9 +4,8 @@ import csv
 import io
 from typing import Any
 
-from calm_beam import strict_json
 from calm_beam.manifest import Manifest
-from calm_beam.storage import joined, open_input
+from calm_beam.storage import joined, open_input, strict_json
 
 from .stored import ReportError
 

@@ -4,7 +4,7 @@ import dataclasses
 import html
 from collections.abc import Iterable, Sequence
 
-from calm_beam.printable import printable_line
+from calm_beam.text.printable import printable_line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
-from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, Manifest, confirmation_in_words
-from calm_beam.tails import tail_in_words
+from calm_beam.risk.tails import tail_in_words
+from calm_beam.text.counted import counted
 
 from .contents import facts, short_name
 from .plain import Panel, PlainPage, sentence_html

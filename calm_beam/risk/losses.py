@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk.tails import split_tail
 from calm_beam.risk.unit_interval import require_unit_interval
-from calm_beam.tails import split_tail
 
 
 def textual_loss(similarity: ArrayLike) -> np.ndarray:
@@ -101,7 +101,7 @@ def losses_of_scores(loss: str, *, early_score: ArrayLike, full_score: ArrayLike
     """Returns one example's losses by name.
 
     Args:
-      loss: `dissimilarity`, `signed`, `relu`, or the tail of one (`calm_beam.tails`).
+      loss: `dissimilarity`, `signed`, `relu`, or the tail of one (`calm_beam.risk.tails`).
       early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit outputs.
       full_score: scalar or shape (thresholds,), in [0, 1]. That of the full model's output.
 

@@ -11,7 +11,7 @@ from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import Need, check_named
 from calm_beam.manifest import Calibration, Manifest, ManifestError, ModelRecord, VocabularyRecord
-from calm_beam.vocabulary import Vocabulary, open_recorded
+from calm_beam.vocabularies.vocabulary import Vocabulary, open_recorded
 
 
 def agreed_settings(

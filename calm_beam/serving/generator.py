@@ -22,7 +22,7 @@ from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.manifest import Calibration, EngineRecord, ExternalManifest, Manifest, check_kind, read_manifest
-from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
+from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError

@@ -12,7 +12,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
-from calm_beam.cache import cache_folder
+from calm_beam.storage.cache import cache_folder
 
 from . import _google
 from ._error import StorageError

@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
-from calm_beam.counted import counted
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.generations import GenerationsError
 from calm_beam.generations.folder import COMPLETE, JOB, STOPPED, DecodeJob, shard_files
-from calm_beam.set_parts import CONFIRMING
+from calm_beam.inputs.set_parts import CONFIRMING
 from calm_beam.storage import (
     is_cloud_path,
     is_file,
@@ -22,6 +21,7 @@ from calm_beam.storage import (
     remove_file,
     remove_folder,
 )
+from calm_beam.text.counted import counted
 
 _FOLDER = "generations"
 

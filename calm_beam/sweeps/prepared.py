@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
-from calm_beam.counted import counted
 from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
 from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
-from calm_beam.examples import no_vocabulary_for
 from calm_beam.exits.head_forms import check_head
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
+from calm_beam.inputs.examples import no_vocabulary_for
 from calm_beam.inputs.preview import DataPreview, preview_data
+from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import ChatRecord, ModelRecord, Variant
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.model.input_length import default_input_length
-from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
+from calm_beam.text.counted import counted
 from calm_beam.versions import decoding_versions
 from calm_beam.vocabularies.chat import chosen_chat
-from calm_beam.vocabulary import EOS_ID, Vocabulary, open_vocabulary
+from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 
 from .assignment import BATCH, Assignment
 from .request import SweepRequest

@@ -3,8 +3,8 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import ChatRecord
-from calm_beam.set_parts import SetPart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from calm_beam.examples import Example
+from calm_beam.inputs.examples import Example
 
 
 def with_unique_ids(examples: Iterable[Example]) -> list[Example]:

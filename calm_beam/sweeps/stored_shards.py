@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calm_beam.counted import counted
-from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import (
     FinishedSweep,
@@ -21,7 +19,9 @@ from calm_beam.generations import (
     stored_shard,
     whole_shard,
 )
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.storage import is_cloud_path, is_file, is_folder
+from calm_beam.text.counted import counted
 
 from .assignment import Assignment
 

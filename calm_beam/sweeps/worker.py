@@ -15,10 +15,10 @@ from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError, reason_of
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
-from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation
-from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
+from calm_beam.inputs.examples import DataError, Example
+from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .assignment import BATCH, Assignment
 from .served_branches import ServedBranches

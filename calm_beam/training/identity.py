@@ -9,7 +9,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Arrays, fingerprint
 from calm_beam.model import ModelConfig
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.vocabularies.vocabulary import EOS_ID
 
 from .batches import Pair
 from .config import TrainingConfig

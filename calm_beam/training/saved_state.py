@@ -14,9 +14,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
-from calm_beam.storage import replacing
+from calm_beam.storage import replacing, strict_json
 
 from .validation import Validation
 

@@ -22,7 +22,7 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam import elementary
+from calm_beam.risk import elementary
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
 

@@ -25,8 +25,8 @@ from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.unseen import Unseen
-from calm_beam.examples import DataError
 from calm_beam.generations import Generation
+from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import Metric
 from calm_beam.risk.clusters import ClusterLosses

@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from calm_beam import strict_json
-from calm_beam.storage import is_file, joined, open_input, parent
+from calm_beam.storage import is_file, joined, open_input, parent, strict_json
 
 from .model import VocabularyError
 

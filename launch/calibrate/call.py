@@ -14,12 +14,12 @@ from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import DataFiles, Reading
+from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags.metrics import checked_metrics
 from calm_beam.launch.runners import Workers, is_local, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.storage import joined
 from calm_beam.sweeps.folders import begun_shards
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest

@@ -21,6 +21,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
+from calm_beam.inputs.set_parts import CALIBRATING, SetPart
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import asked_shards, reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
@@ -41,7 +42,6 @@ from calm_beam.manifest import (
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.plan_list import PlanList
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.set_parts import CALIBRATING, SetPart
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.sweeps.folders import begun_shards, counted_generations, remove_temporary_files
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids

@@ -19,18 +19,18 @@ from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
-from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.generations import FinishedSweep, StoredGenerations
 from calm_beam.inputs import DataFiles, read_examples
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Variant, read_manifest
 from calm_beam.metrics.settings import MetricSettings
-from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.storage import joined, remove_folder
 from calm_beam.sweeps.assignment import BATCH
 from calm_beam.sweeps.folders import begin_generations, begun_shards, next_generations
+from calm_beam.text.counted import counted
 from calm_beam.transforms import ConfirmThresholds, DecodeExamples, ReadExamples, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
 

@@ -5,6 +5,7 @@ import itertools
 
 from calm_beam.calibration.specs import COUNT_NEAR_TIES, LOSSES, NEAR_TIES
 from calm_beam.demo import embedded
+from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags import (
     FlagParser,
     UsageError,
@@ -26,7 +27,6 @@ from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
-from calm_beam.set_parts import CALIBRATING, SetPart, salt_of
 
 SEQUENTIAL_FLAGS = ("--round_examples", "--stop_at_threshold", "--stop_at_layers", "--stop_gain")
 _ROUND_EXAMPLES = 500

@@ -15,7 +15,7 @@ from calm_beam.calibration.rounds import has_rounds
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import Need
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming

@@ -3,7 +3,6 @@
 import argparse
 
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.counted import counted
 from calm_beam.external.ledger import LEDGER
 from calm_beam.external.plan import plan_of, settled_order
 from calm_beam.external.result import entries_of, external_manifest, setting_rows
@@ -12,6 +11,7 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, plans_in_words
 from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, remove_file
+from calm_beam.text.counted import counted
 from calm_beam.versions import certifying_versions
 
 from .asked import groups_of, tests_of

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
-from calm_beam.counted import counted
 from calm_beam.external.declared import DeclaredExamples, IdReading
 from calm_beam.external.evaluated import EvaluatedLosses
 from calm_beam.external.ledger import LEDGER, Ledger
@@ -18,6 +17,7 @@ from calm_beam.external.result import external_manifest
 from calm_beam.external.sequential import WatchedSettings, watched_settings
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.external.tables import read_rows, table_files
+from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import (
@@ -32,8 +32,8 @@ from calm_beam.manifest import (
     read_external_manifest,
 )
 from calm_beam.plan_list import AskedPlan, PlanList
-from calm_beam.set_parts import salt_of
 from calm_beam.storage import joined, remove_file, replacing, version
+from calm_beam.text.counted import counted
 from calm_beam.versions import certifying_versions
 
 from .asked import groups_of, tests_of

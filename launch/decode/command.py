@@ -8,7 +8,6 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.counted import counted
 from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.data_order import write_in_data_order
 from calm_beam.launch.flags import as_usage
@@ -20,6 +19,7 @@ from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import tell
 from calm_beam.storage import base_name, replacing
+from calm_beam.text.counted import counted
 from calm_beam.transforms import ReadExamples
 
 # Flags of what workers read or write.

@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from calm_beam import __version__
-from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import PlainConsole, tell
+from calm_beam.text.counted import counted
 
 from .installed import Installed
 

@@ -11,11 +11,11 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam import __version__
-from calm_beam.analysis.performance import measure_variants, measured_variants
-from calm_beam.analysis.sample import sampled
-from calm_beam.analysis.task import Task
 from calm_beam.demo import embedded
-from calm_beam.examples import Example
+from calm_beam.evaluation.performance import measure_variants, measured_variants
+from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.task import Task
+from calm_beam.inputs.examples import Example
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.plots import check_plots_available, saved_figure

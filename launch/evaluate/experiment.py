@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from calm_beam.analysis.estimates import Estimate
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.evaluation.estimates import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from calm_beam.analysis.performance import Measured, Variant
-    from calm_beam.analysis.task import Task
+    from calm_beam.evaluation.performance import Measured, Variant
+    from calm_beam.evaluation.task import Task
     from calm_beam.report.line_chart import LineChart
     from calm_beam.sweeps.prepared import PreparedSweep
 

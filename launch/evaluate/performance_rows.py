@@ -9,7 +9,7 @@ from rich.table import Table
 from .experiment import Cell, estimate_cells, shown
 
 if TYPE_CHECKING:
-    from calm_beam.analysis.performance import Measured, Performance
+    from calm_beam.evaluation.performance import Measured, Performance
 
 
 def performance_row(measured: "Measured") -> dict[str, Cell]:

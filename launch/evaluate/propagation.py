@@ -5,10 +5,10 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.analysis.performance import Measured
-from calm_beam.analysis.propagation import propagation_variants
-from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
+from calm_beam.evaluation.performance import Measured
+from calm_beam.evaluation.propagation import propagation_variants
+from calm_beam.evaluation.task import Task
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import arithmetic_of
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy

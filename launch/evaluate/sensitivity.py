@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.sensitivity import KINDS, Sensitivity, measure_sensitivity
-from calm_beam.analysis.task import Task
-from calm_beam.examples import DataError
+from calm_beam.evaluation.sensitivity import KINDS, Sensitivity, measure_sensitivity
+from calm_beam.evaluation.task import Task
+from calm_beam.inputs.examples import DataError
 from calm_beam.launch.plots import COLOURS, GREY, tidy
 from calm_beam.launch.setup_run import full_model_settings
 from calm_beam.sweeps.prepared import PreparedSweep
@@ -21,12 +21,12 @@ from .flags import DEFAULT_POSITIONS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from calm_beam.analysis.perturbation import PerturbationDecoder
+    from calm_beam.evaluation.perturbation import PerturbationDecoder
     from calm_beam.report.line_chart import LineChart
 
 
 def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
-    from calm_beam.analysis.perturbation import PerturbationDecoder
+    from calm_beam.evaluation.perturbation import PerturbationDecoder
 
     positions = flags.positions or tuple(range(min(DEFAULT_POSITIONS, flags.max_decode_length)))
     decoder = PerturbationDecoder(

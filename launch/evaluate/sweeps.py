@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 
-from calm_beam.analysis.performance import Variant
-from calm_beam.examples import Example
+from calm_beam.evaluation.performance import Variant
 from calm_beam.generations import Generation, read_generations
+from calm_beam.inputs.examples import Example
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import job_paths

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.performance import Measured, Performance
-from calm_beam.analysis.task import Task
-from calm_beam.analysis.tradeoff import tradeoff_variants
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.evaluation.performance import Measured, Performance
+from calm_beam.evaluation.task import Task
+from calm_beam.evaluation.tradeoff import tradeoff_variants
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.plots import BLACK, measure_style, tidy

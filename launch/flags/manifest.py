@@ -4,9 +4,9 @@ import argparse
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS
 from calm_beam.manifest import MANIFEST, Calibration, DecodeRecord
-from calm_beam.printable import printable_line
+from calm_beam.risk.tails import tail_in_words
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
-from calm_beam.tails import tail_in_words
+from calm_beam.text.printable import printable_line
 
 from . import FlagParser, UsageError, confidence, naming
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
-from calm_beam.efficiency.device_forecast import DEVICES
 from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.evaluation.device_forecast import DEVICES
 from calm_beam.exits.head_forms import EXIT_HEADS, GONE
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import TOKEN_SOURCES
 from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.manifest import ENGINES, ManifestError
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
-from calm_beam.seqio_names import seqio_name
-from calm_beam.written_numbers import written_float, written_int
+from calm_beam.text.written_numbers import written_float, written_int
 
 from .help_pages import HelpFormatter, ShowAll, help_page, summary
 from .model import add_model_flags

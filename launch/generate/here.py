@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import track
 
-from calm_beam.examples import bounded_lines
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
+from calm_beam.inputs.examples import bounded_lines
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import find_files, find_output
 from calm_beam.launch.flags.manifest import check_precision, find_manifest
@@ -20,9 +20,9 @@ from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.printable import printable_line
 from calm_beam.storage import replacing
 from calm_beam.tally import Tally
+from calm_beam.text.printable import printable_line
 
 from .flags import (
     SHOWS_WHAT_IS_PRINTED,

@@ -18,7 +18,6 @@ from calm_beam.answers import (
 )
 from calm_beam.answers.folder import after_failure, begin_answers, begun_shards
 from calm_beam.answers.paths import losses_path
-from calm_beam.counted import counted
 from calm_beam.inputs import DataFiles
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import find_files
@@ -30,9 +29,10 @@ from calm_beam.launch.runners.metrics import RunMetrics
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.printable import printable_line
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.sweeps.shard_count import prompt_shards
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 from calm_beam.transforms.generate import AnswerPrompts
 from calm_beam.transforms.prompts import ReadPrompts
 

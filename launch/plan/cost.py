@@ -9,17 +9,17 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from calm_beam.counted import counted
-from calm_beam.efficiency.cost import CONFIDENCE, Cost, Interval, Job, forecast
+from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.manifest import Calibration
-from calm_beam.printable import printable_line
 from calm_beam.report import write_page
 from calm_beam.report.foreign import short_place
 from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
+from calm_beam.risk.tails import tail_in_words
 from calm_beam.sweeps.shard_count import shards_for
-from calm_beam.tails import tail_in_words
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 
 from .cost_page import StopRow, cost_page, short_number, unit_of
 from .output import PAGE, check_output

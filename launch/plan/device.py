@@ -4,7 +4,7 @@ import argparse
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.efficiency.device_forecast import device_forecast
+from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.launch.terminal.device_times import device_times_in_words, device_times_table

@@ -6,7 +6,7 @@ import math
 from calm_beam.arithmetic import DTYPES
 from calm_beam.launch.flags import FlagParser, add_device_flag, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.written_numbers import written_float
+from calm_beam.text.written_numbers import written_float
 
 # Flags that mean something for one of the three questions only; without a default.
 POWER_FLAGS = ("risk_guess", "loss_std", "p_value")

@@ -7,8 +7,8 @@ import numpy as np
 
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.specs import Objective
-from calm_beam.efficiency.cost import Pilot, PilotShard
 from calm_beam.errors import UsageError
+from calm_beam.evaluation.cost import Pilot, PilotShard
 from calm_beam.generations import FinishedSweep, Generation, StoredShard, read_generations
 from calm_beam.generations.folder import DecodeJob, shard_path
 from calm_beam.generations.timing import RunTiming, ShardTiming, read_run_timing, read_timings

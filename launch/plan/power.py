@@ -16,8 +16,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from calm_beam.counted import counted
-from calm_beam.examples import bounded_lines, check_utf_8
+from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.launch.flags import (
     UsageError,
     as_usage,
@@ -40,7 +39,8 @@ from calm_beam.risk.sample_size import (
     simulated_power,
 )
 from calm_beam.storage import is_file, open_input, why_no_file
-from calm_beam.written_numbers import written_float
+from calm_beam.text.counted import counted
+from calm_beam.text.written_numbers import written_float
 
 from .output import PAGE, check_output
 from .power_page import power_page

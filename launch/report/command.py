@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 
 from calm_beam.calibration.file_names import REPORT
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.model import declared
@@ -22,7 +22,7 @@ from calm_beam.report import (
 )
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
 from calm_beam.sweeps.folders import find_generations
-from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
+from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .flags import report_parser
 

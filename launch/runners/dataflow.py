@@ -20,10 +20,10 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineResult
 
+from calm_beam.inputs.seqio_names import is_seqio
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.accelerators import BUILT_IN_FAMILIES, Accelerator
 from calm_beam.launch.terminal import say
-from calm_beam.seqio_names import is_seqio
 
 from .worker_package import choose_package
 

@@ -177,7 +177,7 @@ _STEP_SUFFIX = re.compile(r" \[while running .*$", re.DOTALL)
 def first_cause(trace: str) -> str:
     """Returns what a runner's text says of the error it ends with: our own in its words alone, others with their type.
 
-    >>> first_cause("calm_beam.examples.DataError: bad [while running 'Parse']")
+    >>> first_cause("calm_beam.inputs.examples.DataError: bad [while running 'Parse']")
     'bad'
     """
     name, message = _last_error(trace)

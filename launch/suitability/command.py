@@ -10,15 +10,15 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.layer_predictions import layer_predictions
-from calm_beam.analysis.sample import sampled
-from calm_beam.analysis.suitability import Suitability, suitability
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.demo import embedded
-from calm_beam.efficiency.device_forecast import device_forecast
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.device_forecast import device_forecast
+from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.layer_predictions import layer_predictions
+from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.suitability import Suitability, suitability
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output

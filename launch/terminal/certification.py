@@ -13,7 +13,7 @@ from calm_beam.manifest import (
     external_rounds_in_words,
     plans_in_words,
 )
-from calm_beam.printable import printable_line
+from calm_beam.text.printable import printable_line
 
 from . import PlainConsole
 

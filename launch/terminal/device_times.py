@@ -5,10 +5,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from calm_beam.counted import counted
-from calm_beam.efficiency.device_forecast import DeviceForecast
+from calm_beam.evaluation.device_forecast import DeviceForecast
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
+from calm_beam.text.counted import counted
 
 # Of deeper models, some layers are shown.
 _MOST_SHOWN = 12

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from calm_beam.printable import printable
+from calm_beam.text.printable import printable
 
 
 def say(text: object) -> None:

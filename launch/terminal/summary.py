@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from rich import box
 from rich.table import Table
 
-from calm_beam.counted import counted
 from calm_beam.manifest import (
     PARETO,
     Calibration,
@@ -23,9 +22,10 @@ from calm_beam.manifest import (
     served_in_words,
     unseen_in_words,
 )
-from calm_beam.printable import printable_line
+from calm_beam.risk.tails import split_tail, tail_in_words
 from calm_beam.storage import joined
-from calm_beam.tails import split_tail, tail_in_words
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 
 from . import PlainConsole
 

@@ -8,11 +8,11 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.checkpoints import Arrays, pieces, write_native
-from calm_beam.counted import counted
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import PlainConsole
+from calm_beam.text.counted import counted
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .flags import checked_output, classifier_config

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import FloatArrays, write_native
-from calm_beam.counted import counted
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.examples import Example
+from calm_beam.inputs.examples import Example
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.metrics import metric_settings
@@ -22,13 +21,14 @@ from calm_beam.launch.terminal.interrupts import INTERRUPTED
 from calm_beam.metrics.registry import MetricError
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.storage import refuse_links
+from calm_beam.text.counted import counted
 from calm_beam.training.batches import Pair
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.generation_score import GenerationScore
 from calm_beam.training.new_model import NEW_MODELS
 from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder, TrainedModel
 from calm_beam.training.train import train
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .classifier import run_classifier_stage
 from .flags import checked_output, new_model, training_config

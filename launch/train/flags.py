@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from calm_beam.arithmetic import DTYPES
+from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.launch.flags import (
     FlagParser,
     UsageError,
@@ -19,7 +20,6 @@ from calm_beam.launch.flags import (
 from calm_beam.launch.flags.metrics import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
 from calm_beam.launch.flags.model import add_model_flags
 from calm_beam.model import ModelConfig
-from calm_beam.seqio_names import seqio_name
 from calm_beam.storage import is_cloud_path
 from calm_beam.training.config import LAYER_WEIGHTS, AdafactorConfig, ClassifierConfig, MuonConfig, TrainingConfig
 from calm_beam.training.exit_objective import OBJECTIVES

@@ -12,12 +12,12 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
-from calm_beam.counted import counted
 from calm_beam.decoding.recorded import recorded_settings
-from calm_beam.examples import Example
 from calm_beam.exits.measures import check_named
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
+from calm_beam.inputs.examples import Example
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import asked_shards
 from calm_beam.launch.flags.manifest import check_precision, find_manifest
@@ -31,15 +31,15 @@ from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.summary import group_line, variant_lines
 from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest, unseen_in_words
 from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name, get_metric
-from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.tails import tail_in_words
 from calm_beam.serving.agreement import check_model, check_vocabulary
-from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.sweeps.assignment import BATCH
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
-from calm_beam.tails import tail_in_words
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify_each

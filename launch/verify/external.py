@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from calm_beam.counted import counted
 from calm_beam.external.direction import LOWER
 from calm_beam.external.verification import (
     check_fresh,
@@ -22,7 +21,8 @@ from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
-from calm_beam.printable import printable_line
+from calm_beam.text.counted import counted
+from calm_beam.text.printable import printable_line
 from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import Verdict
 

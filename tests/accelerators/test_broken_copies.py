@@ -13,7 +13,7 @@ from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, progra
 from benchmarks.programs.loops import served
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.efficiency.device_forecast import StepParts
+from calm_beam.evaluation.device_forecast import StepParts
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule

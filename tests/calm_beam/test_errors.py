@@ -7,7 +7,7 @@ import pytest
 
 import calm_beam
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 
 
 def _defined_errors() -> list[type[Exception]]:

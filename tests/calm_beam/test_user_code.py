@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 from calm_beam.user_code import UserCode, shown, text_of
 
 

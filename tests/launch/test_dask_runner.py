@@ -23,7 +23,7 @@ pytest.importorskip("distributed")
 
 import distributed
 
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.runners import PipelineError, run_pipeline
 from calm_beam.launch.runners import dask as dask_runner

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, preview
+from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.seqio_names import SeqIOShard
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.train.flags import parse_train_flags
 from calm_beam.launch.train.inputs import read_rows
 from calm_beam.manifest import read_manifest
-from calm_beam.seqio_names import SeqIOShard
 from tests.calm_beam.calibration.builders import build_example
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, text_rows, without_time, write_model, write_rows, write_vocabulary

@@ -32,7 +32,7 @@ _IMAGE = "us-docker.pkg.dev/a-project/calm-beam/worker:1"
 # What a worker's exception looks like in the messages of a job.
 _TRACE = """Traceback (most recent call last):
   File "apache_beam/runners/common.py", line 1498, in apache_beam.runners.common.DoFnRunner.process
-calm_beam.examples.DataError: gs://bucket/rows.jsonl, line 7: bad [while running 'ReadExamples/ParseExamples-31']
+calm_beam.inputs.examples.DataError: gs://bucket/rows.jsonl, line 7: bad [while running 'ReadExamples/ParseExamples-31']
 """
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from calm_beam.analysis.perturbation import PerturbationDecoder
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.evaluation.perturbation import PerturbationDecoder
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.experiment import PreparedSweeps

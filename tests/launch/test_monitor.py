@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from calm_beam.examples import LARGEST_ROW
+from calm_beam.inputs.examples import LARGEST_ROW
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest, write_manifest
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit

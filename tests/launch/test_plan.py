@@ -10,7 +10,7 @@ import pytest
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.efficiency.device_forecast import device_forecast
+from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from calm_beam.risk.sample_size import exact_power

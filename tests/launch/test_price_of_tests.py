@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.launch.calibrate.price import price_of_tests
 from tests.calm_beam.manifest.builders import build_manifest
 

@@ -11,7 +11,7 @@ import pytest
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 from calm_beam.launch.flags import FlagParser, UsageError, parse_flags
 from calm_beam.launch.job_service import start_job_service
 from calm_beam.launch.runners import (
@@ -82,12 +82,12 @@ Traceback (most recent call last):
     [
         ("", "the pipeline failed without a message"),
         ("  something odd\nhappened  ", "something odd\nhappened"),
-        ("calm_beam.examples.DataError: a.jsonl, line 2: bad", "a.jsonl, line 2: bad"),
+        ("calm_beam.inputs.examples.DataError: a.jsonl, line 2: bad", "a.jsonl, line 2: bad"),
         ("elsewhere.DataError: not ours", "DataError: not ours"),
         ("calm_beam.launch.evaluate.splits.command.SimulatedError: gone", "SimulatedError: gone"),
-        ("calm_beam.examples.DataError: bad: really", "bad: really"),
+        ("calm_beam.inputs.examples.DataError: bad: really", "bad: really"),
         ("OSError: [Errno 28] No space left on device: '/x'", "OSError: [Errno 28] No space left on device: '/x'"),
-        (_TRACE + "calm_beam.examples.DataError: bad [while running 'Read/Parse']", "bad"),
+        (_TRACE + "calm_beam.inputs.examples.DataError: bad [while running 'Read/Parse']", "bad"),
         (_TRACE + "calm_beam.metrics.registry.MetricError: m [while running 'A [B] C-ptransform-12']\n\n", "m"),
         (_TRACE + "jaxlib._jax.XlaRuntimeError: RESOURCE_EXHAUSTED", "XlaRuntimeError: RESOURCE_EXHAUSTED"),
         ("RuntimeError: " + _TRACE + "calm_beam.decoding.generate.DecodeError: example x: no", "example x: no"),
@@ -101,7 +101,9 @@ def test_first_cause(trace: str, message: str) -> None:
 
 def test_brackets_in_a_message_survive() -> None:
     """Only Beam's suffix is cut."""
-    assert first_cause("calm_beam.examples.DataError: got keys ['a'] [while running 'Parse']") == "got keys ['a']"
+    assert (
+        first_cause("calm_beam.inputs.examples.DataError: got keys ['a'] [while running 'Parse']") == "got keys ['a']"
+    )
 
 
 def _fail(_: int) -> None:

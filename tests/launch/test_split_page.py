@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from calm_beam.analysis.estimates import Estimate
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.efficiency.speedup import Speedup
+from calm_beam.evaluation.estimates import Estimate
+from calm_beam.evaluation.speedup import Speedup
 from calm_beam.launch.evaluate.splits import page as page_module
 from calm_beam.launch.evaluate.splits.page import splits_page
 from tests.calm_beam.report.accessibility import violations

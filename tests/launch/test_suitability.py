@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from calm_beam.analysis.layer_predictions import layer_predictions
-from calm_beam.analysis.suitability import suitability
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.efficiency.device_forecast import device_forecast
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.device_forecast import device_forecast
+from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.layer_predictions import layer_predictions
+from calm_beam.evaluation.suitability import suitability
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of

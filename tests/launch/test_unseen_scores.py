@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import calm_beam as calm
+from calm_beam.inputs.set_parts import CONFIRMING, part_of, salt_of
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import PipelineError
-from calm_beam.set_parts import CONFIRMING, part_of, salt_of
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 
 _ROWS = 40

@@ -13,7 +13,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 from calm_beam.launch.runners import PipelineError, make_runner, run_pipeline, worker_processes
 from calm_beam.launch.runners.worker_processes import _WatchedConnection, provision_info
 from tests.worker_pools import flags_of_two_workers, worker_pool

@@ -31,7 +31,7 @@ from calm_beam.generations import read_generations, stored_shard
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.inputs import Reading, parts_of, read_examples
 from calm_beam.manifest import read_manifest
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.external.builders import (
     ZSTANDARD,
     coin_rows,

@@ -12,9 +12,9 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, read_examples
-from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
+from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.transforms import ReadExamples
 from calm_beam.transforms.examples import DivideExamples
 from tests.pipelines import TEXTUAL, run_calibration, write_model, write_rows

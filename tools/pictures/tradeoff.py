@@ -7,16 +7,16 @@ import pathlib
 import time
 from typing import TYPE_CHECKING
 
-from calm_beam.analysis.sample import sampled
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.evaluation.sample import sampled
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.launch.plots import BLACK, measure_style, saved_figure, tidy
 from calm_beam.manifest import Manifest
-from calm_beam.vocabulary import EOS_ID, Vocabulary
+from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from calm_beam import strict_json
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.storage import is_cloud_path, open_input
+from calm_beam.storage import is_cloud_path, open_input, strict_json
 
 from ..rows import name_of
 

@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calm_beam import strict_json
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.storage import base_name, is_file, joined, open_input, parent
+from calm_beam.storage import base_name, is_file, joined, open_input, parent, strict_json
 
 from ..rows import name_of
 from .example import ScoredExample, agreed, cluster_of, digest_of_asked, loaded_object

@@ -8,11 +8,10 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import check_row_size
+from calm_beam.inputs.examples import check_row_size
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.storage import open_input
+from calm_beam.storage import open_input, strict_json
 
 from ..rows import name_of
 from .example import ScoredExample, cluster_of, digest_of_asked

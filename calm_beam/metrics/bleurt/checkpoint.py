@@ -8,10 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
 from calm_beam.extras import tensorflow_on_cpu
-from calm_beam.storage import cached_folder, is_cloud_path, joined, list_below
+from calm_beam.storage import cached_folder, is_cloud_path, joined, list_below, strict_json
 
 CONFIG = "bleurt_config.json"
 NEEDS: Any = {"extra": "bleurt", "needed_for": 'the metric "bleurt"'}

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.counted import counted
 from calm_beam.model.architecture import Architecture, ArrayType
+from calm_beam.text.counted import counted
 
 from .config import PAD_ID, T5Config, parameter_shapes
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calm_beam import elementary
+from calm_beam.risk import elementary
 
 # 2^27 + 1 parts a float64 in two halves whose products are exact.
 _SPLITTER = 134217729.0

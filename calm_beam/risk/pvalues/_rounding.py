@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calm_beam import elementary
+from calm_beam.risk import elementary
 
 # What a computed argument may be wrong by, as a share of it: 16 roundings of 2^-53.
 _ARGUMENT = 2.0**-49

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calm_beam import elementary
+from calm_beam.risk import elementary
 
 from ._arguments import require_loss_sum
 from ._binomial import binomial_cdf

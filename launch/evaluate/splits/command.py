@@ -12,17 +12,16 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.analysis.output_counts import OutputCounter
-from calm_beam.analysis.sample import sampled
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.specs import Spec
-from calm_beam.counted import counted
 from calm_beam.demo import embedded
-from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
+from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
+from calm_beam.evaluation.output_counts import OutputCounter
+from calm_beam.evaluation.sample import sampled
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
@@ -42,6 +41,7 @@ from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
+from calm_beam.text.counted import counted
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 from calm_beam.versions import run_versions
 
@@ -283,7 +283,7 @@ def _speedups(
     from calm_beam.decoding.branches import Branch
     from calm_beam.decoding.early_exit import EarlyExitDecoder
     from calm_beam.decoding.prompts import encode_prompt
-    from calm_beam.efficiency.speedup import measure_speedups
+    from calm_beam.evaluation.speedup import measure_speedups
 
     job = measures[0].job
     settings = job.settings

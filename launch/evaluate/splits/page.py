@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calm_beam.calibration.specs import Objective, Spec
-from calm_beam.counted import counted
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Spread, Summary, TrialOutcome
 from calm_beam.launch.evaluate.charts import measure_line
@@ -13,7 +12,8 @@ from calm_beam.report.document import Document, Section, details, paragraphs, se
 from calm_beam.report.foreign import short_place
 from calm_beam.report.line_chart import Line, LineChart, legend
 from calm_beam.report.tables import Cell, number, table
-from calm_beam.tails import split_tail, tail_in_words
+from calm_beam.risk.tails import split_tail, tail_in_words
+from calm_beam.text.counted import counted
 
 from .plots import by_test, full_score, score_in_words, tradeoff_objectives
 from .tables import Speedups, notes, speedup_at

@@ -14,7 +14,7 @@ from calm_beam.manifest import ManifestError
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
 from calm_beam.sweeps.folders import find_generations
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

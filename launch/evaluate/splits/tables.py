@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from calm_beam.counted import counted
-from calm_beam.efficiency.speedup import Speedup
 from calm_beam.evaluation.files import spec_columns
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary
+from calm_beam.evaluation.speedup import Speedup
 from calm_beam.launch.evaluate.experiment import Cell
 from calm_beam.risk.binomial_interval import binomial_interval
+from calm_beam.text.counted import counted
 
 from .plots import by_test
 

@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam.answers import COMPLETE, AnswersError, FinishedAnswers, Probe, ProbedLoss, Tally, read_answers
 from calm_beam.answers.finished import finish, publish_rows
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 from tests.answers import build_answer_assignment, write_shard
 
 

@@ -11,9 +11,9 @@ from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import Plan
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.set_parts import CONFIRMING, part_of
 from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant
 from calm_beam.risk.pvalues import exact_binomial_p_value
-from calm_beam.set_parts import CONFIRMING, part_of
 from tests.calm_beam.manifest.builders import build_calibration, build_never_exit
 
 _ASKED: dict[str, Any] = {

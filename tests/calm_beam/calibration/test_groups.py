@@ -19,9 +19,9 @@ from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import watched
 from calm_beam.calibration.specs import Spec
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.examples import DataError, Example
 from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.inputs import DataFiles, Reading
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import GroupRecord, SequentialPlan
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.fixed_point import to_signed_fixed_point

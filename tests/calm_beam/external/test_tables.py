@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from calm_beam.examples import DataError
 from calm_beam.external.rows import LossRow, RowReading
 from calm_beam.external.tables import read_rows, table_files
+from calm_beam.inputs.examples import DataError
 from calm_beam.risk.setting_sums import LossesError
 from tests.calm_beam.external.builders import coin_rows, row_values, write_csv
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from calm_beam.examples import Example
 from calm_beam.generations import Generation
 from calm_beam.generations.data_order import write_in_data_order
+from calm_beam.inputs.examples import Example
 
 
 def _generation(file: int, line: int) -> Generation:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies as st
 
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import GenerationsError, StoredShard
 from calm_beam.generations.folder import COMPLETE, JOB, DecodeJob, FinishedSweep, shard_digest, shard_files, shard_path
+from calm_beam.inputs.examples import Example
 from calm_beam.manifest import ModelRecord, VocabularyRecord, content_digest
 
 

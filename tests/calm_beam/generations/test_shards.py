@@ -10,7 +10,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from calm_beam.examples import Example
 from calm_beam.generations import (
     Generation,
     GenerationsError,
@@ -23,6 +22,7 @@ from calm_beam.generations import (
     stored_shard,
     write_generations,
 )
+from calm_beam.inputs.examples import Example
 
 
 def _example(**changes: Any) -> Example:

@@ -12,8 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from calm_beam.examples import LARGEST_ROW, DataError, Example
 from calm_beam.inputs import FORMATS, Reading, format_of, parts_of, place_of, read_examples
+from calm_beam.inputs.examples import LARGEST_ROW, DataError, Example
 from tests.data_files import write_parquet
 from tests.pipelines import write_rows
 

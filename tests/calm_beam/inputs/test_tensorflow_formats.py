@@ -13,8 +13,8 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from calm_beam.examples import LARGEST_ROW, DataError, Example
 from calm_beam.inputs import Reading, read_examples, seqio_shards
+from calm_beam.inputs.examples import LARGEST_ROW, DataError, Example
 from calm_beam.storage import replacing
 from tests import seqio_tasks
 from tests.builders import train_vocabulary

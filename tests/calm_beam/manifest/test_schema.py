@@ -27,7 +27,7 @@ from calm_beam.manifest import (
     manifest_text,
 )
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.tails import TAILED, split_tail, tail_name
+from calm_beam.risk.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
     REMOVED,
     build_confirmed_manifest,

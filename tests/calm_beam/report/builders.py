@@ -21,7 +21,7 @@ from calm_beam.generations import Generation, Output, StoredShard, write_generat
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_digest, shard_path
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.vocabularies.vocabulary import EOS_ID
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
 NUM_LAYERS = 4

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.generations import Generation
 from calm_beam.report import build_page, read_calibrated
 from calm_beam.report.palette import layer_colours

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
 from calm_beam.exits.rule import ExitRule
 from calm_beam.report import LARGEST_PAGE, ReportError, StoredOutputs, build_page, read_calibrated
 from calm_beam.report import page as page_module

@@ -16,7 +16,7 @@ from calm_beam.manifest import (
     ModelRecord,
     PathEntry,
 )
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.manifest.builders import build_plan_record
 
 STEPS = 6

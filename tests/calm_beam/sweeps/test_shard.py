@@ -1,6 +1,6 @@
 """The names of examples that have none of their own."""
 
-from calm_beam.examples import Example, RowKeys, example_of_row
+from calm_beam.inputs.examples import Example, RowKeys, example_of_row
 from calm_beam.sweeps.shard import with_unique_ids
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from calm_beam.examples import DataError, Example
 from calm_beam.generations import GenerationsError, StoredShard, shard_digest, write_generations
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.stored_shards import check_above, check_folders, generations_above, mark_complete, taken_over
 from tests.calm_beam.calibration.builders import build_example, build_generation

@@ -10,8 +10,8 @@ import pytest
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
-from calm_beam.examples import DataError
 from calm_beam.generations import Generation
+from calm_beam.inputs.examples import DataError
 from calm_beam.sweeps.worker import LoadedModel, decode_shard
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.pipelines import SETTINGS, build_assignment

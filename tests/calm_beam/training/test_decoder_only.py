@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.analysis.layer_predictions import layer_predictions
 from calm_beam.arithmetic import DTYPES
 from calm_beam.checkpoints import fingerprint
 from calm_beam.errors import UsageError
+from calm_beam.evaluation.layer_predictions import layer_predictions
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of, parameter_shapes
 from calm_beam.model.interface import Taught

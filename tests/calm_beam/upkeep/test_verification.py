@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calm_beam.examples import DataError
+from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.evidence import EvidenceError

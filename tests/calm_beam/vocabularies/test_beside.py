@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.vocabulary import Vocabulary, VocabularyError, open_vocabulary
+from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_vocabulary
 from tests.builders import train_vocabulary
 from tests.calm_beam.vocabularies.make_beside_goldens import AROUND, EXPECTED, FOLDER, TEXTS, around, cases, write
 

@@ -13,7 +13,7 @@ import pytest
 from calm_beam.manifest import ChatRecord
 from calm_beam.vocabularies import chat_process
 from calm_beam.vocabularies.chat import rendered
-from calm_beam.vocabulary import VocabularyError
+from calm_beam.vocabularies.vocabulary import VocabularyError
 
 _ECHO = "{{ messages[-1].content }}"
 _TOO_LONG = "makes more than 1048592 characters"
@@ -123,7 +123,7 @@ def test_it_holds_little_memory() -> None:
     """What a template may take is limited in the process that renders, not in the one that asks."""
     # In a process that has no other children, of which one may have held more.
     code = (
-        "import resource; from calm_beam.vocabulary import VocabularyError\n"
+        "import resource; from calm_beam.vocabularies.vocabulary import VocabularyError\n"
         "from calm_beam.manifest import ChatRecord; from calm_beam.vocabularies import chat, chat_process\n"
         "template = \"{{ ('a' * 300000000) | length }}{{ 'a' * 1000000000 }}\"\n"
         "try: chat.rendered(ChatRecord(template=template, tokens={}), 'a')\n"

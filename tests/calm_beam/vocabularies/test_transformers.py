@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from calm_beam.vocabulary import open_vocabulary
+from calm_beam.vocabularies.vocabulary import open_vocabulary
 from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER, ODD_TEXTS, TEXTS
 
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ import pytest
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
+from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b
 from calm_beam.exits.measures import MeasureError, check_may_run, check_named, is_own, measure_named, source_digest
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_config, build_prompts

@@ -1,0 +1,204 @@
+"""Whether a model can exit early at all, before anybody pays for a sweep.
+
+The full model's own outputs are given to the decoder as they are (teacher forcing), and every layer says what it would
+predict next. That takes one pass over the outputs, whatever the number of thresholds. It leaves out what the sweep
+measures: that a token that exits early changes the tokens after it. So these figures are a forecast, and no promise.
+"""
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Iterator
+
+import numpy as np
+
+from calm_beam.evaluation.flops import DecoderSizes, share_of_work
+from calm_beam.exits.rule import ExitRule
+
+_WORK = operator.attrgetter("work")
+# Thresholds of softmax that are tried.
+_GRID = np.linspace(1.0, 0.0, 101)
+# Shares of the layers that the forecast takes: above the first, exits gain next to nothing; above the second, little.
+_NOTHING, _LITTLE = 0.95, 0.8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerPredictions:
+    """What every layer predicts of tokens that are given.
+
+    Attributes:
+      tokens: int32, shape (layers, tokens). The most probable one.
+      gaps: float32, same shape. By how much it is more probable than the second: the paper's softmax response.
+      cross_entropies: float64, shape (layers,). Of the given tokens, their mean, in nats.
+    """
+
+    tokens: np.ndarray
+    gaps: np.ndarray
+    cross_entropies: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitForecast:
+    """What exits by softmax would save if some layers may exit.
+
+    Attributes:
+      min_exit_layer: The lowest of them, from 1.
+      exit_interval: The distance to the next.
+      threshold: Lowest threshold at which, as at all above it, enough tokens are the last layer's; None if there is
+        none but never to exit.
+      layers: Mean exit layer at that threshold.
+      work: The decoder's operations, exit tests included, as a share of the full model's (`share_of_work`).
+    """
+
+    min_exit_layer: int
+    exit_interval: int
+    threshold: float | None
+    layers: float
+    work: float
+
+    @property
+    def flags(self) -> str:
+        """How to ask for them."""
+        return f"--min_exit_layer={self.min_exit_layer} --exit_interval={self.exit_interval}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suitability:
+    """How much a model could gain by exits.
+
+    Attributes:
+      agreement: Of each layer, from the first to the last: share of tokens at which it predicts what the last one does.
+      perplexity: Of each layer: exp of its mean cross-entropy.
+      first_agreement: Mean of the first layer that agrees with the last one, the oracle's exit. No measure that is
+        right as often exits earlier.
+      settled: Mean of the first layer from which on all agree.
+      exits: Forecasts for choices of layers that may exit: all, and of each distance between them, 1, 2, 4, ..., the
+        one with the least work. All keep a share `agreeing` of the tokens.
+      agreeing: The share that was asked for.
+    """
+
+    agreement: tuple[float, ...]
+    perplexity: tuple[float, ...]
+    first_agreement: float
+    settled: float
+    exits: tuple[ExitForecast, ...]
+    agreeing: float
+
+    @property
+    def cheapest(self) -> ExitForecast:
+        """The forecast with the least work."""
+        return min(self.exits, key=_WORK)
+
+    @property
+    def verdict(self) -> str:
+        """What to do, in a sentence or two."""
+        depth, layers = len(self.agreement), min(forecast.layers for forecast in self.exits)
+        forecast = (
+            f"softmax exits would use about {layers:.1f} of {depth} layers while {self.agreeing:.0%} of the "
+            "tokens stay those of the full model"
+        )
+        if layers > _NOTHING * depth:
+            cause = (
+                "Its lower layers often predict the right token but are not sure of it: a trained exit classifier may "
+                "help (calm-beam train --stage=classifier), fine-tuning helps more (calm-beam train)."
+                if self.first_agreement <= _LITTLE * depth
+                else "Its lower layers cannot predict: it was not trained to exit early. Fine-tune it first "
+                "(calm-beam train)."
+            )
+            return f"Not suitable as it is: {forecast}. {cause}"
+        if layers > _LITTLE * depth:
+            return f"Little to gain: {forecast}. Fine-tuning (calm-beam train) moves exits down."
+        return f"Suitable: {forecast}. Calibrate it (calm-beam calibrate) to know what may be promised."
+
+    @property
+    def advice(self) -> str:
+        """Which layers should exit, in a sentence; nothing if none does."""
+        every, cheapest = self.exits[0], self.cheapest
+        if cheapest.work >= 1:
+            # No choice saves anything, not to exit at all included.
+            return (
+                "" if every.threshold is None else f"{_price(every)}. Other measures have cheaper tests: state, static."
+            )
+        if cheapest is every:
+            return f"{_price(every)}, and no other choice of layers takes less."
+        if every.threshold is None:
+            return f"Exits at every layer change too many tokens; with {cheapest.flags} they take {_share(cheapest)}."
+        return f"{_price(every)}; with {cheapest.flags} they take {cheapest.work:.0%}."
+
+
+def _price(every: ExitForecast) -> str:
+    return f"With their tests, exits at every layer take {_share(every)}"
+
+
+def _share(forecast: ExitForecast) -> str:
+    return f"{forecast.work:.0%} of the full model's operations"
+
+
+def suitability(predictions: LayerPredictions, *, sizes: DecoderSizes, agreeing: float = 0.98) -> Suitability:
+    """Returns how much a model could gain by exits.
+
+    Args:
+      predictions: Of at least one token.
+      sizes: Of the model.
+      agreeing: Share of tokens that softmax exits may not change, in (0, 1].
+
+    Raises:
+      ValueError: If the share is out of range, or there is no token.
+
+    Source: CALM, "Local confidence measures" (softmax response) and "State propagation" (oracle).
+    """
+    if not 0 < agreeing <= 1:
+        raise ValueError(f"agreeing must be in (0, 1], got {agreeing}. It is the share of tokens that stay: 0.98, say.")
+    if not predictions.tokens.size:
+        raise ValueError("there is no token to look at: every output is empty.")
+    agrees = predictions.tokens == predictions.tokens[-1]
+    # From above: layers that agree, together with all above them.
+    settles = np.logical_and.accumulate(agrees[::-1])[::-1]
+    forecasts = [
+        _forecast(predictions.gaps, agrees, rule=rule, sizes=sizes, agreeing=agreeing) for rule in _rules(len(agrees))
+    ]
+    # They come by distance.
+    by_interval = itertools.groupby(forecasts, key=operator.attrgetter("exit_interval"))
+    cheapest = [min(alike, key=_WORK) for _, alike in by_interval]
+    return Suitability(
+        agreement=tuple(agrees.mean(axis=1).tolist()),
+        perplexity=tuple(np.exp(predictions.cross_entropies).tolist()),
+        first_agreement=float((1 + agrees.argmax(axis=0)).mean()),
+        settled=float((1 + settles.argmax(axis=0)).mean()),
+        exits=tuple(dict.fromkeys([forecasts[0], *cheapest])),
+        agreeing=agreeing,
+    )
+
+
+def _rules(depth: int) -> Iterator[ExitRule]:
+    """Yields choices of layers that may exit: distances of 1, 2, 4, ..., each from every multiple of it."""
+    interval, end = 1, max(depth, 2)
+    while interval < end:
+        for lowest in range(interval, end, interval):
+            yield ExitRule(min_exit_layer=lowest, exit_interval=interval)
+        interval *= 2
+
+
+def _forecast(
+    gaps: np.ndarray, agrees: np.ndarray, *, rule: ExitRule, sizes: DecoderSizes, agreeing: float
+) -> ExitForecast:
+    """Returns what a threshold saves, taken from the highest down as far as all keep enough tokens."""
+    layers = np.array(rule.exit_layers(len(gaps)))
+    gaps, agrees = gaps[layers - 1], agrees[layers - 1]
+    threshold, exits = None, np.full(gaps.shape[1], layers[-1])
+    for tried in _GRID:
+        leaves = gaps >= tried
+        # Whoever has not left leaves at the last layer.
+        leaves[-1] = True
+        place = leaves.argmax(axis=0)
+        if np.take_along_axis(agrees, place[None], axis=0).mean() < agreeing:
+            break
+        threshold, exits = float(tried), layers[place]
+    return ExitForecast(
+        min_exit_layer=rule.min_exit_layer,
+        exit_interval=rule.exit_interval,
+        threshold=threshold,
+        layers=float(exits.mean()),
+        # Whoever never exits tests nothing.
+        work=1.0 if threshold is None else share_of_work(exits, sizes, rule=rule),
+    )

@@ -1,0 +1,398 @@
+"""Calibration examples: what a row of any format must be, and their JSONL form."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import re
+import reprlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, AnyStr, BinaryIO, Protocol, TypeVar
+
+from calm_beam.errors import CalmBeamError
+from calm_beam.storage import strict_json
+
+# Ids are decoded and stored as int32.
+_LARGEST_ID = 2**31 - 1
+
+NO_UTF_8 = "it holds bytes that are not UTF-8, or half of a surrogate pair. Convert it, for example with iconv."
+"""What to know about text that no file in UTF-8 can hold, as messages end."""
+NUL_CHARACTER = (
+    "a NUL character, which vocabularies read as an unknown piece and outputs never have. Take it out, or find out "
+    "whether the file is text at all."
+)
+"""What is said of a text with one."""
+
+# Bytes that are not UTF-8, as `errors="surrogateescape"` reads them.
+_ESCAPED = re.compile("[\udc80-\udcff]")
+_NO_CLUSTER = "by which examples were to be clustered. Every line must name its cluster."
+_NO_GROUP = "which was to name its group. Every line must name its group."
+
+# For messages.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+LARGEST_ROW = 4 << 20
+"""Most bytes of a row, which a long novel has. Turning a text into token ids takes fifty times its size."""
+
+
+class DataError(CalmBeamError, ValueError):
+    """An example that is malformed, or a data set that cannot be calibrated on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """One prompt, with the texts that would be right answers to it.
+
+    Attributes:
+      id: Identifies the example within its data set.
+      has_own_id: Whether the id stood in the data; otherwise it was derived from the content.
+      input: The prompt as text, without task prefix; None if it came as token ids.
+      input_ids: The prompt as token ids, taken as they are; None if it came as text.
+      references: Right answers as texts, possibly none. Of `reference_ids` they are made where prompts are encoded:
+        `decoding.prompts.with_reference_texts`.
+      reference_ids: Right answers as token ids; None if they came as texts.
+      cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
+      group: Name of the group it belongs to, such as its language; None where groups are not told apart.
+      file_index: Which of the sorted data files it came from.
+      line: Number of its line, row or record in that file, from 1.
+      repeats_prompt: Whether an example before it, in an order by ids, has the same prompt, or one of the part that
+        chooses where it confirms; always False where examples with equal prompts meet in one shard.
+    """
+
+    id: str
+    has_own_id: bool
+    input: str | None
+    input_ids: tuple[int, ...] | None
+    references: tuple[str, ...]
+    reference_ids: tuple[tuple[int, ...], ...] | None = None
+    cluster: str | None = None
+    group: str | None = None
+    file_index: int
+    line: int
+    repeats_prompt: bool = False
+
+    @property
+    def has_references(self) -> bool:
+        """Whether there is a right answer, as text or as token ids."""
+        return bool(self.references or self.reference_ids)
+
+    @property
+    def has_empty_reference(self) -> bool:
+        """Whether a right answer is to say nothing, so that no other output gets a score from it."""
+        return not all(map(str.strip, self.references)) or any(map(_is_empty, self.reference_ids or ()))
+
+    def input_digest(self) -> bytes:
+        """Returns a digest of the prompt: equal for two examples exactly if their prompts are equal."""
+        return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
+
+    def content_digest(self) -> bytes:
+        """Returns a digest of id, prompt, references as they were given, cluster and group, 32 bytes."""
+        references = self.references if self.reference_ids is None else self.reference_ids
+        content: list[object] = [self.id, self.input, self.input_ids, references]
+        if self.cluster is not None:
+            content.append(self.cluster)
+        if self.group is not None:
+            # By its name, so that no group is taken for a cluster.
+            content.append({"group": self.group})
+        return hashlib.sha256(json.dumps(content).encode()).digest()
+
+    def in_words(self) -> str:
+        """Returns what messages call the example; one without an id of its own is found by its place."""
+        place = "" if self.has_own_id else f" (row {self.line} of data file {self.file_index + 1}, sorted by name)"
+        return f"example {self.id}{place}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowKeys:
+    """Which keys of a row hold what, and what every row must have.
+
+    Token ids are always under `input_ids` and `reference_ids`, ids of examples under `id`.
+
+    Attributes:
+      inputs: Key of the prompt's text.
+      targets: Key of the references: a list of texts, or, under another key than `references`, one text.
+      cluster: Key of the cluster's name, a text or an integer; None reads no cluster.
+      group: Key of the group's name, likewise; None reads no group.
+      needs_references: Whether an example without references is an error.
+      has_vocabulary: Whether outputs become texts. If not, references that are texts are an error: held against token
+        ids, they would give every output a score of 0, and every risk would be 0.
+    """
+
+    inputs: str = "input"
+    targets: str = "references"
+    cluster: str | None = None
+    group: str | None = None
+    needs_references: bool = False
+    has_vocabulary: bool = True
+
+
+DEFAULT_KEYS = RowKeys()
+
+
+def parse_examples(raw: BinaryIO, *, path: str, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS) -> Iterator[Example]:
+    """Yields the examples of one JSONL file.
+
+    Args:
+      raw: The file's bytes.
+      path: Its name, for messages; read as gzip if it ends in `.gz`.
+      file_index: Recorded in the examples.
+      keys: As in `example_of_row`.
+
+    Raises:
+      DataError: If the file is damaged or a line is not an example; names file and line.
+    """
+    for line_number, line in numbered_lines(raw, path=path):
+        yield parse_example(line, path=path, line_number=line_number, file_index=file_index, keys=keys)
+
+
+def numbered_lines(raw: BinaryIO, *, path: str) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a file with their numbers, from 1.
+
+    Args:
+      raw: The file's bytes.
+      path: Its name, for messages; read as gzip if it ends in `.gz`.
+
+    Raises:
+      DataError: If gzip data are damaged or incomplete, or a line is longer than `LARGEST_ROW`.
+    """
+    number = 0
+    try:
+        with gzip.open(raw) if path.endswith(".gz") else raw as lines:
+            for number, line in bounded_lines(lines, name=path):
+                yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: damaged gzip data after line {number} ({error}).") from error
+
+
+_Line = TypeVar("_Line", str, bytes, covariant=True)
+
+
+class _Lines(Protocol[_Line]):
+    """An open file of text or of bytes."""
+
+    def readline(self, size: int = -1, /) -> _Line: ...
+
+
+def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:
+    """Yields the lines of an open file with their numbers, from 1; no more of one than may be is ever in memory.
+
+    Args:
+      lines: The file.
+      name: Its name, for messages.
+
+    Raises:
+      DataError: If a line is longer than `LARGEST_ROW`.
+    """
+    number = 1
+    while line := lines.readline(LARGEST_ROW + 1):
+        check_row_size(len(line), f"{name}, line {number}")
+        yield number, line
+        number += 1
+
+
+def check_utf_8(line: str, where: str) -> None:
+    """Refuses a line that was not UTF-8 when it was read with `errors="surrogateescape"`; `where` names file and line.
+
+    Raises:
+      DataError: If it holds a byte that is none; shows the first.
+    """
+    if not line.isascii() and (found := _ESCAPED.search(line)):
+        byte = ord(found.group()) & 0xFF
+        raise DataError(f"{where}: is not text in UTF-8: it holds the byte 0x{byte:02x}. Convert it with iconv.")
+
+
+def check_row_size(size: int, where: str) -> None:
+    """Refuses a row that is too large; `where` names file and row.
+
+    Raises:
+      DataError: If it has more than `LARGEST_ROW` bytes.
+    """
+    if size > LARGEST_ROW:
+        raise DataError(
+            f"{where}: is longer than {LARGEST_ROW >> 20} MiB, the most that a row may have. Shorten it; if no row "
+            "should be so long, the file is damaged, or of another format."
+        )
+
+
+def parse_example(
+    line: bytes | str, *, path: str, line_number: int, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS
+) -> Example:
+    """Returns the example in one line of a JSONL file.
+
+    Args:
+      line: A JSON object, as in `example_of_row`.
+      path: The file, for messages.
+      line_number: The line in it, from 1.
+      file_index: Which of the data files it is.
+      keys: As in `example_of_row`.
+
+    Raises:
+      DataError: If the line is not such an object; names file and line.
+    """
+    where = f"{path}, line {line_number}"
+    if not line.strip():
+        raise DataError(f"{where}: is blank. Every line must be one JSON object.")
+    try:
+        # Under keys that nobody reads too: a row is JSON, or it is not.
+        row = strict_json.loads(line.strip())
+    except strict_json.StrictJSONError as error:
+        raise DataError(f"{where}: {error}. Every line must be one JSON object.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}.")
+    return example_of_row(row, where=where, position=line_number, file_index=file_index, keys=keys)
+
+
+def example_of_row(
+    row: Mapping[str, Any], *, where: str, position: int, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS
+) -> Example:
+    """Returns the example in one row, of whatever format: equal rows give equal examples, ids included.
+
+    Args:
+      row: Has `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and optionally `id`
+        (text) and `references` (list of texts) or `reference_ids` (list of lists of token ids). Other keys are ignored.
+      where: File and row, for messages.
+      position: Number of the row in its file, from 1.
+      file_index: Which of the data files it is.
+      keys: What the row has its input and references under, and what it must have.
+
+    Returns:
+      The example. Without `id`, the id is derived from prompt and references.
+
+    Raises:
+      DataError: If the row has no such values, or texts hold a NUL character; names the place.
+    """
+    if (keys.inputs in row) == ("input_ids" in row):
+        found = sorted(row)
+        raise DataError(f"{where}: expected exactly one of the keys {keys.inputs} and input_ids, got keys {found}.")
+    text = _input_text(row, keys.inputs, where=where) if keys.inputs in row else None
+    ids = _input_ids(row, where) if "input_ids" in row else None
+    references = _references(row, keys.targets, where=where)
+    reference_ids = _reference_ids(row, keys.targets, where=where)
+    own_id = row.get("id")
+    if own_id is not None and (not isinstance(own_id, str) or not own_id):
+        raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
+    cluster = _name(row, keys.cluster, where=where, missing=_NO_CLUSTER) if keys.cluster is not None else None
+    group = _name(row, keys.group, where=where, missing=_NO_GROUP) if keys.group is not None else None
+    for value in (text, own_id, cluster, group, *references):
+        _check_text(value, where)
+    content = json.dumps([text, ids, references if reference_ids is None else reference_ids]).encode()
+    example = Example(
+        id=own_id or f"content-{hashlib.sha256(content).hexdigest()[:24]}",
+        has_own_id=own_id is not None,
+        input=text,
+        input_ids=ids,
+        references=references,
+        reference_ids=reference_ids,
+        cluster=cluster,
+        group=group,
+        file_index=file_index,
+        line=position,
+    )
+    if keys.needs_references and not example.has_references:
+        raise DataError(f"{where}: risk consistency needs references, example {example.id} has none.")
+    if references and not keys.has_vocabulary:
+        raise DataError(no_vocabulary_for(f"{where}: its"))
+    return example
+
+
+def no_vocabulary_for(whose: str) -> str:
+    """Returns what is said of references that are texts, where outputs stay token ids; `whose` begins the sentence."""
+    return (
+        f"{whose} references are texts, but outputs are token ids, since there is no vocabulary in or beside the "
+        "checkpoint. Pass --vocabulary, or give reference_ids (lists of token ids) instead."
+    )
+
+
+def mixed_prompts(text: str, ids: str) -> str:
+    """Returns what is said of a data set that has both kinds of prompts; takes a row with text, and one with ids."""
+    return (
+        f"{text}: its prompt is text, but that of {ids} is token ids. Texts are encoded with prefix and eos, ids are "
+        "taken as they are: make one data set of each kind."
+    )
+
+
+def _input_text(row: Mapping[str, Any], key: str, *, where: str) -> str:
+    value = row[key]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {key} must be a text, got {type(value).__name__}.")
+    if not value.strip():
+        raise DataError(f"{where}: {key} is empty.")
+    return value
+
+
+def _input_ids(row: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    ids = _without_padding(row["input_ids"], "input_ids", where=where)
+    if not ids:
+        raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
+    return ids
+
+
+def _reference_ids(row: Mapping[str, Any], targets: str, *, where: str) -> tuple[tuple[int, ...], ...] | None:
+    if "reference_ids" not in row:
+        return None
+    if targets in row:
+        raise DataError(f"{where}: has both {targets} and reference_ids. Leave one of them out.")
+    value = row["reference_ids"]
+    if not isinstance(value, list):
+        raise DataError(f"{where}: reference_ids must be a list of lists of token ids, got {_shown(value)}.")
+    return tuple(_without_padding(ids, "each of reference_ids", where=where) for ids in value)
+
+
+def _without_padding(value: Any, name: str, *, where: str) -> tuple[int, ...]:
+    """Returns token ids without padding at their end."""
+    if not isinstance(value, list) or any(type(index) is not int or index < 0 for index in value):
+        raise DataError(f"{where}: {name} must be a list of integers of at least 0, got {_shown(value)}.")
+    if any(index > _LARGEST_ID for index in value):
+        raise DataError(f"{where}: {name} must be at most {_LARGEST_ID}, got {max(value)}.")
+    end = len(value)
+    while end and value[end - 1] == 0:
+        end -= 1
+    return tuple(value[:end])
+
+
+def _is_empty(ids: tuple[int, ...]) -> bool:
+    """Returns whether token ids hold nothing but padding before the first eos."""
+    end = ids.index(1) if 1 in ids else len(ids)
+    return not any(ids[:end])
+
+
+def _name(row: Mapping[str, Any], key: str, *, where: str, missing: str) -> str:
+    if key not in row:
+        raise DataError(f"{where}: has no {key!r}, {missing}")
+    value = row[key]
+    # True is an integer to Python.
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise DataError(f"{where}: {key} must be a text that is not empty or an integer, got {value!r}.")
+    return str(value)
+
+
+def _check_text(value: str | None, where: str) -> None:
+    """Refuses what JSON can spell but is no text: half of a surrogate pair, which no file can hold, and NUL."""
+    if "\0" in (value or ""):
+        raise DataError(f"{where}: {_shown(value)} holds {NUL_CHARACTER}")
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {_shown(value)} is not Unicode text: {NO_UTF_8}") from error
+
+
+def _references(row: Mapping[str, Any], key: str, *, where: str) -> tuple[str, ...]:
+    value = row.get(key, [])
+    if key != RowKeys.targets and isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(reference, str) for reference in value):
+        hint = " Token ids go under reference_ids." if _are_numbers(value) else ""
+        raise DataError(f"{where}: {key} must be a list of texts, got {_shown(value)}.{hint}")
+    return tuple(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first[0] if isinstance(first, list) and first else first, int)
+
+
+def _shown(value: object) -> str:
+    """Returns a value for a message, cut when it is long."""
+    return _SHORT.repr(value)

@@ -1,0 +1,214 @@
+"""Text to token ids and back, by a SentencePiece model or a `tokenizer.json`."""
+
+import os
+from collections.abc import Sequence
+
+from calm_beam.manifest import ChatRecord, VocabularyRecord
+from calm_beam.storage import base_name, open_input
+from calm_beam.vocabularies.chat import rendered
+from calm_beam.vocabularies.model import VocabularyError as VocabularyError
+from calm_beam.vocabularies.model import VocabularyModel
+from calm_beam.vocabularies.sentence_piece import EOS_ID as EOS_ID
+from calm_beam.vocabularies.sentence_piece import PAD_ID as PAD_ID
+from calm_beam.vocabularies.sentence_piece import UNK_ID as UNK_ID
+from calm_beam.vocabularies.sentence_piece import SentencePieceModel
+from calm_beam.vocabularies.sentinels import SentinelsError, extra_ids_beside
+from calm_beam.vocabularies.tokenizer_files import read_tokenizer_files
+
+# The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.
+_MOST_BYTES = 256 << 20
+_MOST_EXTRA_IDS = 100_000
+# What transformers calls the SentencePiece model of a T5; in it, special tokens are found anywhere in a text.
+_HUGGING_FACE_NAME = "spiece.model"
+
+
+class Vocabulary:
+    """Text to token ids and back, and prompts of text. Not picklable; workers load their own."""
+
+    def __init__(self, path: str | os.PathLike[str], *, extra_ids: int = 0, chat: ChatRecord | None = None) -> None:
+        """Loads a vocabulary.
+
+        Args:
+          path: A SentencePiece model of T5's conventions, or a `tokenizer.json` of Hugging Face's tokenizers, local or
+            on Cloud Storage. If the model is called `spiece.model`, as in folders of transformers, texts are cut at
+            special tokens as there, and tokens that files beside it add are added.
+          extra_ids: Number of sentinels to add to a SentencePiece model, 100 for the public T5 vocabularies.
+          chat: How prompts are made of text; None for the text as it is.
+
+        Raises:
+          VocabularyError: If the file is missing or of neither kind, or a SentencePiece model has other ids for pad
+            and eos; or if `extra_ids` is negative, or more than any model has, or the file has sentinels itself.
+          MissingExtraError: If a package is needed that is not installed.
+        """
+        if not 0 <= extra_ids <= _MOST_EXTRA_IDS:
+            raise VocabularyError(
+                f"extra_ids must be from 0 to {_MOST_EXTRA_IDS}, got {extra_ids}. The public T5 vocabularies have 100."
+            )
+        self._model = _open_model(os.fspath(path), extra_ids=extra_ids)
+        self.extra_ids = extra_ids
+        self.chat = chat
+
+    @property
+    def size(self) -> int:
+        """Number of ids, sentinels included."""
+        return self._model.size
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:` and a digest of the file, and of what beside it decides ids and texts."""
+        return f"sha256:{self._model.fingerprint}"
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return self._model.end_ids
+
+    def record(self) -> VocabularyRecord:
+        """Returns what a manifest, or generations, say of it."""
+        return VocabularyRecord(fingerprint=self.fingerprint, extra_ids=self.extra_ids, chat=self.chat)
+
+    def has_sentinels(self) -> bool:
+        """Returns whether `<extra_id_0>` is one of the pieces."""
+        return self._model.has_sentinels()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without eos or anything else that stands before or behind a prompt."""
+        return self._model.encode(text)
+
+    def encode_prompt(self, text: str, *, room: int) -> tuple[tuple[int, ...], int]:
+        """Returns the ids of a prompt, cut to `room`, and how many there were.
+
+        A text that is a prompt as it is has the ids before and behind it that the vocabulary puts there, and loses its
+        last ids where there is no room. One that becomes a chat is not cut: without its end, no answer would begin.
+
+        Args:
+          text: The prompt, with its task prefix.
+          room: Most ids.
+
+        Raises:
+          VocabularyError: If the chat template cannot be rendered.
+        """
+        if self.chat is not None:
+            ids = tuple(self._model.encode(rendered(self.chat, text)))
+            return ids, len(ids)
+        begins, ends = self._model.begins, self._model.ends
+        ids = tuple(self._model.encode(text))
+        whole = len(begins) + len(ids) + len(ends)
+        return (*begins, *ids[: max(0, room - len(begins) - len(ends))], *ends), whole
+
+    def piece(self, index: int) -> str:
+        """Returns the piece of an id, ▁ standing for a space; ids the vocabulary does not have read as unknown."""
+        return self._model.piece(index)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, without tokens that are no text.
+
+        Output heads are often padded beyond the vocabulary, so ids that it does not have can be generated.
+        """
+        return self._model.decode(ids)
+
+
+def open_recorded(path: str | os.PathLike[str], record: VocabularyRecord | None) -> Vocabulary:
+    """Returns a vocabulary with the sentinels and the chat that a record names, none of which is in its file.
+
+    Args:
+      path: As `Vocabulary` takes it.
+      record: What a manifest, or generations, say of it; None where they have none.
+
+    Raises:
+      VocabularyError: If it cannot be read.
+    """
+    return Vocabulary(path) if record is None else Vocabulary(path, extra_ids=record.extra_ids, chat=record.chat)
+
+
+def open_vocabulary(
+    path: str | os.PathLike[str], *, extra_ids: int | None = None, chat: ChatRecord | None = None
+) -> Vocabulary:
+    """Returns a vocabulary with its sentinels.
+
+    Args:
+      path: As `Vocabulary` takes it.
+      extra_ids: Number of sentinels; with None, as many as files of its tokenizer beside it name, and it does not hold
+        itself.
+      chat: As `Vocabulary` takes it.
+
+    Raises:
+      VocabularyError: If it, or such a file, cannot be read.
+    """
+    return Vocabulary(path, extra_ids=missing_sentinels(path) if extra_ids is None else extra_ids, chat=chat)
+
+
+def missing_sentinels(path: str | os.PathLike[str]) -> int:
+    """Returns how many sentinels files beside a vocabulary name, if it does not hold them itself.
+
+    Raises:
+      VocabularyError: If such a file cannot be read, or names some and the vocabulary cannot be read.
+    """
+    try:
+        beside = extra_ids_beside(path)
+    except SentinelsError as error:
+        raise VocabularyError(str(error)) from error
+    # Tokens that stand above the sentinels have no place without them.
+    has_own = not beside or _open_model(os.fspath(path), extra_ids=0, reads_added=False).has_sentinels()
+    return 0 if has_own else beside
+
+
+def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None, *, end_ids: Sequence[int] = (EOS_ID,)) -> str:
+    """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
+
+    Args:
+      tokens: Generated ids.
+      vocabulary: None if there is none, which only prompts of token ids can do without; then the text is the ids joined
+        by spaces.
+      end_ids: Those that end an output, where there is no vocabulary to say it.
+    """
+    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token not in end_ids)
+
+
+def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
+    """Returns the text of a reference that was given as token ids, made as that of an output is.
+
+    Args:
+      ids: Its ids, of which those from the first eos on, and padding at the end, are none of it.
+      vocabulary: As in `output_text`.
+
+    >>> reference_text([5, 7, 1, 0, 0], None), reference_text([0], None)
+    ('5 7', '')
+    """
+    end_ids = vocabulary.end_ids if vocabulary else (EOS_ID,)
+    end = next((place for place, index in enumerate(ids) if index in end_ids), len(ids))
+    while end and ids[end - 1] == PAD_ID:
+        end -= 1
+    return output_text(ids[:end], vocabulary)
+
+
+def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> VocabularyModel:
+    """Returns the model in a file, by the kind that its name says."""
+    is_json = path.endswith(".json")
+    kind = "a tokenizer of Hugging Face's" if is_json else "a SentencePiece model"
+    try:
+        with open_input(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise VocabularyError(f"vocabulary {path}: cannot be read as {kind}: {error}") from error
+    if len(content) > _MOST_BYTES:
+        raise VocabularyError(f"vocabulary {path}: is larger than {_MOST_BYTES >> 20} MiB, which {kind} never is.")
+    if not is_json:
+        is_cut = reads_added and base_name(path) == _HUGGING_FACE_NAME
+        added = _added_tokens(path) if is_cut else None
+        return SentencePieceModel(path, content, extra_ids=extra_ids, added_tokens=added)
+    if extra_ids:
+        raise VocabularyError(
+            f"vocabulary {path}: extra_ids is {extra_ids}, but a tokenizer.json names its sentinels itself: leave "
+            "extra_ids out."
+        )
+    # Here, since it needs a package that the plain installation does not bring.
+    from calm_beam.vocabularies.tokenizer_json import TokenizerModel
+
+    return TokenizerModel(path, content)
+
+
+def _added_tokens(path: str) -> dict[int, str]:
+    """Returns the tokens that files beside a `spiece.model` add, by id."""
+    files = read_tokenizer_files(path)
+    return {index: token["content"] for index, token in files.added_tokens.items()}

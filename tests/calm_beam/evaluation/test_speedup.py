@@ -1,0 +1,68 @@
+"""The speedup by a clock of known answers."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from calm_beam.evaluation.speedup import measure_speedups
+
+
+class _Clock:
+    """Advances by what each decoder is said to take, and remembers who ran."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ran: list[tuple[str, int]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Decoder:
+    """Takes so many seconds for each token of the prompt, and longer the first time at each width."""
+
+    def __init__(self, name: str, seconds: float, clock: _Clock) -> None:
+        self._name, self._seconds, self._clock = name, seconds, clock
+        self._compiled: set[int] = set()
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[int]:
+        (prompt,) = prompts
+        width = 32 if len(prompt) <= 32 else 64
+        if width not in self._compiled:
+            self._compiled.add(width)
+            self._clock.now += 1000
+        # Only once the output is asked for: decoders are lazy.
+        self._clock.now += self._seconds * len(prompt)
+        self._clock.ran.append((self._name, len(prompt)))
+        yield 0
+
+
+def test_the_factor_is_the_ratio_of_times_without_compilation() -> None:
+    """Twice and four times as fast; the first run at each of two widths, with its compilation, does not count."""
+    clock = _Clock()
+    prompts = [[5] * length for length in (3, 7, 40, 10)]
+    decoders = {"half": _Decoder("half", 0.5, clock), "quarter": _Decoder("quarter", 0.25, clock)}
+    found = measure_speedups(_Decoder("full", 1.0, clock), decoders, prompts=prompts, max_input_length=64, clock=clock)
+    assert {name: speedup.factor.mean for name, speedup in found.items()} == {"half": 2, "quarter": 4}
+    # As all ratios are equal, nothing is uncertain.
+    assert found["half"].factor.standard_error == pytest.approx(0, abs=1e-9)
+    assert (found["quarter"].seconds, found["quarter"].full_seconds) == (0.25 * 15, 15)
+
+
+def test_decoders_take_turns() -> None:
+    """Every prompt is decoded by all before the next one, each time beginning with another."""
+    clock = _Clock()
+    measure_speedups(
+        _Decoder("full", 1, clock),
+        {"a": _Decoder("a", 1, clock)},
+        prompts=[[1], [1, 1], [1, 1, 1]],
+        max_input_length=64,
+    )
+    assert clock.ran[:2] == [("full", 1), ("a", 1)]
+    assert clock.ran[2:] == [("full", 1), ("a", 1), ("a", 2), ("full", 2), ("full", 3), ("a", 3)]
+
+
+def test_no_prompts() -> None:
+    """There is no speedup of nothing."""
+    with pytest.raises(ValueError, match="a speedup needs at least one prompt, got none"):
+        measure_speedups(_Decoder("full", 1, _Clock()), {}, prompts=[], max_input_length=64)

@@ -45,12 +45,12 @@ from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Generation, read_generations, write_generations
 from calm_beam.inputs.examples import Example, parse_examples
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
 from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
+from calm_beam.outputs import Generation, read_generations, write_generations
 from calm_beam.transforms import ReadExamples
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
@@ -140,7 +140,7 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     data = _write_data(pathlib.Path(flags.data), folder / "data.jsonl", count=flags.prompts)
     fake = _FakeDecoder(checkpoint, len(settings.thresholds) + 1, steps=settings.max_decode_length)
     faked = (
-        mock.patch("calm_beam.sweeps.worker.Decoder", return_value=fake)
+        mock.patch("calm_beam.outputs.worker.Decoder", return_value=fake)
         if flags.fake_decoder
         else contextlib.nullcontext()
     )

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 
 from calm_beam.demo import embedded
 from calm_beam.evaluation.cost import Cost, Job, forecast
-from calm_beam.generations.folder import DecodeJob
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.launch.plan.pilot_run import read_pilot
-from calm_beam.sweeps.folders import find_generations
+from calm_beam.outputs import DecodeJob
+from calm_beam.outputs.folder import find_generations
 
 from .machine import describe_machine
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from calm_beam.generations import Generation, read_generations
 from calm_beam.metrics.registry import Metric, checked_score, get_metric
+from calm_beam.outputs import Generation, read_generations
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES

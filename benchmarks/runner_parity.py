@@ -21,14 +21,13 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import PredictionResult, RunInference
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.answers import read_answers
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.generations import Output
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.manifest import read_manifest
+from calm_beam.outputs import Output, read_answers
 from calm_beam.serving import Answer, Generator
 from calm_beam.transforms import EarlyExitModelHandler
 from tests.worker_pools import flags_of_two_workers

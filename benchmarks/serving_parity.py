@@ -20,9 +20,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.generations import Generation, Output, read_generations
-from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_files
 from calm_beam.manifest import MANIFEST, read_manifest
+from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, read_generations
 from calm_beam.serving import Answer, Generator
 from calm_beam.storage import joined
 
@@ -176,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generations(folder: str) -> Iterator[Generation]:
-    for path in shard_files(folder):
+    for path in DecodeJob.shard_files(folder):
         yield from read_generations(path)
 
 

@@ -2,9 +2,9 @@
 
 import apache_beam as beam
 
-from calm_beam.generations.folder import COMPLETE, FinishedSweep, shard_files
+from calm_beam.outputs import COMPLETE, DecodeJob, FinishedSweep
+from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import is_file, joined
-from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.transforms import DecodeExamples
 from calm_beam.transforms.progress import ProgressLog
 
@@ -32,11 +32,11 @@ def run_sweep(
 
     Raises:
       PipelineError: If it did not succeed, or workers have written to a folder of another machine.
-      GenerationsError: If what is found is not what was decoded.
+      OutputsError: If what is found is not what was decoded.
     """
     assignment = sweep.assignment(folder)
     _ = examples | "DecodeExamples" >> DecodeExamples(
-        assignment,
+        [assignment],
         progress,
         accelerator_hint=workers.accelerator_hint,
         needs_accelerator=workers.needs_accelerator,
@@ -49,4 +49,4 @@ def run_sweep(
         )
     # Checks that all of it is there.
     FinishedSweep.read(folder, assignment.job)
-    return shard_files(folder)
+    return DecodeJob.shard_files(folder)

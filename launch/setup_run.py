@@ -8,8 +8,8 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
-from calm_beam.sweeps import SweepRequest
-from calm_beam.sweeps.prepared import PreparedSweep, prepare_sweep
+from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
+from calm_beam.outputs.request import SweepRequest
 
 from .flags import arithmetic_of
 from .flags.data import find_files, reading_of

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.answers import AnswerAssignment, AnsweredShard, AnswerJob, Failure, Tally
-from calm_beam.answers.shards import write_answers
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.demo import embedded
 from calm_beam.manifest import ModelRecord, write_manifest
+from calm_beam.outputs import AnswerJob
+from calm_beam.outputs.answers import write_answers
+from calm_beam.outputs.assignment import AnswerAssignment
+from calm_beam.outputs.shards import AnsweredShard, Failure
 from calm_beam.serving import Answer
+from calm_beam.tally import Tally
 from calm_beam.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from tests.calm_beam.manifest.builders import build_manifest
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
@@ -138,7 +141,6 @@ def write_shard(
         for name in ids
     ]
     about: dict[str, Any] = {
-        "shard": shard,
         "digest": digest,
         "failures": tuple(Failure(id=name, reason="it is broken") for name in failed),
         "losses": (),
@@ -152,7 +154,7 @@ def write_shard(
             )
         },
     }
-    answered = AnsweredShard(**{**about, **changes})
+    answered = AnsweredShard.of(shard, **{**about, **changes})
     pathlib.Path(assignment.shard_path(shard)).parent.mkdir(exist_ok=True)
-    assert write_answers(assignment.shard_path(shard), rows, shard=answered, has_groups=False)
+    write_answers(assignment.shard_path(shard), rows, shard=answered, has_groups=False)
     return answered

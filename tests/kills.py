@@ -25,9 +25,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from calm_beam.answers import read_answers
 from calm_beam.demo import embedded
 from calm_beam.manifest import read_manifest
+from calm_beam.outputs import read_answers
 from tests.answers import write_embedded_manifest
 from tests.pipelines import id_rows, without_time, write_model, write_rows
 

@@ -16,11 +16,11 @@ from calm_beam.calibration.specs import Spec
 from calm_beam.checkpoints import Declared, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import DecodeJob, Generation, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
-from calm_beam.sweeps import Assignment
+from calm_beam.outputs import DecodeJob, Generation
+from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
 from tests.builders import build_arrays, build_config, train_vocabulary
@@ -127,7 +127,7 @@ def split_rows(folder: pathlib.Path, rows: Sequence[object], *, files: int) -> t
 
 def build_assignment(
     folder: str, *, model: str, num_shards: int = 1, model_fingerprint: str = "sha256:0", vocabulary: str | None = None
-) -> Assignment:
+) -> SweepAssignment:
     """Returns an assignment to decode into a folder; it expects a vocabulary, if any, to be another than it is."""
     job = DecodeJob(
         model=ModelRecord(uri=model, fingerprint=model_fingerprint, layers=CONFIG.num_decoder_layers),
@@ -140,8 +140,9 @@ def build_assignment(
         num_shards=num_shards,
         software={},
     )
-    return Assignment(
-        stored=StoredGenerations(directory=folder, job=job),
+    return SweepAssignment(
+        directory=folder,
+        job=job,
         vocabulary_path=vocabulary,
         declared=Declared(),
         batch_size=BATCH_SIZE,

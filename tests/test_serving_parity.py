@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from benchmarks.serving_parity import difference, main
-from calm_beam.generations import Output
 from calm_beam.launch.cli import main as calm_beam
+from calm_beam.outputs import Output
 from calm_beam.serving import Answer
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 

@@ -9,7 +9,6 @@ from .calibrate import CalibrateGenerations as CalibrateGenerations
 from .calibrate import CalibrateVariants as CalibrateVariants
 from .confirm import ConfirmThresholds as ConfirmThresholds
 from .decode import DecodeExamples as DecodeExamples
-from .decode import DecodeVariants as DecodeVariants
 from .examples import ReadExamples as ReadExamples
 from .generate import Generate as Generate
 from .losses import ControlRisk as ControlRisk

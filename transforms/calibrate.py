@@ -18,12 +18,11 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import StoredShard
-from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Variant
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.totals import RiskTotals
 

@@ -10,8 +10,8 @@ from apache_beam.metrics import Metrics
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs.set_parts import CONFIRMING, SetPart
-from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
-from calm_beam.sweeps.shard_count import default_shards
+from calm_beam.outputs.shard_count import default_shards
+from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 
 from .metrics import EMPTY_REFERENCES, NAMESPACE
 from .progress import NOWHERE, ProgressLog

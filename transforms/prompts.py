@@ -9,7 +9,7 @@ import apache_beam as beam
 
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import DEFAULT_KEYS, DataError, Example, RowKeys, example_of_row
-from calm_beam.sweeps.shard_count import prompt_shards
+from calm_beam.outputs.shard_count import prompt_shards
 
 from .examples import ExamplesRead, awaited, counted_examples, parsed_examples
 from .progress import NOWHERE, ProgressLog

@@ -8,14 +8,14 @@ import apache_beam as beam
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.inputs.examples import Example
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
+from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.risk.clusters import ClusterLosses
-from calm_beam.sweeps import Assignment
 
 from .calibrate import SumTotals, totals_of_cluster
-from .decode import CheckFolders, DecodeShard, decoding
+from .decode import CheckFolders, decoding
 from .examples import ExamplesRead
 from .progress import ProgressLog
 from .scoring import ShardScorer
@@ -42,7 +42,7 @@ class CountRounds(beam.PTransform):
       needs_accelerator: As there.
     """
 
-    assignment: Assignment
+    assignment: SweepAssignment
     plan: Plan
     _: dataclasses.KW_ONLY
     scored_by: Mapping[str, str]
@@ -70,13 +70,15 @@ class CountRounds(beam.PTransform):
         )
         # Of earlier rounds too: their examples must be as they were. Their shards are not read again in each round.
         until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, places, first=1, last=self.last)
-        is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=places, reads_all=False)
+        is_checked = until | "CheckFolders" >> CheckFolders([self.assignment], kept=places, reads_all=False)
         taken = until | "TakeRounds" >> beam.Filter(_is_within, places, first=self.first, last=self.last)
         decode = decoding(
-            DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
-            is_checked,
-            count,
+            [self.assignment],
+            self.progress,
+            is_checked=is_checked,
+            count=count,
             accelerator_hint=self.accelerator_hint,
+            needs_accelerator=self.needs_accelerator,
         )
         decoded = taken | "DecodeShards" >> decode
         scorer = ShardScorer(
@@ -121,7 +123,7 @@ class _Place:
 
 def _places(sizes: Mapping[int, int], *, round_examples: int, division: str | None) -> dict[int, _Place]:
     if division not in (None, division_digest(sizes, round_examples=round_examples)):
-        raise GenerationsError(
+        raise OutputsError(
             "the data have changed since the first rounds were counted: they would be divided into other rounds, and "
             "an example could be left out or count twice. Restore them, or begin anew with --overwrite."
         )
@@ -133,7 +135,8 @@ def _is_within(element: tuple[int, Iterable[Example]], places: Mapping[int, _Pla
     return first <= places[element[0]].round <= last
 
 
-def _numbered(shard: StoredShard) -> tuple[int, StoredShard]:
+def _numbered(element: tuple[int, StoredShard]) -> tuple[int, StoredShard]:
+    _, shard = element
     return shard.shard, shard
 
 
@@ -174,7 +177,7 @@ def _write_round(
     element: tuple[int, CalibrationTotals],
     places: Mapping[int, _Place],
     count: int,
-    decoded: Iterable[StoredShard],
+    decoded: Iterable[tuple[int, StoredShard]],
     *,
     plan: Plan,
     scored_by: Mapping[str, str],
@@ -183,7 +186,7 @@ def _write_round(
     assert plan.sequential is not None
     number, totals = element
     finished = FinishedSweep.of(
-        [shard for shard in decoded if places[shard.shard].round == number],
+        [shard for _, shard in decoded if places[shard.shard].round == number],
         job="",
         examples=sum(place.examples for place in places.values() if place.round == number),
     )

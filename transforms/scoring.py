@@ -12,10 +12,9 @@ from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.generations.folder import StoredGenerations
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
 from calm_beam.text.counted import counted
 
 from .metrics import CLIPPED_SCORES, NAMESPACE
@@ -63,14 +62,14 @@ class ShardScorer:
           examples: Size of the data set, which says how many may fail.
 
         Raises:
-          GenerationsError: If the file is not the one that was marked as complete.
+          OutputsError: If the file is not the one that was marked as complete.
           DataError: If more examples fail than may.
         """
         number, copies = element
         (shard,) = set(copies)
         path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
-            raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
+            raise OutputsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
         limit = failure_limit(self._max_failures, examples=examples)
         generations = read_generations(path)
         failures: list[tuple[str, str]] = []
@@ -108,7 +107,7 @@ class ShardScorer:
         if generation.failure is not None:
             return generation
         if len(generation.outputs) != 1 + len(self._stored.thresholds):
-            raise GenerationsError(
+            raise OutputsError(
                 f"{path}: example {generation.example.id} has {counted(len(generation.outputs), 'output')}, not one "
                 "for the full "
                 f"model and each of {len(self._stored.thresholds)} thresholds."

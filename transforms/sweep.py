@@ -1,6 +1,7 @@
 """Decoding a calibration set at every threshold, into a folder that a later run can go on with."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -8,18 +9,18 @@ import apache_beam as beam
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
-from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import GroupRecord, PlanRecord
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
+from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
+from calm_beam.outputs.folder import SweepHome, check_may_choose, find_generations
+from calm_beam.outputs.request import SweepRequest
 from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute, make_folder
-from calm_beam.sweeps import SweepRequest
-from calm_beam.sweeps.folders import begin_generations, check_may_choose, find_generations
 
 from .decode import DecodeExamples
 from .examples import ExamplesRead, ReadExamples
@@ -121,7 +122,7 @@ class Sweep(beam.PTransform):
     def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
         """Returns a PCollection of one `FinishedSweep`, given `ExamplesRead`."""
         # Here, since it needs JAX, which calibrating stored generations does not.
-        from calm_beam.sweeps.prepared import prepare_sweep
+        from calm_beam.outputs.prepared import prepare_sweep
 
         source = maker_of(ExamplesRead(*examples).shards, ReadExamples)
         if source is None:
@@ -138,10 +139,14 @@ class Sweep(beam.PTransform):
         make_folder(output)
         # Before an earlier result is taken away, which shows what was asked for it.
         self.plans = PlanList(output)
-        self.folder = begin_generations(
-            output, [self.job], resume=self.resume, overwrite=self.overwrite, earlier=earlier, tell=lambda _: None
+        self.folder = SweepHome(output).begin(
+            [self.job],
+            resume=self.resume,
+            overwrite=self.overwrite,
+            tell=lambda _: None,
+            withdraw=functools.partial(withdraw, output, earlier),
         )
-        return examples | DecodeExamples(prepared.assignment(self.folder), self.progress)
+        return examples | DecodeExamples([prepared.assignment(self.folder)], self.progress)
 
     def asked_plan(self, plan: PlanRecord) -> AskedPlan:
         """Returns a plan as it is asked of the data files, for which it reads them."""

@@ -131,7 +131,7 @@ def confirmed_outcome(
 
     Raises:
       ManifestError: If the plan is another one.
-      GenerationsError: If ways of decoding saw different examples.
+      OutputsError: If ways of decoding saw different examples.
       ValueError: If no examples confirm.
       EvidenceError: If the losses do not allow a p-value that was planned.
     """

@@ -7,12 +7,10 @@ are still independent draws of its own distribution, and its tests hold.
 import collections
 from collections.abc import Iterable, Sequence
 
-from calm_beam.generations import GenerationsError, StoredGenerations
-from calm_beam.generations.folder import FinishedSweep
-from calm_beam.generations.shards import stored_groups
 from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import GroupRecord
+from calm_beam.outputs import FinishedSweep, OutputsError, StoredGenerations, stored_groups
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
@@ -49,12 +47,12 @@ def groups_of_stored(stored: StoredGenerations, finished: FinishedSweep) -> tupl
       finished: Their shards.
 
     Raises:
-      GenerationsError: If they were decoded without groups, or a file is damaged.
+      OutputsError: If they were decoded without groups, or a file is damaged.
       DataError: If there are too many groups.
     """
     key = stored.job.group_key
     if key is None:
-        raise GenerationsError(
+        raise OutputsError(
             f"{stored.directory}: was decoded without --group_key, so nothing says which group an example belongs to. "
             "Decode anew with it."
         )

@@ -6,10 +6,10 @@ from typing import Self
 
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.generations import DecodeJob
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import SetPart, salt_of
 from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan, guarantee_in_words
+from calm_beam.outputs import DecodeJob
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
 

@@ -7,7 +7,6 @@ from typing import Self
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.generations import DecodeJob
 from calm_beam.manifest import (
     MOST_FAILED_IDS,
     Calibration,
@@ -23,6 +22,7 @@ from calm_beam.manifest import (
     time_of_now,
 )
 from calm_beam.metrics.registry import source_digests
+from calm_beam.outputs import DecodeJob
 from calm_beam.versions import run_versions
 
 from .pareto import CHOOSING

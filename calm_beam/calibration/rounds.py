@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.manifest import content_digest
+from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.storage import is_file, joined, list_files, open_input, replacing, strict_json
 
@@ -108,7 +108,7 @@ class Round:
           plan: By which it was counted; its rule to stop may have been another.
 
         Raises:
-          GenerationsError: If the file is not as it was written, or of another plan: its losses have been seen, so the
+          OutputsError: If the file is not as it was written, or of another plan: its losses have been seen, so the
             tests are settled.
         """
         path = _path(folder, number)
@@ -118,9 +118,9 @@ class Round:
             with open_input(path) as file:
                 content = strict_json.loads(file.read())
             if content["schema"] != _SCHEMA or content["digest"] != content_digest(content):
-                raise GenerationsError(f"{path}: was changed after it was written. Decode anew with --overwrite.")
+                raise OutputsError(f"{path}: was changed after it was written. Decode anew with --overwrite.")
             if content["tests"] != plan.tests_digest():
-                raise GenerationsError(
+                raise OutputsError(
                     f"{path}: the losses of this round were counted for other tests, or in rounds of another size. "
                     "Neither can be changed once losses have been seen. Repeat that run as it was (another rule to "
                     "stop is allowed), or take another --output."
@@ -135,11 +135,9 @@ class Round:
                 totals=_totals_from_json(content["totals"], plan.layout()),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, GenerationsError):
+            if isinstance(error, OutputsError):
                 raise
-            raise GenerationsError(
-                f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
-            ) from error
+            raise OutputsError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
 
 
 def has_rounds(folder: str) -> bool:

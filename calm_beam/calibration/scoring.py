@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from calm_beam.generations import Generation, GenerationsError
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.metrics.sight import sight_of
+from calm_beam.outputs import Generation, OutputsError
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import losses_of_scores
 
@@ -79,7 +79,7 @@ def score_by_policy(
     Raises:
       DataError: As there.
       MetricError: As there, if `on_error` is `fail`.
-      GenerationsError: If near ties count as the worst, and the generation does not say which outputs hung on some.
+      OutputsError: If near ties count as the worst, and the generation does not say which outputs hung on some.
     """
     try:
         scored = _scored(generation, objectives, metrics=metrics, num_thresholds=num_thresholds)
@@ -97,7 +97,7 @@ def _with_worst(scored: ScoredGeneration) -> ScoredGeneration:
     if generation.failure is not None:
         return scored
     if any(output.near_tie is None for output in generation.outputs):
-        raise GenerationsError(
+        raise OutputsError(
             f"{generation.example.in_words()}: its outputs do not say whether they hung on near ties, which are to "
             "count with loss 1. Decode anew, by a measure whose near ties are seen, or take --near_ties=count."
         )

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.generations import FinishedSweep, Generation, GenerationsError
+from calm_beam.outputs import FinishedSweep, Generation, OutputsError
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.totals import RiskTotals
@@ -134,7 +134,7 @@ class CalibrationTotals:
           groups: In which group of the layout each counts, if that has some; None for the one that the example names.
 
         Raises:
-          GenerationsError: If an example is of no group of the layout, where that has some.
+          OutputsError: If an example is of no group of the layout, where that has some.
         """
         groups = [item.example.group for item in generations] if groups is None else groups
         nothing = (0,) * (layout.thresholds + 1)
@@ -188,7 +188,7 @@ class CalibrationTotals:
           groups: The group of each unit, which is an example, if the layout has groups.
 
         Raises:
-          GenerationsError: If a unit is of no group of the layout, where that has some.
+          OutputsError: If a unit is of no group of the layout, where that has some.
         """
         table = LossTable.of(keys, layout.tabled_losses(fixed_losses), salt=salt) if layout.tabled else LossTable()
         values = layout.values(fixed_losses)
@@ -233,28 +233,28 @@ class CalibrationTotals:
         """Raises unless every example of a sweep was counted, and once.
 
         Raises:
-          GenerationsError: If a shard or an example was left out or counted twice. The number of losses is the same at
+          OutputsError: If a shard or an example was left out or counted twice. The number of losses is the same at
             every threshold, since each example brings one for each.
         """
         expected = tuple((shard.shard, shard.examples) for shard in finished.shards)
         if self.by_shard != expected:
             wrong = sorted(set(self.by_shard) ^ set(expected))[0][0]
-            raise GenerationsError(
+            raise OutputsError(
                 f"shard {wrong}: {counted(dict(self.by_shard).get(wrong, 0), 'example was', several='examples were')} "
                 "counted, but it has "
                 f"{dict(expected).get(wrong, 0)}. A shard that is missing or counts twice would void the guarantee."
             )
         if self.scored != finished.examples:
-            raise GenerationsError(
+            raise OutputsError(
                 f"{counted(self.scored, 'example was', several='examples were')} scored, but {finished.examples} "
                 "decoded."
             )
         grouped = sum(of_group.risk.n for _, of_group in self.groups)
         if self.layout.groups and grouped != self.risk.n:
-            raise GenerationsError(f"the groups have {counted(grouped, 'example')}, but {self.risk.n} were scored.")
+            raise OutputsError(f"the groups have {counted(grouped, 'example')}, but {self.risk.n} were scored.")
         kept = sum(len(keys) for keys, _ in self.table.chunks)
         if self.layout.tabled and kept != self.risk.n:
-            raise GenerationsError(f"{kept} single losses were kept, but {self.risk.n} summed.")
+            raise OutputsError(f"{kept} single losses were kept, but {self.risk.n} summed.")
 
     def of_group(self, group: str | None) -> "CalibrationTotals | GroupTotals":
         """Returns the sums over the examples of a group, or over all of them for None."""
@@ -337,7 +337,7 @@ def _places(groups: Sequence[str | None], layout: Layout) -> list[tuple[str, lis
     places: dict[str, list[int]] = {}
     for place, group in enumerate(groups):
         if group is None or group not in layout.groups:
-            raise GenerationsError(
+            raise OutputsError(
                 f"an example is of {'no group' if group is None else f'group {group!r}'}, but planned were "
                 f"{', '.join(layout.groups)}. Did the data change after the run had begun?"
             )

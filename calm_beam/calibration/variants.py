@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.generations import GenerationsError
+from calm_beam.outputs import OutputsError
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.statistics import Loss
 
@@ -26,12 +26,12 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
     of the first variant where it did.
 
     Raises:
-      GenerationsError: If the variants were decoded from different examples.
+      OutputsError: If the variants were decoded from different examples.
     """
     first, *others = variants
     for other in others:
         if (other.content_sum, other.by_shard) != (first.content_sum, first.by_shard):
-            raise GenerationsError(
+            raise OutputsError(
                 "the variants were decoded from different examples: the data changed between them. Restore the data "
                 "and begin anew with --overwrite."
             )

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from calm_beam.generations import Generation, Output
+from calm_beam.outputs import Generation, Output
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .isolation import DecodeError, reason_of, results_or_reasons

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import stats
 
-from calm_beam.generations.timing import Lap, ShardTiming
+from calm_beam.outputs.timing import Lap, ShardTiming
 
 # Chance that an interval holds what it is about, if shards are all that is random.
 CONFIDENCE = 0.9

@@ -7,8 +7,8 @@ import numpy as np
 
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Generation, Output
 from calm_beam.metrics.corpus_bleu import NUM_COUNTS, bleu_counts
+from calm_beam.outputs import Generation, Output
 
 _BASIC = ("tokens", "layers", "cut")
 _FLOPS = ("flops_appendix_b", "flops_calm_table", "flops_full")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.generations import Generation
+from calm_beam.outputs import Generation
 from calm_beam.text.printable import printable, printable_line
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 

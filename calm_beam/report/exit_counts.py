@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from calm_beam.generations import open_shard
+from calm_beam.outputs import open_shard
 
 _ROWS_AT_A_TIME = 2048
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.generations import Output
+from calm_beam.outputs import Output
 
 # Layers are written by one character: of these, and beyond them by code points from _MORE_LAYERS on.
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"

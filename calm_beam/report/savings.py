@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
-from calm_beam.generations import Generation
+from calm_beam.outputs import Generation
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .stored import StoredOutputs

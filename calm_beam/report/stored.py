@@ -12,9 +12,8 @@ from calm_beam.calibration.publish import read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
-from calm_beam.generations import Generation, read_generations, stored_examples
-from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_path
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
+from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, read_generations, stored_examples
 from calm_beam.storage import joined
 
 # Examples are counted and drawn from whole shards until they are so many. A shard holds the prompts of a hash, so some
@@ -76,7 +75,7 @@ class StoredOutputs:
           manifest: Of the calibration.
 
         Raises:
-          GenerationsError: If they are not complete.
+          OutputsError: If they are not complete.
           ReportError: If they are others than were calibrated.
         """
         job = DecodeJob.read(folder)
@@ -88,7 +87,7 @@ class StoredOutputs:
         for shard in sorted(finished.shards, key=lambda shard: _rank(str(shard.shard), seed=0)):
             if sum(map(len, ids)) >= _ENOUGH_EXAMPLES:
                 break
-            paths.append(shard_path(folder, shard.shard, num_shards=job.num_shards))
+            paths.append(job.shard_path(folder, shard.shard))
             examples = stored_examples(paths[-1])
             ids.append(tuple(example.id for example in examples))
             sums.append(content_sum_of(examples))

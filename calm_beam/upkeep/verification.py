@@ -25,10 +25,10 @@ from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.unseen import Unseen
-from calm_beam.generations import Generation
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import Metric
+from calm_beam.outputs import Generation
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test

@@ -20,8 +20,8 @@ from calm_beam.launch.runners import Workers, is_local, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import joined
-from calm_beam.sweeps.folders import begun_shards
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
 
 from .confirm import check_parts_of_data, confirm, refuse_left_confirmation, remove_left
@@ -151,7 +151,7 @@ def calibrate(
     )
     directory = os.fspath(output)
     if num_shards is None and resume:
-        num_shards = begun_shards(directory)
+        num_shards = SweepHome(directory).begun_shards()
     part = None
     if confirm_share is not None:
         part = SetPart(name=CALIBRATING, confirm_share=confirm_share, salt=salt_of(seed))

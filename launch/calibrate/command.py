@@ -18,8 +18,6 @@ from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.specs import Spec
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.generations.folder import DecodeJob, FinishedSweep
-from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart
 from calm_beam.launch.flags import UsageError, as_usage, naming
@@ -40,11 +38,13 @@ from calm_beam.manifest import (
     read_manifest,
 )
 from calm_beam.metrics.registry import METRICS, is_bleurt
+from calm_beam.outputs import DecodeJob, FinishedSweep
+from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
+from calm_beam.outputs.timing import RunTiming
 from calm_beam.plan_list import PlanList
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.sweeps.folders import begun_shards, counted_generations, remove_temporary_files
-from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 
 from .confirm import ConfirmedRun, check_parts_of_data, refuse_left_confirmation
 from .flags import fill_in_defaults
@@ -135,7 +135,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     """Returns the run, all of which has been found good that can be before a worker starts."""
     stored = None if flags.generations is None else stored_source(flags)
     if flags.resume and flags.num_shards is None:
-        flags.num_shards = begun_shards(absolute(flags.output))
+        flags.num_shards = SweepHome(absolute(flags.output)).begun_shards()
     workers = Workers.prepared(
         options,
         accelerator=flags.accelerator,
@@ -256,7 +256,7 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
         )
     say(f"--resume: {path} is finished; nothing is left to do.")
     # It may have been killed while it wrote its report.
-    remove_temporary_files(run.output)
+    SweepHome(run.output).remove_temporary_files()
     if not is_file(joined(run.output, REPORT)):
         say(f"its report is missing: calm-beam report --calibration={run.output}")
     print_summary(manifest, run.output, seconds=0, remarks=_remarks(run, manifest))
@@ -282,7 +282,7 @@ def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace, *, part: S
     if part is not None:
         unique = [example for example in unique if part.takes(example)]
     if job.order is not None and (part is None or part.name == CALIBRATING):
-        folder = counted_generations(run.output)
+        folder = SweepHome(run.output).counted_folder()
         counted = {shard.shard for shard in FinishedSweep.read(folder, DecodeJob.read(folder), or_stopped=True).shards}
         shard_of = functools.partial(shard_in_order, salt=job.order, num_shards=job.num_shards)
         unique = [example for example in unique if shard_of(example) in counted]

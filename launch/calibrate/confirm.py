@@ -20,16 +20,16 @@ from calm_beam.calibration.publish import EarlierResult, publish, read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import UsageError
-from calm_beam.generations import FinishedSweep, StoredGenerations
 from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Variant, read_manifest
 from calm_beam.metrics.settings import MetricSettings
+from calm_beam.outputs import FinishedSweep, StoredGenerations
+from calm_beam.outputs.assignment import BATCH
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import joined, remove_folder
-from calm_beam.sweeps.assignment import BATCH
-from calm_beam.sweeps.folders import begin_generations, begun_shards, next_generations
 from calm_beam.text.counted import counted
 from calm_beam.transforms import ConfirmThresholds, DecodeExamples, ReadExamples, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
@@ -38,7 +38,7 @@ from .run import UNCONFIRMED, CalibrationRun
 from .sources import DecodedSource
 
 if TYPE_CHECKING:
-    from calm_beam.sweeps.prepared import PreparedSweep
+    from calm_beam.outputs.prepared import PreparedSweep
 
 CONFIRMATION = "confirmation"
 """Folder in an output directory whose `generations/` are those of the examples that confirm."""
@@ -186,7 +186,7 @@ def refuse_left_confirmation(output: str) -> None:
       UsageError: If there are some.
     """
     folder = joined(output, CONFIRMATION)
-    if begun_shards(folder) is not None:
+    if SweepHome(folder).begun_shards() is not None:
         raise UsageError(
             f"--output {output}: holds {CONFIRMATION}/ of a run that did not finish. Pass --resume to go on with it, "
             "--overwrite to begin anew, or choose another directory."
@@ -203,10 +203,10 @@ def remove_left(output: str, *, overwrite: bool) -> None:
 def _begun(sweeps: Mapping[Variant | None, "PreparedSweep"], output: str) -> dict[Variant | None, StoredGenerations]:
     """Returns where the examples that confirm are decoded into, with what an earlier run has left there."""
     jobs = [each.job() for each in sweeps.values()]
-    is_begun = begun_shards(output) is not None
-    begin_generations(output, jobs, resume=is_begun, overwrite=False, earlier=EarlierResult(), tell=say)
+    home = SweepHome(output)
+    home.begin(jobs, resume=home.begun_shards() is not None, overwrite=False, tell=say)
     return {
-        variant: StoredGenerations(directory=next_generations(output, job), job=job)
+        variant: StoredGenerations(directory=home.next_folder(job), job=job)
         for variant, job in zip(sweeps, jobs, strict=True)
     }
 
@@ -226,7 +226,7 @@ def _decoded(
         | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, part=request.part, progress=progress)
         | "DecodeExamples"
         >> DecodeExamples(
-            sweep.assignment(stored.directory),
+            [sweep.assignment(stored.directory)],
             progress,
             accelerator_hint=workers.accelerator_hint,
             needs_accelerator=workers.needs_accelerator,

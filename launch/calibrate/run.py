@@ -9,7 +9,6 @@ from typing import Self
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.generations import GenerationsError
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.metrics import (
     RunMetrics,
@@ -21,8 +20,9 @@ from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import MetricSettings
+from calm_beam.outputs import OutputsError
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import is_file, joined, make_folder
-from calm_beam.sweeps.folders import after_failure
 from calm_beam.transforms import CalibrateGenerations, WriteManifest
 
 from .sources import Block, Source
@@ -145,7 +145,7 @@ class CalibrationRun:
 
     def what_is_left_told(self, folder: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
         """Adds to whatever ends a block what is left in the folder, and how to go on; of what was stored, nothing."""
-        return what_is_left_told(lambda: "" if self.source.is_stored else self._left(folder()), but=GenerationsError)
+        return what_is_left_told(lambda: "" if self.source.is_stored else self._left(folder()), but=OutputsError)
 
     def that_chooses(self) -> Self:
         """Returns the run of what is then confirmed."""
@@ -154,4 +154,4 @@ class CalibrationRun:
         )
 
     def _left(self, folder: str) -> str:
-        return after_failure(self.output, folder, is_over=self.workers.are_here)
+        return SweepHome(self.output).after_failure(folder, is_over=self.workers.are_here)

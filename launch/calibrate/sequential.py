@@ -16,11 +16,11 @@ from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.calibration.specs import Objective
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import STOPPED, FinishedSweep, GenerationsError, stored_shard, whole_shard
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
 from calm_beam.metrics.registry import get_metric, metric_source_digest
+from calm_beam.outputs import STOPPED, FinishedSweep, OutputsError, stored_shard, whole_shard
 from calm_beam.storage import is_file, joined, make_folder, remove_file
 from calm_beam.text.counted import counted
 from calm_beam.versions import run_versions
@@ -134,19 +134,19 @@ class SequentialRun:
           now: Numbers of those that this run has counted, which has read their generations.
 
         Raises:
-          GenerationsError: If a round or its generations are not as they were counted.
+          OutputsError: If a round or its generations are not as they were counted.
         """
         folder, plan = block.stored.directory, self.run.plan.upper_part(len(block.thresholds))
         rounds, scored_by = list(known), self._scored_by()
         while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
             if following.scored_by != scored_by:
-                raise GenerationsError(
+                raise OutputsError(
                     f"{folder}: round {following.number} was scored by {_differing(following.scored_by)}, and now "
                     f"there is {_differing(scored_by)}: one risk must not be made of two metrics. Restore what "
                     "scored it, or begin anew with --overwrite."
                 )
             if rounds and following.division != rounds[0].division:
-                raise GenerationsError(
+                raise OutputsError(
                     f"{folder}: rounds 1 and {following.number} are of different divisions of the data. Begin anew, "
                     "with --overwrite."
                 )
@@ -155,7 +155,7 @@ class SequentialRun:
                 # Rounds that were counted now have read them whole; those of an earlier run may be damaged since.
                 stored_as = stored_shard if following.number in now else whole_shard
                 if not is_file(path) or stored_as(path) != shard:
-                    raise GenerationsError(
+                    raise OutputsError(
                         f"{path}: is missing, or not what was counted in round {following.number}. Decode anew, with "
                         "--overwrite."
                     )

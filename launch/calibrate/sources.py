@@ -10,36 +10,29 @@ import apache_beam as beam
 
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.plan import Plan, block_ends
-from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import Need
-from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord, PlanRecord, Variant
 from calm_beam.metrics.settings import MetricSettings
+from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
+from calm_beam.outputs.assignment import SweepAssignment
+from calm_beam.outputs.folder import SweepHome, check_may_choose, find_generations
 from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute
-from calm_beam.sweeps import Assignment
-from calm_beam.sweeps.folders import (
-    begin_generations,
-    check_may_choose,
-    find_generations,
-    generations_folder,
-    keep_last_generations,
-    next_generations,
-)
-from calm_beam.transforms import CountRounds, DecodeExamples, DecodeVariants, ReadExamples
+from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 
 if TYPE_CHECKING:
-    from calm_beam.sweeps.prepared import PreparedSweep
+    from calm_beam.outputs.prepared import PreparedSweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +47,7 @@ class Block:
 
     stored: StoredGenerations
     make: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
-    assignment: Assignment | None = None
+    assignment: SweepAssignment | None = None
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -128,7 +121,7 @@ class DecodedSource:
         self._sweeps = blocks
         self._jobs = [each.job() for each in blocks]
         self._begun: list[Block] = []
-        self._flags, self._output, self._earlier, self._workers = flags, output, earlier, workers
+        self._flags, self._home, self._earlier, self._workers = flags, SweepHome(output), earlier, workers
         self.blocks = len(blocks)
         self.home = output
 
@@ -144,22 +137,21 @@ class DecodedSource:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
         index, flags = len(self._begun), self._flags
         if index:
-            folder = next_generations(self._output, self._jobs[index])
+            folder = self._home.next_folder(self._jobs[index])
         else:
-            folder = begin_generations(
-                self._output,
+            folder = self._home.begin(
                 self._jobs,
                 resume=flags.resume,
                 overwrite=flags.overwrite,
-                earlier=self._earlier,
                 tell=say,
+                withdraw=functools.partial(withdraw, self.home, self._earlier),
             )
         assignment = self._assignment(index, folder)
         block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment), assignment=assignment)
         self._begun.append(block)
         return block
 
-    def _assignment(self, index: int, folder: str) -> Assignment:
+    def _assignment(self, index: int, folder: str) -> SweepAssignment:
         """Returns what workers are told of a block, which goes on where the last one has ended."""
         return dataclasses.replace(
             self._sweeps[index].assignment(folder),
@@ -169,18 +161,18 @@ class DecodedSource:
 
     def is_begun_below(self) -> bool:
         """Returns whether rounds were counted in a block that follows."""
-        return any(has_rounds(generations_folder(self._output, job)) for job in self._jobs[len(self._begun) :])
+        return any(has_rounds(self._home.folder_of(job)) for job in self._jobs[len(self._begun) :])
 
     def finish(self) -> None:
         """Removes the folders of all blocks but the last: its generations hold those of the others."""
-        keep_last_generations(self._output, [block.stored.job for block in self._begun])
+        self._home.keep_last([block.stored.job for block in self._begun])
 
     def count_rounds(
         self,
         pipeline: beam.Pipeline,
         progress: ProgressLog,
         *,
-        assignment: Assignment,
+        assignment: SweepAssignment,
         plan: Plan,
         scored_by: Mapping[str, str],
         division: str | None,
@@ -214,13 +206,13 @@ class DecodedSource:
             sweep.data, num_shards=sweep.num_shards, order=request.order, part=request.part, progress=progress
         )
 
-    def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
+    def _decode(self, assignment: SweepAssignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
         return (
             pipeline
             | "ReadExamples" >> self._read(progress)
             | "DecodeExamples"
             >> DecodeExamples(
-                assignment,
+                [assignment],
                 progress,
                 accelerator_hint=self._workers.accelerator_hint,
                 needs_accelerator=self._workers.needs_accelerator,
@@ -231,20 +223,20 @@ class DecodedSource:
 class VariantsSource(DecodedSource):
     """Generations of several variants: every block is the whole grid of one."""
 
-    def _assignment(self, index: int, folder: str) -> Assignment:
+    def _assignment(self, index: int, folder: str) -> SweepAssignment:
         """Returns what workers are told of a variant, whose generations go on from no other's."""
         return self._sweeps[index].assignment(folder)
 
     def decode_together(
         self, blocks: Sequence[Block], pipeline: beam.Pipeline, progress: ProgressLog
     ) -> beam.PCollection:
-        """Adds to a pipeline what decodes several variants in one sweep, as `DecodeVariants` does."""
+        """Adds to a pipeline what decodes several variants in one sweep."""
         assignments = [block.assignment for block in blocks if block.assignment is not None]
         return (
             pipeline
             | "ReadExamples" >> self._read(progress)
             | "DecodeVariants"
-            >> DecodeVariants(
+            >> DecodeExamples(
                 assignments,
                 progress,
                 accelerator_hint=self._workers.accelerator_hint,

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import apache_beam as beam
 
-from calm_beam.generations import FinishedSweep
-from calm_beam.generations.folder import shard_files
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import Manifest
+from calm_beam.outputs import DecodeJob, FinishedSweep
 from calm_beam.storage import make_folder
 from calm_beam.transforms import CalibrateVariants, WriteManifest
 
@@ -88,4 +87,4 @@ class VariantsRun:
 def _last_with_shards(blocks: Sequence[Block]) -> str:
     """Returns the folder that has been come to; an earlier one where no shard of the last was finished."""
     folders = [block.stored.directory for block in blocks]
-    return next((folder for folder in reversed(folders) if shard_files(folder)), folders[-1])
+    return next((folder for folder in reversed(folders) if DecodeJob.shard_files(folder)), folders[-1])

@@ -8,8 +8,6 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.generations import Generation, read_generations
-from calm_beam.generations.data_order import write_in_data_order
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import asked_shards, find_output
 from calm_beam.launch.run_sweep import run_sweep
@@ -18,6 +16,8 @@ from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import tell
+from calm_beam.outputs import Generation, read_generations
+from calm_beam.outputs.data_order import write_in_data_order
 from calm_beam.storage import base_name, replacing
 from calm_beam.text.counted import counted
 from calm_beam.transforms import ReadExamples

@@ -27,9 +27,9 @@ from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.metrics.registry import DEFAULT_METRIC
+from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
-from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Findings, PreparedExperiment, PreparedSweeps
 from .files import checked_output, write_rows

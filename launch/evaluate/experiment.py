@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from calm_beam.evaluation.performance import Measured, Variant
     from calm_beam.evaluation.task import Task
+    from calm_beam.outputs.prepared import PreparedSweep
     from calm_beam.report.line_chart import LineChart
-    from calm_beam.sweeps.prepared import PreparedSweep
 
 Cell = str | int | float | None
 

@@ -13,7 +13,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import arithmetic_of
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
-from calm_beam.sweeps.prepared import PreparedSweep
+from calm_beam.outputs.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table

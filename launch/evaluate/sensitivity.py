@@ -13,7 +13,7 @@ from calm_beam.evaluation.task import Task
 from calm_beam.inputs.examples import DataError
 from calm_beam.launch.plots import COLOURS, GREY, tidy
 from calm_beam.launch.setup_run import full_model_settings
-from calm_beam.sweeps.prepared import PreparedSweep
+from calm_beam.outputs.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, PreparedExperiment, estimate_cells, shown
 from .flags import DEFAULT_POSITIONS

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 
 from calm_beam.evaluation.performance import Variant
-from calm_beam.generations import Generation, read_generations
 from calm_beam.inputs.examples import Example
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.runners.shared_folder import passing_folder
-from calm_beam.sweeps.prepared import PreparedSweep
-from calm_beam.sweeps.shard_count import shards_for
+from calm_beam.outputs import Generation, read_generations
+from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.outputs.shard_count import shards_for
 from calm_beam.transforms.examples import DivideExamples
 from calm_beam.transforms.progress import ProgressLog
 

@@ -16,7 +16,7 @@ from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
-from calm_beam.sweeps.prepared import PreparedSweep
+from calm_beam.outputs.prepared import PreparedSweep
 
 from .charts import measure_line
 from .experiment import Experiment, Findings, PreparedSweeps

@@ -56,7 +56,7 @@ def asked_shards(flags: argparse.Namespace) -> int:
       OSError: If a file cannot be read.
     """
     # Here, since calm-beam-serving asks for files too, and sweeps nothing.
-    from calm_beam.sweeps.shard_count import default_shards
+    from calm_beam.outputs.shard_count import default_shards
 
     if flags.num_shards is None:
         data = find_files("--data", flags.data or (), reading=reading_of(flags))

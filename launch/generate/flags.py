@@ -19,7 +19,7 @@ from calm_beam.launch.flags.model import add_model_flags
 
 SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output have exit_layers of themselves."
 
-# As `calm_beam.answers.FORMATS`.
+# As `calm_beam.outputs.job.FORMATS`.
 _FORMATS = ("parquet", "jsonl")
 _OF_FOLDERS = (
     "output_format",

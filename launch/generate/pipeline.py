@@ -8,16 +8,6 @@ from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.answers import (
-    COMPLETE,
-    FAILURES,
-    AnswerAssignment,
-    AnswerRequest,
-    AnswersError,
-    FinishedAnswers,
-)
-from calm_beam.answers.folder import after_failure, begin_answers, begun_shards
-from calm_beam.answers.paths import losses_path
 from calm_beam.inputs import DataFiles
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import find_files
@@ -29,18 +19,22 @@ from calm_beam.launch.runners.metrics import RunMetrics
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.outputs import COMPLETE, FAILURES, FinishedAnswers, OutputsError
+from calm_beam.outputs.answer_request import AnswerRequest
+from calm_beam.outputs.assignment import AnswerAssignment
+from calm_beam.outputs.folder import AnswerHome
+from calm_beam.outputs.shard_count import prompt_shards
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.sweeps.shard_count import prompt_shards
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
-from calm_beam.transforms.generate import AnswerPrompts
+from calm_beam.transforms.decode import DecodeExamples
 from calm_beam.transforms.prompts import ReadPrompts
 
 from .flags import SHOWS_WHAT_IS_PRINTED, check_input_flags, prompt_reading
 from .words import entry_with_layers, unknown_groups
 
 if TYPE_CHECKING:
-    from calm_beam.answers.prepared import PreparedAnswers
+    from calm_beam.outputs.answer_prepared import PreparedAnswers
 
 # Flags of what workers read or write.
 _WORKERS_PATHS = ("vocabulary", "input", "bleurt_checkpoint", "output")
@@ -58,13 +52,15 @@ def answer_all(flags: argparse.Namespace, options: PipelineOptions) -> int:
     for entry in _entries(prepared):
         say(entry_with_layers(entry, num_layers=prepared.num_layers))
     start = time.monotonic()
-    begin_answers(output, prepared.job, resume=flags.resume, overwrite=flags.overwrite, tell=say)
-    with what_is_left_told(functools.partial(after_failure, output, is_over=workers.are_here), but=AnswersError):
+    home = AnswerHome(output)
+    home.begin([prepared.job], resume=flags.resume, overwrite=flags.overwrite, tell=say)
+    left = functools.partial(home.after_failure, output, is_over=workers.are_here)
+    with what_is_left_told(left, but=OutputsError):
         metrics = _run(prepared, assignment, workers=workers)
         if workers.template:
             tell(f"Template: {workers.template}. It has not run.")
             return 0
-        finished = FinishedAnswers.read(output, job=prepared.job.digest())
+        finished = FinishedAnswers.read(output, prepared.job)
     _tell(finished, assignment, metrics=metrics, seconds=time.monotonic() - start)
     return 0
 
@@ -92,12 +88,12 @@ def _prepared(
 ) -> "tuple[Workers, PreparedAnswers, str]":
     """Returns who answers what, all of which has been found good that can be before a worker starts, and the folder."""
     # Here, since it needs JAX, and what is wrong with flags needs none of it.
-    from calm_beam.answers.prepared import prepare_answers
+    from calm_beam.outputs.answer_prepared import prepare_answers
 
     output = _checked_output(flags)
     data = find_files("--input", [flags.input], reading=prompt_reading(flags))
     if flags.resume and flags.num_shards is None:
-        flags.num_shards = begun_shards(output)
+        flags.num_shards = AnswerHome(output).begun_shards()
     workers = Workers.prepared(
         options,
         accelerator=flags.accelerator,
@@ -161,8 +157,8 @@ def _run(prepared: "PreparedAnswers", assignment: AnswerAssignment, *, workers: 
             pipeline
             | "ReadPrompts" >> ReadPrompts(prepared.data, num_shards=prepared.job.num_shards, progress=progress)
             | "AnswerPrompts"
-            >> AnswerPrompts(
-                assignment,
+            >> DecodeExamples(
+                [assignment],
                 progress,
                 accelerator_hint=workers.accelerator_hint,
                 needs_accelerator=workers.needs_accelerator,
@@ -184,7 +180,7 @@ def _tell(
         if name is not None:
             say(f"group {printable_line(name)}: {tally.in_words()}")
     for calibration, losses in finished.losses.items():
-        path = losses_path(assignment.directory, calibration, job=assignment.job)
+        path = assignment.job.losses_path(assignment.directory, calibration)
         say(f"{counted(losses, 'loss', several='losses')} measured: calm-beam monitor --losses={path}")
     total = finished.total
     if total.failed:

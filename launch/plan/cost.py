@@ -13,11 +13,11 @@ from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.manifest import Calibration
+from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
 from calm_beam.report.foreign import short_place
 from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
 from calm_beam.risk.tails import tail_in_words
-from calm_beam.sweeps.shard_count import shards_for
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 

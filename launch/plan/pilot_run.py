@@ -9,14 +9,13 @@ from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.specs import Objective
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.cost import Pilot, PilotShard
-from calm_beam.generations import FinishedSweep, Generation, StoredShard, read_generations
-from calm_beam.generations.folder import DecodeJob, shard_path
-from calm_beam.generations.timing import RunTiming, ShardTiming, read_run_timing, read_timings
 from calm_beam.launch.flags import naming
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
 from calm_beam.metrics.registry import METRICS, get_metric
+from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, StoredShard, read_generations
+from calm_beam.outputs.folder import find_generations
+from calm_beam.outputs.timing import RunTiming, ShardTiming, read_run_timing, read_timings
 from calm_beam.storage import absolute, is_file, joined, parent
-from calm_beam.sweeps.folders import find_generations
 
 # Outputs are read back until they are of so many examples, and of two shards.
 _ENOUGH_EXAMPLES = 5000
@@ -64,7 +63,7 @@ def read_pilot(path: str) -> PilotRun:
 
     Raises:
       UsageError: If there is none, or it says nothing about time.
-      GenerationsError: If it is not complete.
+      OutputsError: If it is not complete.
       ManifestError: If its manifest cannot be trusted.
     """
     with naming("--pilot"):
@@ -184,7 +183,7 @@ def _read_back(
         if len(lengths) >= 2 and len(losses) >= _ENOUGH_EXAMPLES:
             break
         found = []
-        for generation in read_generations(shard_path(folder, shard.shard, num_shards=job.num_shards)):
+        for generation in read_generations(job.shard_path(folder, shard.shard)):
             if generation.failure is None:
                 found.append((-_prompt_size(generation), max(len(output.tokens) for output in generation.outputs)))
                 generation = dataclasses.replace(generation, outputs=tuple(generation.outputs[lane] for lane in lanes))

@@ -10,6 +10,7 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, ManifestError, read_any_manifest
+from calm_beam.outputs.folder import find_generations
 from calm_beam.report import (
     Calibrated,
     StoredOutputs,
@@ -21,7 +22,6 @@ from calm_beam.report import (
     write_page,
 )
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
-from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .flags import report_parser

@@ -18,7 +18,7 @@ def shared_place(workers: Workers, *, beside: str | None = None) -> str:
     """Returns a folder in which workers and this machine can both make files, as far as flags tell.
 
     Workers on this machine need no cloud for that, and workers elsewhere no disk of it. Those that run elsewhere and
-    are told of a folder here refuse to decode (`check_folders`).
+    are told of a folder here refuse to decode (`check_folder`).
 
     Args:
       workers: Who decodes.

@@ -31,8 +31,8 @@ from calm_beam.launch.terminal.device_times import (
     device_times_table,
 )
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import replacing
-from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.transforms.progress import ProgressLog
 
 

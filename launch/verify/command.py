@@ -14,7 +14,6 @@ from rich.table import Table
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.exits.measures import check_named
-from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
@@ -31,13 +30,14 @@ from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.summary import group_line, variant_lines
 from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest, unseen_in_words
 from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name, get_metric
+from calm_beam.outputs import read_generations, stored_prompts
+from calm_beam.outputs.assignment import BATCH
+from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.outputs.shard_order import with_unique_ids
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.tails import tail_in_words
 from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
-from calm_beam.sweeps.assignment import BATCH
-from calm_beam.sweeps.prepared import PreparedSweep
-from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 from calm_beam.transforms import ReadExamples

@@ -6,10 +6,10 @@ import string
 
 import pytest
 
-from calm_beam.generations import read_generations
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
 from calm_beam.metrics.bleurt import Bleurt
+from calm_beam.outputs import read_generations
 from tests.bleurt_builder import write_bleurt
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 

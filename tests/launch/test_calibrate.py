@@ -9,10 +9,10 @@ import pytest
 import scipy.stats
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.generations import read_generations
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.outputs import read_generations
 from tests.builders import build_arrays, write_t5x
 from tests.pipelines import (
     CONFIG,

@@ -11,12 +11,12 @@ import pytest
 
 from calm_beam import storage
 from calm_beam.checkpoints import Declared, load_checkpoint
-from calm_beam.generations import Generation, read_generations
 from calm_beam.inputs import AS_USUAL
 from calm_beam.launch.cli import main
 from calm_beam.launch.train.inputs import load_model, read_rows
 from calm_beam.manifest import Manifest, manifest_text, read_manifest
 from calm_beam.native import library
+from calm_beam.outputs import Generation, read_generations
 from tests.calm_beam.manifest.builders import build_manifest
 from tests.cloud.guard import Fault
 from tests.pipelines import (

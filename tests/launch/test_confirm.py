@@ -14,15 +14,13 @@ import calm_beam as calm
 from calm_beam.calibration.confirmation import confirmed_calibration
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.generations import Generation, read_generations
-from calm_beam.generations.folder import DecodeJob
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, part_of
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.outputs import DecodeJob, Generation, read_generations, worker
+from calm_beam.outputs.served_branches import ServedBranches
 from calm_beam.serving import Generator
-from calm_beam.sweeps import worker
-from calm_beam.sweeps.served_branches import ServedBranches
 from calm_beam.transforms import ReadGenerations
 from tests.instruction_sets import AVAILABLE
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pyarrow.parquet
 import pytest
 
-from calm_beam.answers import read_answers
 from calm_beam.launch.cli import main
+from calm_beam.outputs import read_answers
 from tests.answers import write_served_folder
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 

@@ -19,7 +19,7 @@ from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from calm_beam.launch.cli import main
-from calm_beam.sweeps import Assignment
+from calm_beam.outputs.assignment import SweepAssignment
 from tests.cloud.dataflow_service import DataflowService, serving_dataflow
 from tests.cloud.service import CloudService, make_bucket, raw_client
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
@@ -92,12 +92,12 @@ class _Run:
         assert isinstance(pool, dict)
         return pool
 
-    def assignment(self) -> Assignment:
+    def assignment(self) -> SweepAssignment:
         """Returns what the step is told that decodes."""
         (step,) = [step for step in self.pipeline.components.transforms.values() if step.unique_name == _DECODE]
         payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
         assignment = pickler.loads(payload.do_fn.payload)[0]._assignments[0]
-        assert isinstance(assignment, Assignment)
+        assert isinstance(assignment, SweepAssignment)
         return assignment
 
     def steps(self) -> set[str]:

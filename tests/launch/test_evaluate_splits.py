@@ -12,10 +12,10 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.splits import Splits
-from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.splits.command import _FILES
 from calm_beam.launch.evaluate.splits.sources import find_measures
+from calm_beam.outputs import DecodeJob, FinishedSweep
 from calm_beam.storage import make_folder
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
 

@@ -10,7 +10,7 @@ from apache_beam.internal import pickler
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from calm_beam.answers import AnswerAssignment
+from calm_beam.outputs.assignment import AnswerAssignment
 from tests.answers import write_served_folder
 from tests.cloud.dataflow_service import serving_dataflow
 from tests.cloud.service import CloudService, make_bucket, raw_client
@@ -18,7 +18,7 @@ from tests.cloud.service import CloudService, make_bucket, raw_client
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_ANSWER = "AnswerPrompts/AnswerShards"
+_ANSWER = "AnswerPrompts/DecodeShards"
 _ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
 
 
@@ -72,7 +72,10 @@ def test_a_job(service: CloudService, tmp_path: pathlib.Path) -> None:
         pipeline = beam_runner_api_pb2.Pipeline.FromString(bucket.blob(staged).download_as_bytes())
         names = [blob.name for blob in raw_client(service).list_blobs("dataflow-answers")]
     assert done.returncode == 1
-    assert f"{place}/answers/complete.json: no such file" in done.stderr.strip().splitlines()[-1]
+    assert (
+        f"{place}/answers: has no complete.json, so decoding did not finish there"
+        in done.stderr.strip().splitlines()[-1]
+    )
     assert "answers/generate.json" in names
     components = pipeline.components
     hints = {
@@ -86,7 +89,7 @@ def test_a_job(service: CloudService, tmp_path: pathlib.Path) -> None:
     assert pool["autoscalingSettings"] == {"algorithm": 2, "maxNumWorkers": 12}
     (step,) = [step for step in components.transforms.values() if step.unique_name == _ANSWER]
     payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
-    assignment = pickler.loads(payload.do_fn.payload)[0]._assignment
+    assignment = pickler.loads(payload.do_fn.payload)[0]._assignments[0]
     assert isinstance(assignment, AnswerAssignment)
     assert assignment.directory == f"{place}/answers"
     assert (assignment.job.model.uri, assignment.job.num_shards) == (f"{place}/model", 12)

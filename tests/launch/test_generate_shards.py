@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from calm_beam import storage
-from calm_beam.answers import read_answers
 from calm_beam.launch.cli import main
+from calm_beam.outputs import read_answers
 from calm_beam.serving import Generator
 from tests.answers import THRESHOLD, assert_same_answers, named_rows, write_served_folder
 from tests.pipelines import without_engine, write_rows
@@ -131,7 +131,7 @@ def _other_format(folder: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        (_other_data, 1, "holds answers to other prompts than the data give now for this shard"),
+        (_other_data, 1, "was answered from other prompts than the data give now for shard"),
         (_fewer_data, 2, "rows.jsonl: holds no prompts."),
         (_other_share, 2, "was begun in another way: probe.salt is None there"),
         (_other_format, 2, "was begun in another way: output_format is 'parquet' there, 'jsonl' here"),

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from calm_beam.generations import read_generations
-from calm_beam.generations.folder import shard_files
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.outputs import DecodeJob, read_generations
+from calm_beam.outputs.folder import find_generations
 from calm_beam.serving import Generator
-from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
@@ -134,7 +133,7 @@ def test_without_a_vocabulary_ids_are_compared(bare: pathlib.Path) -> None:
     """Outputs and references are then ids joined by spaces, in what is stored too, and losses say something."""
     manifest = read_manifest(bare / "out" / "manifest.json")
     assert manifest.vocabulary is None
-    (path,) = shard_files(find_generations(str(bare / "out")))
+    (path,) = DecodeJob.shard_files(find_generations(str(bare / "out")))
     for generation in read_generations(path):
         assert generation.example.references == (" ".join(map(str, [7, 9, *range(20, 40)])),)
         output = generation.outputs[0]

@@ -14,8 +14,8 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import DataFiles
 from calm_beam.launch.cli import main
 from calm_beam.model.input_length import default_input_length
-from calm_beam.sweeps.prepared import PreparedSweep, prepare_sweep
-from calm_beam.sweeps.request import SweepRequest
+from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
+from calm_beam.outputs.request import SweepRequest
 from calm_beam.training.config import ClassifierConfig, TrainingConfig
 from calm_beam.transforms import Sweep
 from calm_beam.vocabularies.chat import chosen_chat

@@ -9,11 +9,11 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from calm_beam.generations.folder import COMPLETE
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import read_manifest
+from calm_beam.outputs import COMPLETE
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 from tests.sampling import sampled
 

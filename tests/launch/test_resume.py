@@ -13,12 +13,20 @@ import pytest
 
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import Plan
-from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
-from calm_beam.generations.folder import COMPLETE, DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.outputs import (
+    COMPLETE,
+    DecodeJob,
+    FinishedSweep,
+    OutputsError,
+    StoredGenerations,
+    read_generations,
+    stored_shard,
+    write_generations,
+)
 from calm_beam.serving import Generator
 from calm_beam.transforms.scoring import ShardScorer
 from tests.pipelines import (
@@ -143,7 +151,7 @@ def test_an_unfinished_run_is_not_begun_anew_by_accident(
     assert _calibrate(model, data, output) == 2
     assert _error(capsys) == (
         f"calm-beam calibrate: --output {output}: holds generations of a run that did not finish (2 of at most 3 "
-        "shards decoded). Pass --resume to go on with it, --overwrite to begin anew, or choose another directory."
+        "shards decoded). Pass --resume to go on with them, --overwrite to begin anew, or choose another directory."
     )
     assert _calibrate(model, data, output, "--resume", "--overwrite") == 2
     assert "--resume goes on with what is there, --overwrite begins anew: leave one of them out." in _error(capsys)
@@ -678,11 +686,11 @@ def test_a_shard_that_was_replaced_is_refused(whole: pathlib.Path, tmp_path: pat
     generations = list(read_generations(path))
     fewer = [dataclasses.replace(each, outputs=each.outputs[:-1]) for each in generations]
     write_generations(path, fewer, shard=shard.shard, digest=shard.digest)
-    with pytest.raises(GenerationsError, match=r"has 5 outputs, not one for the full model and each of 5 thresholds\."):
+    with pytest.raises(OutputsError, match=r"has 5 outputs, not one for the full model and each of 5 thresholds\."):
         list(scorer.batches((shard.shard, [shard]), examples=finished.examples))
     write_generations(path, generations[1:], shard=shard.shard, digest=shard.digest)
     assert stored_shard(str(path)).examples == shard.examples - 1
-    with pytest.raises(GenerationsError, match=r"was replaced after decoding was complete\. Decode anew"):
+    with pytest.raises(OutputsError, match=r"was replaced after decoding was complete\. Decode anew"):
         list(scorer.batches((shard.shard, [shard]), examples=finished.examples))
 
 

@@ -8,10 +8,9 @@ import pathlib
 import pytest
 
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.generations import Generation, read_generations
-from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, Variant, read_manifest
+from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.serving import Generator
 from tests.pipelines import CONFIG, SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from calm_beam.generations.folder import COMPLETE, STOPPED
 from calm_beam.launch.calibrate import sources
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.outputs import COMPLETE, STOPPED
+from calm_beam.outputs.shard_order import shard_in_order
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.sweeps.shard import shard_in_order
 from tests.calm_beam.calibration.builders import build_example
 from tests.pipelines import SHORT_FLAGS, id_rows, without_engine, without_time, write_model, write_rows
 

@@ -9,11 +9,11 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam import storage
-from calm_beam.generations import GenerationsError
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
-from calm_beam.sweeps.stored_shards import check_folders
+from calm_beam.outputs import OutputsError
+from calm_beam.outputs.stored_shards import check_folder
 from tests.cloud.guard import Fault
 from tests.pipelines import build_assignment
 
@@ -102,9 +102,9 @@ def test_what_cannot_be_removed_is_told(bucket: str, cloud: "CloudService", caps
 
 def test_folders_of_other_machines_are_refused(tmp_path: pathlib.Path) -> None:
     """A worker that does not see the folder says so before anything is decoded; the twin, one that does, goes on."""
-    check_folders(build_assignment(str(tmp_path), model="model"), [0])
-    with pytest.raises(GenerationsError, match="none: workers do not see this folder, which is on the disk of the"):
-        check_folders(build_assignment(str(tmp_path / "none"), model="model"), [0])
+    check_folder(build_assignment(str(tmp_path), model="model"), [0])
+    with pytest.raises(OutputsError, match="none: workers do not see this folder, which is on the disk of the"):
+        check_folder(build_assignment(str(tmp_path / "none"), model="model"), [0])
 
 
 def _write(path: str) -> None:

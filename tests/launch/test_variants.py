@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.pareto import TESTING, pareto_calibration, part_of
-from calm_beam.generations import Generation, read_generations
-from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.serving import Generator, LossProbe
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, opened, started_browser

@@ -27,10 +27,9 @@ from calm_beam.external.rows import RowReading
 from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.external.tables import read_rows
-from calm_beam.generations import read_generations, stored_shard
-from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.inputs import Reading, parts_of, read_examples
 from calm_beam.manifest import read_manifest
+from calm_beam.outputs import DecodeJob, FinishedSweep, read_generations, stored_shard
 from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.external.builders import (
     ZSTANDARD,

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from calm_beam.answers.finished import FinishedAnswers
-from calm_beam.answers.job import AnswerJob
 from calm_beam.errors import CalmBeamError
-from calm_beam.generations.folder import DecodeJob, FinishedSweep
-from calm_beam.generations.timing import read_run_timing, read_timings
 from calm_beam.launch.cli import main
 from calm_beam.manifest import content_digest, read_any_manifest
+from calm_beam.outputs import AnswerJob, DecodeJob, FinishedAnswers, FinishedSweep
+from calm_beam.outputs.timing import read_run_timing, read_timings
 from tests.answers import write_served_folder
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
@@ -73,7 +71,7 @@ def _sweep(here: pathlib.Path) -> object:
 def _answers(here: pathlib.Path) -> object:
     folder = str(here / "answers")
     job = AnswerJob.read(folder)
-    return job.digest(), FinishedAnswers.read(folder, job=job.digest()).total.in_words()
+    return job.digest(), FinishedAnswers.read(folder, job).total.in_words()
 
 
 _KINDS: dict[str, tuple[str, Callable[[pathlib.Path], object]]] = {

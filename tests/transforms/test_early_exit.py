@@ -16,8 +16,8 @@ from benchmarks.serving_parity import difference
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.demo.embedded import CALIBRATION_SET, MODEL
 from calm_beam.exits.measures import MeasureError
-from calm_beam.generations import Output
 from calm_beam.manifest import ManifestError, read_manifest, write_manifest
+from calm_beam.outputs import Output
 from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered
 from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt, require_answer
 from calm_beam.vocabularies.vocabulary import Vocabulary

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from calm_beam.sweeps import Assignment, worker
+from calm_beam.outputs import worker
+from calm_beam.outputs.assignment import Assignment
 from calm_beam.transforms.model_copies import ModelCopies
 from tests.pipelines import TEXTUAL, id_rows, run_calibration, split_rows, write_model
 

@@ -23,12 +23,12 @@ from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
-from calm_beam.generations import Generation, Output, read_generations
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration, VocabularyRecord
 from calm_beam.metrics.registry import METRICS, MetricError
-from calm_beam.sweeps.worker import load_model
+from calm_beam.outputs import Generation, Output, read_generations
+from calm_beam.outputs.worker import load_model
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from tests.pipelines import (
     BATCH_SIZE,
@@ -442,7 +442,7 @@ def test_a_vocabulary_that_changed_is_refused(id_model: pathlib.Path, tmp_path: 
         load_model(assignment)
     found = VocabularyRecord(fingerprint=Vocabulary(path).fingerprint, extra_ids=0)
     job = dataclasses.replace(assignment.job, vocabulary=found)
-    load_model(dataclasses.replace(assignment, stored=dataclasses.replace(assignment.stored, job=job)))
+    load_model(dataclasses.replace(assignment, job=job))
 
 
 def test_progress_is_reported(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from calm_beam.generations import read_generations
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
+from calm_beam.outputs import read_generations
 from tests.pipelines import (
     SHORT_FLAGS,
     id_rows,

@@ -25,7 +25,7 @@ def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
     _ = (
         pipeline
         | "ReadExamples" >> ReadExamples(_FILES, num_shards=8, progress=log)
-        | "DecodeExamples" >> DecodeExamples(_ASSIGNMENT, log, accelerator_hint=hint)
+        | "DecodeExamples" >> DecodeExamples([_ASSIGNMENT], log, accelerator_hint=hint)
         | "Score" >> beam.Map(str)
     )
     return pipeline.to_runner_api()

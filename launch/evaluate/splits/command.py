@@ -25,8 +25,6 @@ from calm_beam.evaluation.sample import sampled
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import stored_examples
-from calm_beam.generations.folder import StoredGenerations, shard_files
 from calm_beam.launch.evaluate.files import checked_output, write_rows
 from calm_beam.launch.flags import UsageError, as_usage, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
@@ -38,6 +36,7 @@ from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.manifest import content_digest
 from calm_beam.metrics.corpus_bleu import is_bleu_available
+from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
 from calm_beam.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
@@ -294,7 +293,7 @@ def _speedups(
 
     rules = {measure.name: measure.rule for measure in measures}
     chosen = dict.fromkeys((each.measure, each.threshold) for each in table if each.threshold is not None)
-    examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
+    examples = [example for path in DecodeJob.shard_files(measures[0].folder) for example in stored_examples(path)]
     vocab_size = model.checkpoint.config.vocab_size
     prompts = [
         encode_prompt(example, model.vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate").ids

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import stored_examples
-from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import ManifestError
+from calm_beam.outputs import DecodeJob, FinishedSweep, stored_examples
+from calm_beam.outputs.folder import find_generations
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
-from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
 
 
@@ -62,7 +61,7 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
 
     Raises:
       UsageError: If there are none, or they are not of one model and the same data, decoded alike but for the exits.
-      GenerationsError: If they are not complete.
+      OutputsError: If they are not complete.
     """
     found = []
     for directory in directories:
@@ -136,7 +135,9 @@ def _names(rules: Sequence[ExitRule]) -> list[str]:
 
 def have_references(measure: StoredMeasure) -> bool:
     """Returns whether every example has references."""
-    return all(example.has_references for path in shard_files(measure.folder) for example in stored_examples(path))
+    return all(
+        example.has_references for path in DecodeJob.shard_files(measure.folder) for example in stored_examples(path)
+    )
 
 
 def find_model(

@@ -10,8 +10,8 @@ from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.specs import Spec
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.generations import Generation, Output
 from calm_beam.inputs.examples import Example
+from calm_beam.outputs import Generation, Output
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 
 

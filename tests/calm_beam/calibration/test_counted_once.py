@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.generations import GenerationsError, StoredShard
-from calm_beam.generations.folder import FinishedSweep
+from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="wsr")
 _LAYOUT = Layout.of(_SPECS, thresholds=2)
@@ -61,14 +60,14 @@ def test_a_shard_that_counts_twice_is_refused(counted: tuple[int, ...], message:
     whole = CalibrationTotals.zero(_LAYOUT)
     for shard in counted:
         whole = whole.merge(_shard_totals(shard, sizes[shard]))
-    with pytest.raises(GenerationsError, match=re.escape(message)):
+    with pytest.raises(OutputsError, match=re.escape(message)):
         whole.check(_finished(*sizes[:2]))
 
 
 def test_a_lost_loss_is_refused() -> None:
     """As many losses as examples must have been added, and kept where single losses are."""
     totals = _shard_totals(0, 3)
-    with pytest.raises(GenerationsError, match=r"2 examples were scored, but 3 decoded\."):
+    with pytest.raises(OutputsError, match=r"2 examples were scored, but 3 decoded\."):
         dataclasses.replace(totals, scored=2).check(_finished(3))
-    with pytest.raises(GenerationsError, match=r"2 single losses were kept, but 3 summed\."):
+    with pytest.raises(OutputsError, match=r"2 single losses were kept, but 3 summed\."):
         dataclasses.replace(totals, table=_shard_totals(0, 2).table).check(_finished(3))

@@ -19,10 +19,10 @@ from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import watched
 from calm_beam.calibration.specs import Spec
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import GroupRecord, SequentialPlan
+from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
@@ -157,9 +157,9 @@ def test_sums_of_a_group_are_those_of_its_examples(drawn: list[tuple[str, float]
 def test_an_example_of_no_planned_group_ends_the_run() -> None:
     """Data that changed after the groups were named are told, whatever group they have now."""
     layout = _plan().layout()
-    with pytest.raises(GenerationsError, match="an example is of group 'it', but planned were de, fr"):
+    with pytest.raises(OutputsError, match="an example is of group 'it', but planned were de, fr"):
         _totals(np.zeros((1, 1, 2)), ["it"], layout)
-    with pytest.raises(GenerationsError, match="an example is of no group, but planned were de, fr"):
+    with pytest.raises(OutputsError, match="an example is of no group, but planned were de, fr"):
         _totals(np.zeros((1, 1, 2)), [None], layout)
 
 
@@ -167,7 +167,7 @@ def test_losses_without_their_groups_are_found() -> None:
     """Totals whose groups do not add up to the whole are no result."""
     layout = _plan().layout()
     totals = dataclasses.replace(_totals(np.zeros((2, 1, 2)), ["de", "fr"], layout), groups=())
-    with pytest.raises(GenerationsError, match="the groups have 0 examples, but 2 were scored"):
+    with pytest.raises(OutputsError, match="the groups have 0 examples, but 2 were scored"):
         totals.check(FinishedSweep(job="", shards=(StoredShard(shard=0, examples=2, failed=0, digest=""),)))
 
 

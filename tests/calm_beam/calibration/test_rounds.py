@@ -15,8 +15,8 @@ from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.rounds import Round, division_digest, has_rounds, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.unseen import Unseen, UnseenText
-from calm_beam.generations import GenerationsError, StoredShard
 from calm_beam.manifest import SequentialPlan
+from calm_beam.outputs import OutputsError, StoredShard
 
 from .builders import build_generation, build_plan, build_totals
 
@@ -123,7 +123,7 @@ def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:
 def test_tests_may_not_change_once_losses_were_seen(change: dict[str, object], tmp_path: pathlib.Path) -> None:
     """Whoever has seen a round may not go on with other tests."""
     _round().write(str(tmp_path), _PLAN)
-    with pytest.raises(GenerationsError, match="Neither can be changed once losses have been seen"):
+    with pytest.raises(OutputsError, match="Neither can be changed once losses have been seen"):
         Round.read(str(tmp_path), 2, dataclasses.replace(_PLAN, **change))  # type: ignore[arg-type]
 
 
@@ -134,18 +134,18 @@ def test_a_file_that_was_changed_is_refused(tmp_path: pathlib.Path) -> None:
     content = json.loads(path.read_text())
     content["totals"]["n"] = 6
     path.write_text(json.dumps(content))
-    with pytest.raises(GenerationsError, match="was changed after it was written"):
+    with pytest.raises(OutputsError, match="was changed after it was written"):
         Round.read(str(tmp_path), 2, _PLAN)
     for text in ("{}", "[]", "no JSON"):
         path.write_text(text)
-        with pytest.raises(GenerationsError, match="is not as calm-beam writes it"):
+        with pytest.raises(OutputsError, match="is not as calm-beam writes it"):
             Round.read(str(tmp_path), 2, _PLAN)
 
 
 def test_a_round_is_what_its_shards_hold() -> None:
     """A round whose totals are of fewer examples than its shards have is none."""
     counted = _round()
-    with pytest.raises(GenerationsError, match="shard 7: 1 example was counted, but it has 2"):
+    with pytest.raises(OutputsError, match="shard 7: 1 example was counted, but it has 2"):
         dataclasses.replace(counted, shards=(counted.shards[0], dataclasses.replace(counted.shards[1], examples=2)))
 
 

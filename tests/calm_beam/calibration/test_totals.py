@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.generations import Generation
+from calm_beam.outputs import Generation
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import IsFraction, Loss, SquaredLoss

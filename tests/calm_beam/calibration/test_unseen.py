@@ -18,9 +18,9 @@ from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.unseen import Unseen, UnseenText, largest_unseen, merged_unseen
 from calm_beam.calibration.variants import whole_of
-from calm_beam.generations import Generation
 from calm_beam.manifest import UnseenRecord, unseen_in_words
 from calm_beam.metrics.registry import METRICS, MetricError
+from calm_beam.outputs import Generation
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_totals
 

@@ -16,8 +16,8 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Generation, GenerationsError
 from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant
+from calm_beam.outputs import Generation, OutputsError
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_output
 
@@ -163,7 +163,7 @@ def test_failures_of_all_variants_are_listed() -> None:
 def test_variants_of_other_examples_are_refused() -> None:
     """What was read anew in between would be split and counted otherwise."""
     first, second, third = _totals(_plan(), 0)
-    with pytest.raises(GenerationsError, match="the variants were decoded from different examples"):
+    with pytest.raises(OutputsError, match="the variants were decoded from different examples"):
         whole_of([first, dataclasses.replace(second, content_sum=1), third])
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.evaluation.task import Task
-from calm_beam.generations import Generation, Output
 from calm_beam.inputs.examples import Example
+from calm_beam.outputs import Generation, Output
 from tests.builders import build_checkpoint, build_config
 
 

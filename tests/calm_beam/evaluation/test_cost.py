@@ -20,8 +20,8 @@ from calm_beam.evaluation.cost import (
     makespan,
     steps_taken,
 )
-from calm_beam.generations.timing import Lap
-from tests.calm_beam.generations.builders import build_timing
+from calm_beam.outputs.timing import Lap
+from tests.calm_beam.outputs.builders import build_timing
 
 _STEP_SECONDS, _ROW_SECONDS, _EXAMPLE_SECONDS = 0.005, 1e-5, 0.001
 _SLOTS = 64

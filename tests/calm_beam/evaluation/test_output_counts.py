@@ -6,8 +6,8 @@ import pytest
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table
 from calm_beam.evaluation.output_counts import BLEU_ROWS, OutputCounter
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Generation, Output
 from calm_beam.metrics.corpus_bleu import bleu_counts
+from calm_beam.outputs import Generation, Output
 from tests.calm_beam.calibration.builders import build_generation
 
 _SIZES = DecoderSizes(num_layers=4, width=8, attention_width=6, mlp_width=16, encoder_width=8, vocab_size=32)

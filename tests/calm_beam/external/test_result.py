@@ -17,9 +17,9 @@ from calm_beam.external.plan import all_tests, plan_of
 from calm_beam.external.result import SettingRow, entries_of, external_manifest, setting_rows
 from calm_beam.external.rows import LossRow
 from calm_beam.external.sweep import SweepLosses
-from calm_beam.generations import Generation
 from calm_beam.manifest import ExternalManifest, ExternalPlan, read_manifest
 from calm_beam.metrics.registry import get_metric
+from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.losses import losses_of_scores

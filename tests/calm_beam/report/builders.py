@@ -17,10 +17,9 @@ from calm_beam.calibration.specs import Spec, objectives_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Generation, Output, StoredShard, write_generations
-from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_digest, shard_path
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
+from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, StoredShard, write_generations
 from calm_beam.vocabularies.vocabulary import EOS_ID
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
@@ -131,8 +130,8 @@ def write_calibration(
         part = generations[shard::num_shards]
         if not part:
             continue
-        digest = shard_digest(job.digest(), shard, examples=[item.example for item in part])
-        write_generations(shard_path(str(stored), shard, num_shards=num_shards), part, shard=shard, digest=digest)
+        digest = job.shard_digest(shard, examples=[item.example for item in part])
+        write_generations(job.shard_path(str(stored), shard), part, shard=shard, digest=digest)
         failed = sum(item.failure is not None for item in part)
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
     FinishedSweep.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.generations import Generation
+from calm_beam.outputs import Generation
 from calm_beam.report import StoredOutputs, build_page, read_calibrated
 from tests.calm_beam.report.browser import EVIL, started_browser
 from tests.calm_beam.report.builders import random_generations, write_calibration

@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.generations import Generation
+from calm_beam.outputs import Generation
 from calm_beam.report import build_page, read_calibrated
 from calm_beam.report.palette import layer_colours
 from tests.calm_beam.report.browser import EVIL, PHONE, SeenPage, needs_browser, opened

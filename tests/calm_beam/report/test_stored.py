@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from calm_beam.generations import GenerationsError
-from calm_beam.generations.folder import DecodeJob
 from calm_beam.manifest import ManifestError
+from calm_beam.outputs import DecodeJob, OutputsError
 from calm_beam.report import ReportError, StoredOutputs, read_calibrated
 from tests.calm_beam.report.builders import GRID, SPECS, random_generations, write_calibration
 
@@ -84,7 +83,7 @@ def test_unfinished_generations_are_refused(folder: pathlib.Path, tmp_path: path
     """Without the mark of success nothing is read."""
     (source,) = folder.glob("generations/*")
     DecodeJob.read(str(source)).write(str(tmp_path))
-    with pytest.raises(GenerationsError, match="decoding did not finish there"):
+    with pytest.raises(OutputsError, match="decoding did not finish there"):
         StoredOutputs.read(str(tmp_path), read_calibrated(str(folder)).manifest)
 
 

@@ -11,20 +11,19 @@ import pytest
 import safetensors.numpy
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.generations import stored_shard
-from calm_beam.generations.folder import COMPLETE, JOB, DecodeJob, FinishedSweep
 from calm_beam.metrics.bleurt.checkpoint import CONFIG, BleurtConfig
+from calm_beam.outputs import COMPLETE, DecodeJob, FinishedSweep, stored_shard
 from calm_beam.report import read_calibrated, read_speedups
 from calm_beam.training.saved_state import StateFolder
-from tests.calm_beam.generations.test_folder import build_job
 from tests.calm_beam.manifest.builders import build_manifest
+from tests.calm_beam.outputs.test_folder import build_job
 from tests.calm_beam.report.builders import random_generations, write_calibration
 
 _REPEATED = '{"schema": 1, "id": "a", "reason": "b", "id": "c"}'
 
 
 def _read_job(folder: pathlib.Path, text: str) -> None:
-    (folder / JOB).write_text(text)
+    (folder / DecodeJob.FILE).write_text(text)
     DecodeJob.read(str(folder))
 
 

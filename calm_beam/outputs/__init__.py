@@ -1,0 +1,30 @@
+"""Decoded outputs as a data set: what is asked for, checked, told to workers and done by them, and what is stored.
+
+A sweep stores generations: what each prompt became at every threshold. `calm-beam generate` stores answers, each of
+one branch. Both have a Parquet file a shard, and a folder whose mark says that all of them are there. The decoding
+itself is in `calm_beam.decoding` and `calm_beam.serving`, and how work is spread over workers in
+`calm_beam.transforms`.
+"""
+
+from .answers import read_answers as read_answers
+from .finished import COMPLETE as COMPLETE
+from .finished import FAILURES as FAILURES
+from .finished import STOPPED as STOPPED
+from .finished import FinishedAnswers as FinishedAnswers
+from .finished import FinishedSweep as FinishedSweep
+from .generations import Generation as Generation
+from .generations import Output as Output
+from .generations import read_generations as read_generations
+from .generations import stored_examples as stored_examples
+from .generations import stored_failures as stored_failures
+from .generations import stored_groups as stored_groups
+from .generations import stored_prompts as stored_prompts
+from .generations import write_generations as write_generations
+from .job import AnswerJob as AnswerJob
+from .job import DecodeJob as DecodeJob
+from .job import OutputsError as OutputsError
+from .job import StoredGenerations as StoredGenerations
+from .shards import StoredShard as StoredShard
+from .shards import open_shard as open_shard
+from .shards import stored_shard as stored_shard
+from .shards import whole_shard as whole_shard

@@ -1,0 +1,257 @@
+"""The mark of success of a folder: every shard that is there, each once, and what all of them come to."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from calm_beam.manifest.digest import content_digest
+from calm_beam.storage import is_file, joined
+from calm_beam.storage.sealed_json import read_sealed, write_sealed
+from calm_beam.tally import Tally, merged
+from calm_beam.text.counted import counted
+
+from .job import AnswerJob, DecodeJob, Job, OutputsError
+from .shards import AnsweredShard, StoredShard
+
+COMPLETE = "complete.json"
+STOPPED = "stopped.json"
+FAILURES = "failures.jsonl"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What the mark of either kind of outputs says.
+
+    Attributes:
+      job: Digest of the job.
+      shards: Those that have examples, ascending by number.
+    """
+
+    JOB: ClassVar[type[Job]]
+    """What is finished."""
+    SCHEMA: ClassVar[str]
+    """Form of the file."""
+
+    job: str
+    shards: tuple[StoredShard, ...]
+
+    @property
+    def examples(self) -> int:
+        """Number of examples, failed ones included."""
+        return sum(shard.examples for shard in self.shards)
+
+    @property
+    def failed(self) -> int:
+        """Number of examples that could not be decoded."""
+        return sum(shard.failed for shard in self.shards)
+
+    def write(self, folder: str, name: str = COMPLETE) -> None:
+        """Writes the mark: `complete.json`, or another name for shards that are not all."""
+        shards = [self._shard_content(shard) for shard in self.shards]
+        write_sealed(joined(folder, name), {"schema": self.SCHEMA, "job": self.job, **self._counts(), "shards": shards})
+
+    @classmethod
+    def read(cls, folder: str, job: Job, *, or_stopped: bool = False) -> Self:
+        """Returns the mark of a folder, having checked that the files it names are there, and no others.
+
+        Args:
+          folder: The folder.
+          job: Its job.
+          or_stopped: Whether the shards that a sequential calibration has counted will do, to be looked at. Others may
+            be there then.
+
+        Raises:
+          OutputsError: If decoding did not finish there, or files are missing, or left over.
+        """
+        path, stopped = joined(folder, COMPLETE), joined(folder, STOPPED)
+        is_stopped = not is_file(path) and is_file(stopped)
+        if is_stopped and not or_stopped:
+            raise OutputsError(
+                f"{folder}: a sequential calibration stopped there when it had proved enough, so its losses have "
+                "decided which examples are there. Other tests of them would prove nothing. Go on with that "
+                "calibration with --resume, without a rule to stop, or decode anew."
+            )
+        if is_stopped:
+            path = stopped
+        elif not is_file(path):
+            raise OutputsError(
+                f"{folder}: has no {COMPLETE}, so decoding did not finish there. Repeat that run with --resume first."
+            )
+        words = cls.JOB.WORDS
+        again = words.anew.capitalize()
+        content = read_sealed(path, schema=cls.SCHEMA, kind=OutputsError, of=words.outputs, again=again)
+        try:
+            finished = cls._of(content)
+            numbers = [shard.shard for shard in finished.shards]
+            is_sound = len(set(numbers)) == len(numbers) and finished._counts().items() <= content.items()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise OutputsError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
+        if not is_sound or finished.job != job.digest():
+            raise OutputsError(f"{path}: does not fit to {job.FILE} beside it, or to itself.")
+        if not is_stopped:
+            job.check_files(folder, numbers)
+        found = set(job.shard_files(folder))
+        missing = [number for number in numbers if job.shard_path(folder, number) not in found]
+        if missing:
+            raise OutputsError(
+                f"{folder}: {counted(len(missing), 'shard has no file', several='shards have no files')}, shard "
+                f"{missing[0]} first."
+            )
+        return finished
+
+    @classmethod
+    def _each_once(cls, shards: Iterable[StoredShard]) -> tuple[StoredShard, ...]:
+        """Returns shards by number, of which some may come twice."""
+        by_number: dict[int, StoredShard] = {}
+        for shard in shards:
+            if by_number.setdefault(shard.shard, shard) != shard:
+                raise OutputsError(
+                    f"shard {shard.shard} was {cls.JOB.WORDS.made} twice, with different results. Did the data change "
+                    "meanwhile?"
+                )
+        return tuple(shard for _, shard in sorted(by_number.items()))
+
+    def _counts(self) -> dict[str, Any]:
+        """Returns what all shards come to, as JSON has it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _shard_content(shard: StoredShard) -> dict[str, Any]:
+        """Returns what the mark says of a shard."""
+        return shard.to_dict()
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> Self:
+        """Returns the mark of which a file says this; raises an error of Python's if it is something else."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedSweep(Finished):
+    """The mark of a folder of generations."""
+
+    JOB = DecodeJob
+    SCHEMA = DecodeJob.SCHEMA
+
+    @classmethod
+    def of(cls, shards: Iterable[StoredShard], *, job: str, examples: int) -> Self:
+        """Returns the mark of a finished run.
+
+        Args:
+          shards: What was decoded; a shard that was decoded twice may come twice.
+          job: Digest of the job.
+          examples: Number of examples that were read.
+
+        Raises:
+          OutputsError: If the shards do not hold the examples that were read, each once.
+        """
+        finished = cls(job=job, shards=cls._each_once(shards))
+        engines = sorted({shard.engine for shard in finished.shards if shard.engine is not None})
+        if len(engines) > 1:
+            raise OutputsError(mixed_engines(*engines[:2]))
+        if finished.examples != examples:
+            raise OutputsError(
+                f"{counted(examples, 'example was', several='examples were')} read, but {finished.examples} decoded. "
+                "Counting others than were drawn would void the guarantee."
+            )
+        return finished
+
+    def digest(self) -> str:
+        """Returns `sha256:` and 64 digits, over the job and every shard's content."""
+        return content_digest({"job": self.job, "shards": [dataclasses.asdict(shard) for shard in self.shards]})
+
+    def _counts(self) -> dict[str, Any]:
+        return {"examples": self.examples}
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> Self:
+        return cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedAnswers(Finished):
+    """The mark of a folder of answers.
+
+    Attributes:
+      tallies: Counts by group; under None for prompts of no group.
+      losses: Losses measured, by place of the entry of the manifest that they are about.
+    """
+
+    JOB = AnswerJob
+    SCHEMA = "calm-beam/answered/v1"
+
+    tallies: Mapping[str | None, Tally]
+    losses: Mapping[int, int]
+
+    @property
+    def total(self) -> Tally:
+        """The counts of all prompts."""
+        return sum(self.tallies.values(), Tally())
+
+    @classmethod
+    def of(cls, shards: Sequence[AnsweredShard], *, job: str, examples: int) -> Self:
+        """Returns the mark of a finished run; arguments and errors are those of `FinishedSweep.of`."""
+        ordered = cls._each_once(shards)
+        by_shard = {shard.shard: shard for shard in shards}
+        once = [by_shard[shard.shard] for shard in ordered]
+        tallies: dict[str | None, Tally] = functools.reduce(merged, (shard.tallies for shard in once), {})
+        losses: dict[int, int] = {}
+        for loss in (loss for shard in once for loss in shard.losses):
+            losses[loss.calibration] = losses.get(loss.calibration, 0) + 1
+        finished = cls(
+            job=job,
+            shards=tuple(shard.in_short() for shard in once),
+            # In an order that no worker decides.
+            tallies={name: tallies[name] for name in sorted(tallies, key=lambda name: (name is not None, name))},
+            losses=dict(sorted(losses.items())),
+        )
+        if finished.examples != examples:
+            raise OutputsError(
+                f"{counted(examples, 'prompt was', several='prompts were')} read, but {finished.examples} answered "
+                "or listed as failed. Did the data change meanwhile? Repeat the run with --resume."
+            )
+        return finished
+
+    def _counts(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self.total),
+            "groups": [
+                {"group": name, **dataclasses.asdict(tally)} for name, tally in self.tallies.items() if name is not None
+            ],
+            "losses": [{"calibration": index, "losses": count} for index, count in self.losses.items()],
+        }
+
+    @staticmethod
+    def _shard_content(shard: StoredShard) -> dict[str, Any]:
+        return {"shard": shard.shard, "prompts": shard.examples, "failed": shard.failed, "digest": shard.digest}
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> Self:
+        groups: dict[str | None, Tally] = {
+            group["group"]: Tally(**{name: count for name, count in group.items() if name != "group"})
+            for group in content["groups"]
+        }
+        total = Tally(**{field.name: content[field.name] for field in dataclasses.fields(Tally)})
+        of_none = {
+            name: value - sum(getattr(tally, name) for tally in groups.values())
+            for name, value in dataclasses.asdict(total).items()
+        }
+        return cls(
+            job=content["job"],
+            shards=tuple(
+                StoredShard(**{"examples" if name == "prompts" else name: value for name, value in shard.items()})
+                for shard in content["shards"]
+            ),
+            tallies={**({None: Tally(**of_none)} if of_none["prompts"] else {}), **groups},
+            losses={each["calibration"]: each["losses"] for each in content["losses"]},
+        )
+
+
+def mixed_engines(one: str, other: str) -> str:
+    """Returns in words that two engines have decoded, and what helps."""
+    return (
+        f"some of the workers decode by {one}, others by {other}: outputs of two engines are never mixed. Take workers "
+        "with one kind of processor (on Dataflow, --machine_type of one generation or --min_cpu_platform), and decode "
+        "anew."
+    )

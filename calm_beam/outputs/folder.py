@@ -1,0 +1,374 @@
+"""Folders of outputs: begun, gone on with, left after a failure, or found again.
+
+`<output>/generations/<fingerprint of model and settings>/` of a calibration holds
+
+    decode.json                              what is decoded, how, and from what; written before anything is decoded
+    generations-00000-of-00004.parquet       one file a shard that has examples
+    complete.json                            the mark of success: every shard with its size and digest
+
+A sequential calibration that stops before the end of its data leaves `round-00001.json`, ..., what was counted in each
+round, and `stopped.json` instead of the mark: the shards that it has counted. Losses have decided which those are, so
+only tests that may be watched can be made of them.
+
+`<output>/` of `calm-beam generate` holds
+
+    generate.json                          what is answered, by what, in which form; written before anything is decoded
+    answers-00000-of-00004.parquet         one file a shard that has prompts; or answers-....jsonl.gz, and then parts/
+    failures.jsonl                         prompts without an answer, if there are some
+    losses.jsonl                           losses of prompts that the full model has answered too, if any were asked for
+    complete.json                          the mark of success: every shard, and counts of all answers
+
+Files are written whole or not at all. A run that dies leaves the shards it finished; another run takes them over if
+they are of the same job and the same examples. Files whose names begin with a dot are what a killed process left: they
+are never read.
+"""
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.inputs.set_parts import CONFIRMING
+from calm_beam.manifest import MANIFEST
+from calm_beam.storage import (
+    base_name,
+    is_cloud_path,
+    is_file,
+    joined,
+    list_files,
+    make_folder,
+    parent,
+    refuse_links,
+    remove_file,
+    remove_folder,
+)
+from calm_beam.text.counted import counted
+
+from .finished import COMPLETE, FAILURES, STOPPED
+from .job import PARTS, AnswerJob, DecodeJob, Job, OutputsError
+
+_GENERATIONS = "generations"
+_LOSSES_NAME = re.compile(r"losses(-\d{5,})?\.jsonl")
+
+J = TypeVar("J", bound=Job)
+
+
+class Home(Generic[J]):
+    """An output directory, and the folders of one kind of outputs in it.
+
+    Outputs are written where they stay, so that those of a run that dies are not lost.
+    """
+
+    JOB: type[J]
+    PLACE: ClassVar[str]
+    """What users call the directory."""
+
+    def __init__(self, output: str) -> None:
+        """Keeps the directory, which may not be there."""
+        self.output = output
+
+    def begin(
+        self,
+        jobs: Sequence[J],
+        *,
+        resume: bool,
+        overwrite: bool,
+        tell: Callable[[str], None],
+        withdraw: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Returns the folder that a run decodes into first, whose job's file then says what for.
+
+        Args:
+          jobs: What is decoded, one after the other, each into a folder of its own; made if they are not there.
+          resume: Whether to go on with what a run of the same jobs has left.
+          overwrite: Whether to take away what is there.
+          tell: Takes sentences about what was found.
+          withdraw: Takes an earlier result away, before the first of what it rests on.
+
+        Raises:
+          UsageError: If there is something that neither allows, or that is of another job.
+          OSError: If files cannot be written or removed, or another run has published a result meanwhile.
+        """
+        words, output = self.JOB.WORDS, self.output
+        self._check_ours(jobs)
+        if overwrite:
+            withdraw()
+            self._remove(self._found())
+        found = self._found()
+        if found and not resume:
+            state = (
+                words.outputs if is_file(joined(output, COMPLETE)) else f"{words.outputs} of a run that did not finish"
+            )
+            raise UsageError(
+                f"--output {output}: holds {state} ({self._extent(found[0])}). Pass --resume to go on with them, "
+                f"--overwrite to begin anew, or choose another {self.PLACE}."
+            )
+        for folder in found:
+            self._check_same_run(folder, jobs)
+        # One may have been killed before it had a job, so that no folder tells of it.
+        self.remove_temporary_files()
+        for folder in found:
+            tell(
+                f"--resume: found {self._extent(folder)} in {folder}; those of unchanged {words.example}s stay as they "
+                "are"
+            )
+        if not found:
+            if resume:
+                tell(f"--resume: {output} holds no {words.outputs} yet; starting from the beginning")
+            # What runs without a finished shard have left says nothing.
+            self._remove(self._begun())
+        return self.next_folder(jobs[0])
+
+    def next_folder(self, job: J) -> str:
+        """Returns the folder that a run which has begun decodes a job into.
+
+        Raises:
+          UsageError: If another run has begun there meanwhile.
+        """
+        folder = self.folder_of(job)
+        if not is_file(joined(folder, job.FILE)):
+            make_folder(folder)
+            try:
+                job.write(folder)
+            except FileExistsError:
+                raise UsageError(
+                    f"--output {self.output}: another run has begun there meanwhile. Choose another {self.PLACE}."
+                ) from None
+        return folder
+
+    def folder_of(self, job: J) -> str:
+        """Returns the folder of a job's outputs, which may not be there."""
+        raise NotImplementedError
+
+    def begun_shards(self) -> int | None:
+        """Returns into how many shards a run divides its data that has begun there; None if none has."""
+        for folder in self._found():
+            with contextlib.suppress(OutputsError):
+                return self.JOB.read(folder).num_shards
+        return None
+
+    def after_failure(self, folder: str, *, is_over: bool) -> str:
+        """Returns in words what a run that failed has left in a folder; nothing where no shard was finished.
+
+        Then nothing stays on disk either, if it `is_over`: workers elsewhere may go on for a while.
+        """
+        if self.JOB.shard_files(folder):
+            return f"{self._extent(folder)} in {folder}: --resume goes on from there."
+        if is_over:
+            self._remove([folder])
+            if not is_cloud_path(self.output):
+                # Only if they are empty: other things may be kept there.
+                for left in (*self._below(), self.output):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(left)
+        return ""
+
+    def remove_temporary_files(self) -> None:
+        """Removes what a killed process has left of files that it was writing."""
+        raise NotImplementedError
+
+    def _check_ours(self, jobs: Sequence[J]) -> None:
+        """Refuses a directory in which there is what a run would write or remove, and that is not this command's."""
+        raise NotImplementedError
+
+    def _found(self) -> list[str]:
+        """Returns the folders that hold shards."""
+        raise NotImplementedError
+
+    def _begun(self) -> list[str]:
+        """Returns the folders in which decoding was begun, or may have been."""
+        raise NotImplementedError
+
+    def _below(self) -> tuple[str, ...]:
+        """Returns the folders that a run makes in the directory for what it writes."""
+        raise NotImplementedError
+
+    def _remove(self, folders: Sequence[str]) -> None:
+        """Removes what a run writes from folders."""
+        raise NotImplementedError
+
+    def _extent(self, folder: str) -> str:
+        """Returns in words how far a run has come."""
+        made = self.JOB.WORDS.made
+        shards = len({base_name(path).partition(".")[0] for path in self.JOB.shard_files(folder)})
+        try:
+            return f"{shards} of at most {counted(self.JOB.read(folder).num_shards, 'shard')} {made}"
+        except OutputsError:
+            return f"{counted(shards, 'shard')} {made}"
+
+    def _check_same_run(self, folder: str, jobs: Sequence[J]) -> None:
+        """Refuses to go on with what another run has begun."""
+        own = {self.folder_of(job): job for job in jobs}
+        try:
+            theirs = self.JOB.read(folder)
+        except OutputsError as error:
+            raise UsageError(f"--resume: {error} Pass --overwrite to begin anew.") from error
+        differences = own.get(folder, jobs[-1]).differences(theirs)
+        if differences or folder not in own:
+            how = "; ".join(differences) or "under another name"
+            raise UsageError(
+                f"--resume: {folder} was begun in another way: {how}. {self.JOB.WORDS.outputs.capitalize()} of "
+                "different runs are never mixed: repeat that run as it was, or pass --overwrite to begin anew."
+            )
+
+
+class SweepHome(Home[DecodeJob]):
+    """The output directory of a calibration, with a folder of generations for every way of decoding."""
+
+    JOB = DecodeJob
+    PLACE = "directory"
+
+    def folder_of(self, job: DecodeJob) -> str:
+        """Returns the folder of a job's generations, which may not be there."""
+        return joined(self.output, _GENERATIONS, job.outputs())
+
+    def keep_last(self, jobs: Sequence[DecodeJob]) -> None:
+        """Removes the folders of all jobs but the last: its generations hold those of the others."""
+        self._remove([self.folder_of(job) for job in jobs[:-1]])
+
+    def counted_folder(self) -> str:
+        """Returns the folder of generations that a finished calibration has counted.
+
+        A run that was killed at its very end may have left others, of parts of the grid.
+
+        Raises:
+          UsageError: If there is none.
+        """
+        for folder in self._found():
+            if is_file(joined(folder, COMPLETE)) or is_file(joined(folder, STOPPED)):
+                return folder
+        raise UsageError(f"{self.output}: holds no generations that were counted whole. Begin anew with --overwrite.")
+
+    def remove_temporary_files(self) -> None:
+        """Removes what a killed process has left, in the directory and its generations, of files it was writing."""
+        for below in ((), (_GENERATIONS, "*")):
+            for path in list_files(joined(glob.escape(self.output), *below, ".*.tmp")):
+                remove_file(path)
+
+    def only_folder(self) -> str:
+        """Returns the folder of generations that `--generations` names: the directory itself, or the only one in it.
+
+        Raises:
+          UsageError: If there is none, or several.
+        """
+        path = self.output
+        if is_file(joined(path, DecodeJob.FILE)):
+            return path
+        found = self._found()
+        if not found:
+            raise UsageError(
+                f"--generations {path}: no {DecodeJob.FILE} there and no {_GENERATIONS} below it. Name the output "
+                f"directory of a calibration, or its {_GENERATIONS}/<fingerprint>."
+            )
+        if len(found) > 1:
+            raise UsageError(f"--generations {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
+        return found[0]
+
+    def _check_ours(self, jobs: Sequence[DecodeJob]) -> None:
+        try:
+            # Now, and not when the first of them is removed, after hours.
+            for folder in (*(self.folder_of(job) for job in jobs), *self._found()):
+                refuse_links(folder, inside=self.output)
+        except OSError as error:
+            raise UsageError(f"--output {os_error_in_words(error)}") from error
+
+    def _found(self) -> list[str]:
+        files = list_files(joined(glob.escape(self.output), _GENERATIONS, "*", f"{_GENERATIONS}-*.parquet"))
+        return sorted({parent(path) for path in files})
+
+    def _begun(self) -> list[str]:
+        return [
+            parent(path) for path in list_files(joined(glob.escape(self.output), _GENERATIONS, "*", DecodeJob.FILE))
+        ]
+
+    def _below(self) -> tuple[str, ...]:
+        return (joined(self.output, _GENERATIONS),)
+
+    def _remove(self, folders: Sequence[str]) -> None:
+        for folder in folders:
+            remove_folder(folder, inside=self.output)
+
+
+class AnswerHome(Home[AnswerJob]):
+    """The output folder of `calm-beam generate`, which holds the answers itself, beside what others may keep there."""
+
+    JOB = AnswerJob
+    PLACE = "folder"
+
+    def next_folder(self, job: AnswerJob) -> str:
+        """Returns the folder, in which there is one for parts where users read other files."""
+        if job.published_path(self.output, 0) != job.shard_path(self.output, 0):
+            make_folder(joined(self.output, PARTS))
+        return super().next_folder(job)
+
+    def folder_of(self, job: AnswerJob) -> str:
+        """Returns the folder itself."""
+        return self.output
+
+    def remove_temporary_files(self) -> None:
+        """Removes what a killed process has left of files that it was writing."""
+        for folder in (self.output, *self._below()):
+            for name in ("answers-*", "losses*", FAILURES, COMPLETE, AnswerJob.FILE):
+                for path in list_files(joined(glob.escape(folder), f".{name}.*.tmp")):
+                    remove_file(path)
+
+    def _check_ours(self, jobs: Sequence[AnswerJob]) -> None:
+        output = self.output
+        if is_file(joined(output, AnswerJob.FILE)):
+            return
+        others = [joined(output, name) for name in (COMPLETE, FAILURES, MANIFEST) if is_file(joined(output, name))]
+        others += [*AnswerJob.shard_files(output), *self._losses_files()]
+        if others:
+            raise UsageError(
+                f"--output {output}: holds {base_name(others[0])}, and no {AnswerJob.FILE} that says it is of this "
+                "command. Choose another folder."
+            )
+
+    def _found(self) -> list[str]:
+        return [self.output] if AnswerJob.shard_files(self.output) else []
+
+    def _begun(self) -> list[str]:
+        return [self.output]
+
+    def _below(self) -> tuple[str, ...]:
+        return (joined(self.output, PARTS),)
+
+    def _remove(self, folders: Sequence[str]) -> None:
+        """Removes what a run writes, and nothing else: the mark first, and last what tells whose the rest is."""
+        if not folders:
+            return
+        remove_file(joined(self.output, COMPLETE))
+        for path in (*AnswerJob.shard_files(self.output), *self._losses_files()):
+            remove_file(path)
+        remove_file(joined(self.output, FAILURES))
+        self.remove_temporary_files()
+        remove_file(joined(self.output, AnswerJob.FILE))
+
+    def _losses_files(self) -> list[str]:
+        found = list_files(joined(glob.escape(self.output), "losses*.jsonl"))
+        return [path for path in found if _LOSSES_NAME.fullmatch(base_name(path))]
+
+
+def find_generations(path: str) -> str:
+    """Returns the folder of generations that `--generations` names; errors are those of `SweepHome.only_folder`."""
+    return SweepHome(path).only_folder()
+
+
+def check_may_choose(folder: str, job: DecodeJob) -> None:
+    """Refuses generations of examples that have confirmed what others chose: their losses have been looked at.
+
+    Args:
+      folder: Of the generations.
+      job: What they are.
+
+    Raises:
+      UsageError: If they are such.
+    """
+    if job.part is not None and job.part.name == CONFIRMING:
+        raise UsageError(
+            f"{folder}: its examples have confirmed what others chose. They have been looked at, and prove nothing "
+            "more: take fresh data."
+        )

@@ -1,0 +1,206 @@
+"""Generations: what every prompt became at every threshold, a row each of a shard's file."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from calm_beam.inputs.examples import Example
+
+from .shards import StoredShard, damage_told, open_shard, shard_rows, write_shard
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """One output of one prompt.
+
+    Attributes:
+      text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
+      tokens: Generated ids, with the final eos if it was generated.
+      exit_layers: Layers used for each token, from 1.
+      confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
+      near_tie: Whether a decision on its way was within rounding, as in `calm_beam.decoding.near_ties`; None where that
+        is not known, as in files of earlier versions.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    exit_layers: tuple[int, ...]
+    confidences: tuple[float, ...]
+    near_tie: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """All outputs of one prompt.
+
+    Attributes:
+      example: The example.
+      truncated: Whether its prompt was cut.
+      duplicate: Whether another example with the same prompt counts before it.
+      failure: Why it could not be decoded; None if it was.
+      outputs: The full model's output, then one per threshold in descending order; empty after a failure.
+      runner_ups: Of the last output, what a sweep needs to go on below its threshold (`PromptResult.runner_ups`); None
+        where none goes on.
+    """
+
+    example: Example
+    truncated: bool
+    duplicate: bool
+    failure: str | None
+    outputs: tuple[Output, ...]
+    runner_ups: tuple[float, ...] | None = None
+
+    def near_ties(self) -> tuple[bool, ...]:
+        """Returns, for each threshold, whether its output or the full model's is known to have hung on a near tie."""
+        full, *others = self.outputs
+        return tuple(bool(full.near_tie or output.near_tie) for output in others)
+
+
+# All that are stored: which others have its prompt is said by the generation.
+_EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
+# The only one of them that a file may lack: where no example has a group.
+_GROUP = "group"
+
+
+def write_generations(
+    path: str | os.PathLike[str],
+    generations: Iterable[Generation],
+    *,
+    shard: int = 0,
+    digest: str = "",
+    engine: str | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Writes one shard as Parquet; the file appears whole or not at all.
+
+    Args:
+      path: Where to.
+      generations: The shard's generations.
+      shard: Number of the shard.
+      digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
+      engine: As in `StoredShard`.
+      overwrite: As in `write_shard`, with its errors.
+    """
+    rows = []
+    for generation in generations:
+        row = dataclasses.asdict(generation)
+        rows.append({**row.pop("example"), **row})
+    has_groups = any(row[_GROUP] is not None for row in rows)
+    has_near_ties = any(output["near_tie"] is not None for row in rows for output in row["outputs"])
+    failed = sum(row["failure"] is not None for row in rows)
+    about = StoredShard(shard=shard, examples=len(rows), failed=failed, digest=digest, engine=engine)
+    schema = _schema(has_groups=has_groups, has_near_ties=has_near_ties)
+    write_shard(path, rows, schema=schema, about=about, overwrite=overwrite)
+
+
+@functools.cache
+def _schema(*, has_groups: bool, has_near_ties: bool) -> "pyarrow.Schema":
+    """Returns the schema of a shard; without groups and near ties, it is that of earlier versions."""
+    import pyarrow
+
+    output = pyarrow.struct(
+        [
+            ("text", pyarrow.string()),
+            ("tokens", pyarrow.list_(pyarrow.int32())),
+            ("exit_layers", pyarrow.list_(pyarrow.int32())),
+            ("confidences", pyarrow.list_(pyarrow.float32())),
+            *([("near_tie", pyarrow.bool_())] if has_near_ties else []),
+        ]
+    )
+    return pyarrow.schema(
+        [
+            ("id", pyarrow.string()),
+            ("has_own_id", pyarrow.bool_()),
+            ("input", pyarrow.string()),
+            ("input_ids", pyarrow.list_(pyarrow.int32())),
+            ("references", pyarrow.list_(pyarrow.string())),
+            ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
+            ("cluster", pyarrow.string()),
+            *([(_GROUP, pyarrow.string())] if has_groups else []),
+            ("file_index", pyarrow.int32()),
+            ("line", pyarrow.int64()),
+            ("truncated", pyarrow.bool_()),
+            ("duplicate", pyarrow.bool_()),
+            ("failure", pyarrow.string()),
+            ("outputs", pyarrow.list_(output)),
+            ("runner_ups", pyarrow.list_(pyarrow.float32())),
+        ]
+    )
+
+
+def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | None = None) -> Iterator[Generation]:
+    """Yields the generations of one shard, in the order in which they were written.
+
+    Args:
+      path: A file of `write_generations`.
+      only: Ids of those that are wanted; None for all.
+
+    Raises:
+      OutputsError: If it is damaged; where its parts alone do not show that, and all generations are wanted, after the
+        last of them.
+    """
+    with damage_told(path):
+        for row in shard_rows(path, only=only):
+            example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS if name in row}
+            outputs = tuple(
+                Output(**{name: _as_tuple(value) for name, value in output.items()}) for output in row.pop("outputs")
+            )
+            runner_ups = _as_tuple(row.pop("runner_ups"))
+            yield Generation(example=Example(**example), outputs=outputs, runner_ups=runner_ups, **row)
+
+
+def stored_failures(path: str) -> list[tuple[str, str]]:
+    """Returns id and reason of every example of a shard that could not be decoded.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return [(row["id"], row["failure"]) for row in _columns(path, "id", "failure") if row["failure"] is not None]
+
+
+def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
+    """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return {(row["input"], _as_tuple(row["input_ids"])) for row in _columns(path, "input", "input_ids")}
+
+
+def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
+    """Returns the examples of one shard, without their outputs.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    rows = _columns(path, *_EXAMPLE_FIELDS)
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
+
+
+def stored_groups(path: str | os.PathLike[str]) -> list[str | None]:
+    """Returns the group of every example of one shard.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return [row.get(_GROUP) for row in _columns(path, "id", _GROUP)]
+
+
+def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
+    """Returns some columns of a shard, by row, without that of groups if there is none."""
+    with open_shard(path) as file:
+        stored = [name for name in names if name != _GROUP or name in file.schema_arrow.names]
+        rows: list[dict[str, Any]] = file.read(columns=stored, use_threads=False).to_pylist()
+    return rows
+
+
+def _as_tuple(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    # Of lists within lists alone, since the other lists are long.
+    return tuple(map(_as_tuple, value)) if value and isinstance(value[0], list) else tuple(value)

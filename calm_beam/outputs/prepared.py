@@ -1,0 +1,340 @@
+"""Checking all that can be checked of a sweep before a worker starts."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
+from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
+from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
+from calm_beam.decoding.recorded import settings_of_variant
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import UsageError
+from calm_beam.exits.head_forms import check_head
+from calm_beam.exits.measures import Need
+from calm_beam.inputs import DataFiles, Reading
+from calm_beam.inputs.examples import no_vocabulary_for
+from calm_beam.inputs.preview import DataPreview, preview_data
+from calm_beam.inputs.set_parts import SetPart
+from calm_beam.manifest import ChatRecord, ModelRecord, Variant
+from calm_beam.model import ModelConfig, architecture_of
+from calm_beam.model.input_length import default_input_length
+from calm_beam.storage import absolute
+from calm_beam.text.counted import counted
+from calm_beam.versions import decoding_versions
+from calm_beam.vocabularies.chat import chosen_chat
+from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
+
+from .assignment import BATCH, SweepAssignment
+from .job import DecodeJob
+from .request import SweepRequest
+from .shard_count import default_shards
+
+_WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep whose model, vocabulary, settings and first examples have been found good.
+
+    Attributes:
+      request: What was asked for; its settings are those that are decoded.
+      data: The files, and how they are read.
+      checkpoint: The model.
+      vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
+      vocabulary_path: Where that was read.
+      model_fingerprint: Of the weights.
+      memory: A sentence on what the model takes, and the room that it leaves.
+    """
+
+    request: SweepRequest
+    data: DataFiles
+    checkpoint: Checkpoint
+    vocabulary: Vocabulary | None
+    vocabulary_path: str | None
+    model_fingerprint: str
+    memory: str
+
+    @property
+    def settings(self) -> DecodeSettings:
+        """What determines the outputs."""
+        return self.request.settings
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Data files, sorted."""
+        return self.data.files
+
+    @property
+    def reading(self) -> Reading:
+        """How they are read."""
+        return self.data.reading
+
+    @property
+    def num_shards(self) -> int:
+        """Shards that examples are divided into."""
+        assert self.request.num_shards is not None, "it was found when the sweep was prepared"
+        return self.request.num_shards
+
+    def job(self) -> DecodeJob:
+        """Returns what decides the generations of the sweep."""
+        vocabulary = self.vocabulary
+        return DecodeJob(
+            model=ModelRecord(
+                uri=self.checkpoint.uri,
+                fingerprint=self.model_fingerprint,
+                layers=self.checkpoint.config.num_decoder_layers,
+            ),
+            vocabulary=vocabulary.record() if vocabulary else None,
+            settings=self.settings,
+            on_long=self.request.on_long,
+            cluster_key=self.reading.cluster_key,
+            group_key=self.reading.group_key,
+            patterns=self.data.patterns,
+            files=self.data.files,
+            reading=self.reading.choices(),
+            num_shards=self.num_shards,
+            order=self.request.order,
+            part=self.request.part,
+            end_ids=self.checkpoint.config.end_ids,
+            decoder=self.request.decoder,
+            exit_head=self.request.exit_head if self.request.decoder == BATCH else None,
+            software=decoding_versions(),
+        )
+
+    def without_weights(self) -> Self:
+        """Returns the sweep without the weights of its model, which whoever waits for workers need not hold."""
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, arrays={}))
+
+    def with_upper_part(self, thresholds: int) -> Self:
+        """Returns the sweep over the first thresholds of its grid alone."""
+        settings = dataclasses.replace(self.settings, thresholds=self.settings.thresholds[:thresholds])
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
+
+    def of_variant(self, variant: Variant) -> Self:
+        """Returns the sweep with the exit rule of a variant.
+
+        Raises:
+          ValueError: If the schedule or the model does not allow it.
+        """
+        settings, config = settings_of_variant(self.settings, variant), self.checkpoint.config
+        settings.rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
+
+    def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: SetPart) -> Self:
+        """Returns the sweep by the decoder that serves, of examples that had no part in choosing what it decodes at.
+
+        Args:
+          thresholds: Those that were chosen, descending.
+          variant: The way of decoding that they were chosen for; None where there is one.
+          part: The examples.
+        """
+        settings = self.settings if variant is None else settings_of_variant(self.settings, variant)
+        request = dataclasses.replace(
+            self.request,
+            settings=dataclasses.replace(settings, thresholds=tuple(thresholds)),
+            num_shards=math.ceil(self.num_shards * part.confirm_share),
+            order=None,
+            round_examples=None,
+            part=part,
+            decoder=BATCH,
+        )
+        return dataclasses.replace(self, request=request)
+
+    def assignment(self, directory: str) -> SweepAssignment:
+        """Returns what workers are told to decode into a folder."""
+        request, config = self.request, self.checkpoint.config
+        return SweepAssignment(
+            directory=directory,
+            job=self.job(),
+            vocabulary_path=self.vocabulary_path,
+            declared=stored_architecture(config).declared(config),
+            batch_size=request.batch_size,
+            token_budget=request.token_budget,
+            exit_head=request.exit_head,
+            engine=request.engine,
+            on_error=request.on_error,
+            max_failures=request.max_failures,
+            model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
+        )
+
+
+def prepare_sweep(
+    request: SweepRequest,
+    data: DataFiles,
+    *,
+    finds_vocabulary: bool = True,
+    runs_here: bool = True,
+    compares_texts: bool = True,
+) -> PreparedSweep:
+    """Returns a sweep whose model, vocabulary, settings and first examples have been checked.
+
+    Args:
+      request: What is asked for.
+      data: The files, and how they are read.
+      finds_vocabulary: Whether the one in or beside the checkpoint is taken where the request names none. Not where the
+        calibration had none.
+      runs_here: Whether it is this machine that decodes, so that its memory has to do.
+      compares_texts: Whether texts of outputs are compared with others, so that what ends an output must be none of it.
+
+    Raises:
+      ValueError: If anything is wrong (`CheckpointError`, `VocabularyError`, `DataError`, `UsageError` among others).
+      OSError: If a file cannot be read.
+    """
+    check_head(request.exit_head, request.settings.arithmetic)
+    machine = Machine.here() if runs_here else None
+    preview = preview_data(data.files, data.reading)
+    checkpoint = load_checkpoint(
+        request.model,
+        declared=Declared(activation=request.activation, relative_max_distance=request.relative_max_distance),
+    )
+    if request.shortens_prompts:
+        request = _with_room(request, checkpoint.config)
+    _check_token_budget(request)
+    _check_exits(request, checkpoint)
+    path = request.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
+    if path is None:
+        _check_needs_no_vocabulary(
+            preview, checkpoint, finds_vocabulary=finds_vocabulary, compares_texts=compares_texts
+        )
+    vocabulary = None
+    if path is not None:
+        vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path, preview))
+    _check_model(request, checkpoint.config)
+    request = _with_engine(request, checkpoint.config, machine)
+    memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
+    head = checkpoint.config.vocab_size
+    if vocabulary is not None and vocabulary.size > head:
+        raise UsageError(
+            f"vocabulary {path} has {vocabulary.size} ids, the model's output head {head}: they do not belong together."
+        )
+    # Workers look at the rows that are not previewed.
+    reading = dataclasses.replace(data.reading, has_vocabulary=vocabulary is not None)
+    if request.num_shards is None:
+        request = dataclasses.replace(request, num_shards=default_shards(data, round_examples=request.round_examples))
+    return PreparedSweep(
+        request=request,
+        data=dataclasses.replace(data, reading=reading),
+        checkpoint=checkpoint,
+        vocabulary=vocabulary,
+        vocabulary_path=absolute(path) if path else None,
+        model_fingerprint=checkpoint.fingerprint(),
+        memory=memory,
+    )
+
+
+def _with_engine(request: SweepRequest, config: ModelConfig, machine: Machine | None) -> SweepRequest:
+    """Returns a request whose settings say which engine decodes; `machine` is as in `chosen_engine`."""
+    settings = request.settings
+    given: dict[str, Any] = {
+        "config": config,
+        "rule": settings.rule,
+        "arithmetic": settings.arithmetic,
+        "machine": machine,
+        "model_parallelism": request.model_parallelism,
+    }
+    # Settings of a manifest say what was calibrated.
+    asked = asked_like(settings.engine, engine=request.engine, exit_head=request.exit_head, **given)
+    engine = chosen_engine(**asked, **given)
+    if machine is None:
+        # Workers may have no native code, and all have to do the same.
+        asked["engine"] = engine.name
+    return dataclasses.replace(request, **asked, settings=dataclasses.replace(settings, engine=engine))
+
+
+def _with_room(request: SweepRequest, config: ModelConfig) -> SweepRequest:
+    """Returns the request with prompts that the model has room for."""
+    settings = request.settings
+    room = default_input_length(config, steps=settings.max_decode_length)
+    length = min(settings.max_input_length, room)
+    return dataclasses.replace(request, settings=dataclasses.replace(settings, max_input_length=length))
+
+
+def _check_token_budget(request: SweepRequest) -> None:
+    settings = request.settings
+    checked_least_tokens(
+        request.token_budget,
+        lanes=1 + len(settings.thresholds),
+        steps=settings.max_decode_length,
+        source=settings.max_input_length,
+    )
+
+
+def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
+    rule = request.settings.rule
+    rule.exit_layers(checkpoint.config.num_decoder_layers)
+    if rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
+        raise UsageError(
+            f"--confidence={rule.confidence} needs decoder/meta_cls in the checkpoint; {request.model} has none."
+        )
+
+
+def _chat(request: SweepRequest, vocabulary_path: str, preview: DataPreview) -> ChatRecord | None:
+    """Returns how prompts become chats, as the request or a manifest says; None if they do not."""
+    if request.recorded_chat is not None:
+        return request.recorded_chat
+    return chosen_chat(
+        request.chat_template,
+        tokenizer=vocabulary_path,
+        system=request.system,
+        has_texts=preview.text_prompt is not None,
+    )
+
+
+def _check_needs_no_vocabulary(
+    preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool, compares_texts: bool
+) -> None:
+    ends = checkpoint.config.end_ids
+    if compares_texts and ends != (EOS_ID,):
+        raise UsageError(
+            f"no tokenizer.json in or beside {checkpoint.uri}: pass --vocabulary. This model ends its outputs with "
+            f"{counted(len(ends), 'id')} of its own ({', '.join(map(str, ends))}), which only its tokenizer keeps out "
+            "of the texts that are compared."
+        )
+    if preview.text_prompt:
+        if not finds_vocabulary:
+            raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
+        raise UsageError(f"no vocabulary in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids.")
+    if preview.text_reference:
+        if not finds_vocabulary:
+            raise UsageError(
+                f"{preview.text_reference}: its references are texts, {_WITHOUT_VOCABULARY} reference_ids."
+            )
+        raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
+
+
+def _check_model(request: SweepRequest, config: ModelConfig) -> None:
+    settings, architecture = request.settings, architecture_of(config)
+    architecture.check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
+
+
+def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
+    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken."""
+    settings = request.settings
+    sizes: dict[str, Any] = {
+        "lanes": 1 + len(settings.thresholds),
+        "steps": settings.max_decode_length,
+        "source": settings.max_input_length,
+    }
+    assert settings.engine is not None, "it was chosen before"
+    decides: dict[str, Any] = {"exit_head": settings.engine.head, "engine": settings.engine.name}
+    if runs_here:
+        check_memory(
+            config,
+            **sizes,
+            token_budget=request.token_budget,
+            copies=request.model_copies,
+            **decides,
+            arithmetic=settings.arithmetic,
+        )
+    return memory_in_words(
+        config,
+        **sizes,
+        token_budget=request.token_budget,
+        model_parallelism=request.model_parallelism,
+        runs_here=runs_here,
+        **decides,
+        arithmetic=settings.arithmetic,
+    )

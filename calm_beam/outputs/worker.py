@@ -1,0 +1,416 @@
+"""What a worker does with a shard: it loads the model, and makes generations of its examples, or answers.
+
+Importing this loads JAX, which a process that only hands out work need not do.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.engine_choice import check_assigned
+from calm_beam.decoding.generate import generate
+from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
+from calm_beam.decoding.memory import keep_freed_memory
+from calm_beam.decoding.prompts import Prompt, encode_prompt
+from calm_beam.decoding.result import PromptResult
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.examples import DataError, Example
+from calm_beam.serving.answer import Answer, PromptError
+from calm_beam.serving.generator import Generator
+from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
+from calm_beam.serving.request import AnyPrompt, ServedRequest
+from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
+
+from .assignment import BATCH, AnswerAssignment, Assignment, SweepAssignment
+from .generations import Generation
+from .served_branches import ServedBranches
+from .shard_order import duplicate_prompts
+from .shards import ProbedLoss
+
+_LIST = "Pass --on_error=list to list such prompts in failures.jsonl, and to answer the others."
+
+
+class Outcome(Protocol):
+    """What became of one example: a `Generation`, or `Answered`."""
+
+    @property
+    def example(self) -> Example:
+        """The example."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it could not be decoded; None if it was."""
+        ...
+
+
+class Loaded(Protocol):
+    """What one thread needs to decode, whatever becomes of its outputs."""
+
+    @property
+    def decoder(self) -> Decoder | ServedBranches:
+        """What decodes."""
+        ...
+
+    def outcomes(
+        self, assignment: Any, examples: Sequence[Example], *, above: Mapping[str, Generation] | None = None
+    ) -> Iterator[tuple[Outcome, ...]]:
+        """Yields what becomes of every example of a shard, for each assignment that this was loaded for."""
+        ...
+
+    def losses(self, assignment: Any, outcomes: Sequence[tuple[Any, ...]]) -> list[ProbedLoss]:
+        """Returns the losses of the examples that are sampled, by id."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What became of a prompt.
+
+    Attributes:
+      example: The prompt.
+      answer: Its answer; None if it has none.
+      failure: Why it has none, in words; None if it has one.
+      is_refused: Whether it was unfit to be decoded. If it has no answer otherwise, it should have been answered, and
+        counts as a loss of 1 where losses are measured.
+    """
+
+    example: Example
+    answer: Answer | None = None
+    failure: str | None = None
+    is_refused: bool = False
+
+
+def load_model(assignment: Assignment, *others: Assignment) -> "LoadedModel | LoadedGenerator":
+    """Returns what an assignment needs, and sweeps that differ from it in exit rules alone.
+
+    Raises:
+      CheckpointError: If there is no model, or another than when the run was started.
+      VocabularyError: The same for the vocabulary.
+      ManifestError: If model or vocabulary are not those of the manifest.
+      UsageError: If this worker decodes by another engine than the run was started for.
+    """
+    keep_freed_memory()
+    use_compilation_cache()
+    loaded: LoadedModel | LoadedGenerator
+    if isinstance(assignment, AnswerAssignment):
+        loaded = LoadedGenerator.of(assignment)
+        engine = loaded.generator.engine.batch
+    else:
+        loaded = LoadedModel.of([each for each in (assignment, *others) if isinstance(each, SweepAssignment)])
+        engine = loaded.decoder.engine
+    check_assigned(engine, assignment.job.decoded_by)
+    return loaded
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What one thread needs to make generations.
+
+    Attributes:
+      decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
+      rules: How many exit rules it has, each with as many branches.
+      vocabulary: None where all prompts are token ids and there is none.
+      vocab_size: Number of token ids that the model knows.
+    """
+
+    decoder: Decoder | ServedBranches
+    rules: int = 1
+    vocabulary: Vocabulary | None
+    vocab_size: int
+
+    @classmethod
+    def of(cls, assignments: Sequence[SweepAssignment]) -> "LoadedModel":
+        """Returns the model and vocabulary of sweeps that differ in exit rules alone; errors as in `load_model`."""
+        first = assignments[0]
+        job = first.job
+        checkpoint = load_checkpoint(job.model.uri, declared=first.declared)
+        found = checkpoint.fingerprint()
+        if found != job.model.fingerprint:
+            raise CheckpointError(
+                f"checkpoint {job.model.uri}: fingerprint is {found}, the run was started for {job.model.fingerprint}. "
+                "Do not change a checkpoint while it is calibrated."
+            )
+        vocabulary = _load_vocabulary(first)
+        rules = tuple(each.job.settings.rule for each in assignments)
+        decoder = _served(first, checkpoint) if job.decoder == BATCH else _sweep(first, checkpoint, rules)
+        return cls(rules=len(rules), decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+
+    def outcomes(
+        self,
+        assignment: SweepAssignment,
+        examples: Sequence[Example],
+        *,
+        above: Mapping[str, Generation] | None = None,
+    ) -> Iterator[tuple[Generation, ...]]:
+        """Yields the generations of every example by each rule, first of those whose prompt is unfit, or failed above.
+
+        Args:
+          assignment: How to decode; the first of several that differ in exit rules.
+          examples: Those of a shard, in their order.
+          above: Their generations at the upper part of the grid, by id; None if there is no such part.
+
+        Raises:
+          DataError: If a row is wrong and the assignment does not let examples fail.
+          DecodeError: If a prompt cannot be encoded or decoded, likewise.
+        """
+        duplicates = duplicate_prompts(examples)
+        prompts: list[Prompt] = []
+        for example in examples:
+            if above is not None and above[example.id].failure is not None:
+                yield (above[example.id],)
+                continue
+            encoded = self._encode(example, assignment)
+            if isinstance(encoded, Prompt):
+                prompts.append(encoded)
+            else:
+                is_duplicate = example.id in duplicates
+                unfit = Generation(
+                    example=example, truncated=False, duplicate=is_duplicate, failure=encoded, outputs=()
+                )
+                yield (unfit,) * self.rules
+        yield from generate(
+            self.decoder,
+            prompts,
+            vocabulary=self.vocabulary,
+            on_error=assignment.on_error,
+            duplicates=duplicates,
+            above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
+            goes_on=assignment.goes_on,
+            rules=self.rules,
+            end_ids=assignment.job.end_ids,
+        )
+
+    def losses(self, assignment: SweepAssignment, outcomes: Sequence[tuple[Generation, ...]]) -> list[ProbedLoss]:
+        """Returns none: losses of generations are made of what is stored."""
+        return []
+
+    def _encode(self, example: Example, assignment: SweepAssignment) -> Prompt | str:
+        """Returns the prompt of an example, or in words why it has none, where examples may fail."""
+        try:
+            return encode_prompt(
+                example,
+                vocabulary=self.vocabulary,
+                settings=assignment.job.settings,
+                vocab_size=self.vocab_size,
+                on_long=assignment.job.on_long,
+            )
+        except DataError as error:
+            if assignment.on_error == "fail":
+                raise
+            return str(error)
+        except Exception as error:
+            failure = f"its prompt cannot be turned into token ids ({reason_of(error)})"
+            if assignment.on_error == "fail":
+                raise DecodeError(f"{example.in_words()}: {failure}.") from error
+            return failure
+
+
+def _sweep(assignment: SweepAssignment, checkpoint: Checkpoint, rules: Sequence[ExitRule]) -> Decoder:
+    settings, above = assignment.job.settings, assignment.above
+    branches = sweep_branches(
+        rules,
+        settings.thresholds[len(above.thresholds) if above else 0 :],
+        max_decode_length=settings.max_decode_length,
+        with_full_model=above is None,
+    )
+    return _decoder(assignment, checkpoint, branches)
+
+
+def _served(assignment: SweepAssignment, checkpoint: Checkpoint) -> ServedBranches:
+    settings = assignment.job.settings
+    settings.rule.check_served()
+    branches = sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length)
+    return ServedBranches(_decoder(assignment, checkpoint, branches[:1]), branches)
+
+
+def _decoder(assignment: SweepAssignment, checkpoint: Checkpoint, branches: Sequence[Branch]) -> Decoder:
+    settings = assignment.job.settings
+    return Decoder(
+        checkpoint,
+        branches,
+        max_input_length=settings.max_input_length,
+        batch_size=assignment.batch_size,
+        token_budget=assignment.token_budget,
+        exit_head=assignment.exit_head,
+        engine=assignment.engine,
+        arithmetic=settings.arithmetic,
+        model_parallelism=assignment.model_parallelism,
+    )
+
+
+def _load_vocabulary(assignment: SweepAssignment) -> Vocabulary | None:
+    path, recorded = assignment.vocabulary_path, assignment.job.vocabulary
+    if path is None:
+        return None
+    assert recorded is not None, "a job whose workers have a vocabulary names it"
+    vocabulary = open_recorded(path, recorded)
+    if vocabulary.fingerprint != recorded.fingerprint:
+        raise VocabularyError(
+            f"vocabulary {path}: fingerprint is {vocabulary.fingerprint}, the run was started for "
+            f"{recorded.fingerprint}. Do not change a vocabulary while a model is calibrated."
+        )
+    return vocabulary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedGenerator:
+    """What one thread needs to answer prompts.
+
+    Attributes:
+      generator: Answers under the manifest.
+      meter: Measures losses; None where none are.
+    """
+
+    generator: Generator
+    meter: LossMeter | None
+
+    @property
+    def decoder(self) -> Decoder:
+        """What decodes."""
+        return self.generator.batch_decoder()
+
+    @classmethod
+    def of(cls, assignment: AnswerAssignment) -> "LoadedGenerator":
+        """Returns the generator of an assignment; errors as in `load_model`."""
+        entry, probe = assignment.entry, assignment.job.probe
+        generator = Generator.from_manifest(
+            assignment.manifest,
+            assignment.job.model.uri,
+            declared=assignment.declared,
+            vocabulary=assignment.vocabulary_path,
+            consistency=entry.consistency,
+            metric=entry.metric,
+            loss=entry.loss,
+            delta=entry.delta,
+            epsilon=entry.epsilon,
+            group=entry.group,
+            batch_size=assignment.batch_size,
+            token_budget=assignment.token_budget,
+            exit_head=assignment.exit_head,
+            engine=assignment.engine,
+            model_parallelism=assignment.model_parallelism,
+            confidence=assignment.confidence,
+        )
+        meter = None
+        if probe is not None:
+            meter = LossMeter(
+                generator,
+                share=probe.share,
+                salt=probe.salt,
+                metric=assignment.metric,
+                metric_settings=assignment.metric_settings,
+            )
+        return cls(generator=generator, meter=meter)
+
+    def outcomes(
+        self,
+        assignment: AnswerAssignment,
+        examples: Sequence[Example],
+        *,
+        above: Mapping[str, Generation] | None = None,
+    ) -> Iterator[tuple[Answered]]:
+        """Yields what becomes of every prompt of a shard: first of those that are unfit, then of each as it ends.
+
+        Args:
+          assignment: How to answer.
+          examples: The prompts.
+          above: None, since nothing of an answer is known before.
+
+        Raises:
+          DataError: If a prompt is unfit and the assignment does not let prompts fail.
+          DecodeError: If one cannot be decoded, likewise; or if the device has no memory left.
+        """
+        generator = self.generator
+        fit: list[Example] = []
+        requests: list[ServedRequest] = []
+        for example in examples:
+            try:
+                requests.append(
+                    generator.request(prompt_of(example), name=assignment.place_of(example), group=example.group)
+                )
+            except PromptError as error:
+                if assignment.on_error == "fail":
+                    raise DataError(f"{error} {_LIST}") from error
+                yield (Answered(example=example, failure=str(error), is_refused=True),)
+            else:
+                fit.append(example)
+        decoder = self.decoder
+
+        def decode(members: Sequence[int]) -> Iterator[tuple[int, PromptResult]]:
+            return decoder.decode([generator.to_decode(requests[member]) for member in members])
+
+        if not requests:
+            return
+        for index, result in results_or_reasons(decode, range(len(requests))):
+            answered = self._answered(fit[index], requests[index], result)
+            if answered.failure is not None and assignment.on_error == "fail":
+                raise DecodeError(f"{answered.failure} Check the checkpoint. {_LIST}")
+            yield (answered,)
+
+    def losses(self, assignment: AnswerAssignment, outcomes: Sequence[tuple[Answered]]) -> list[ProbedLoss]:
+        """Returns the losses of the prompts that are sampled, by id.
+
+        A prompt that was refused has no output and no loss; one that should have been answered and was not has loss 1.
+        What is answered by an entry that is not about its group has no promise to watch.
+
+        Args:
+          assignment: What is answered.
+          outcomes: What became of every prompt of a shard, by id.
+        """
+        meter = self.meter
+        if meter is None:
+            return []
+        places: dict[str, int] = {}
+        measured: dict[str, MeasuredLoss] = {}
+        answered: list[tuple[Example, Answer]] = []
+        for (outcome,) in outcomes:
+            example = outcome.example
+            place = self._watched_place(assignment, example)
+            if place is None or not meter.is_sampled(example.id) or outcome.is_refused:
+                continue
+            if outcome.answer is not None:
+                answered.append((example, outcome.answer))
+            else:
+                measured[example.id] = MeasuredLoss(value=1.0, failure=outcome.failure)
+            places[example.id] = place
+        if meter.needs_references:
+            for example, answer in answered:
+                references = example.references or example.reference_ids or ()
+                measured[example.id] = meter.measure(
+                    example.id, prompt_of(example), answer=answer, references=references
+                )
+        else:
+            sampled = [AnsweredRequest(id=each.id, prompt=prompt_of(each), answer=answer) for each, answer in answered]
+            measured |= {sampled[index].id: loss for index, loss in meter.measure_each(sampled)}
+        return [
+            ProbedLoss(id=name, loss=measured[name].value, failure=measured[name].failure, calibration=place)
+            for name, place in places.items()
+        ]
+
+    def _answered(self, example: Example, request: ServedRequest, result: PromptResult | str) -> Answered:
+        reason = result if isinstance(result, str) else None
+        if isinstance(result, PromptResult):
+            try:
+                return Answered(example=example, answer=self.generator.answer(request, result.branch(0)))
+            except Exception as error:
+                reason = reason_of(error)
+        return Answered(example=example, failure=f"{request.name}: {reason}.")
+
+    def _watched_place(self, assignment: AnswerAssignment, example: Example) -> int | None:
+        """Returns the place of the entry whose promise is about a prompt; None if none is, or it has no risk."""
+        entry = self.generator.entry_for(example.group)
+        group = example.group or self.generator.entry.group
+        if entry.group != group:
+            return None
+        place = assignment.manifest.calibrations.index(entry)
+        return place if place in assignment.watched() else None
+
+
+def prompt_of(example: Example) -> AnyPrompt:
+    """Returns what a generator is given."""
+    return example.input if example.input is not None else example.input_ids or ()

@@ -1,0 +1,30 @@
+"""The names of examples that have none of their own."""
+
+from calm_beam.inputs.examples import Example, RowKeys, example_of_row
+from calm_beam.outputs.shard_order import with_unique_ids
+
+
+def _example(line: int, **row: object) -> Example:
+    return example_of_row({"input": "a", **row}, where="here", position=line)
+
+
+def test_a_number_is_no_name_of_another() -> None:
+    """Rows of an earlier run's files have numbered ids of their own, which equal rows without ids are not given."""
+    derived = _example(1).id
+    own = {f"{derived}-2": 3, f"{derived}-4": 4}
+    examples = [
+        *(_example(line) for line in (1, 2, 5)),
+        *(_example(line, id=name, input="b") for name, line in own.items()),
+    ]
+    named = {example.id: example.line for example in with_unique_ids(examples)}
+    assert named == {derived: 1, f"{derived}-3": 2, f"{derived}-5": 5, **own}
+    assert {example.id: example.line for example in with_unique_ids(examples[::-1])} == named
+
+
+def test_prompts_of_two_groups_keep_their_names() -> None:
+    """Those of a pipeline have no place in a file, and come in any order: which is which must not depend on that."""
+    keys = RowKeys(group="lang")
+    rows = [
+        example_of_row({"input": "a", "lang": name}, where="here", position=1, keys=keys) for name in ("en", "fr", "it")
+    ]
+    assert with_unique_ids(rows) == with_unique_ids(rows[::-1])

@@ -12,6 +12,7 @@ import os, pathlib, sys
 import pyarrow
 from calm_beam.evaluation.files import read_grid, write_grid
 from calm_beam.inputs.examples import Example
+from calm_beam.outputs import (
     Generation, Output, read_generations, stored_examples, stored_failures, stored_prompts, stored_shard,
     write_generations,
 )

@@ -17,8 +17,8 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.evaluation.totals import PartTotals
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.totals import RiskTotals
@@ -27,10 +27,7 @@ from .machine import describe_machine
 
 _SHARE = 0.8
 _MERGES = 1000
-_SPECS = {
-    "hoeffding_bentkus": Objective("textual", "rouge_l", loss="dissimilarity"),
-    "signed_mixture": Objective("risk", "rouge_l", loss="signed"),
-}
+_CONSISTENCIES = {"hoeffding_bentkus": "textual", "signed_mixture": "risk"}
 
 
 def main() -> None:
@@ -48,7 +45,7 @@ def main() -> None:
     )
     print("| p-value | state | size, MB | add, us per example | add all, s | merge, us |")
     print("|---|---|---:|---:|---:|---:|")
-    for p_value in _SPECS:
+    for p_value in _CONSISTENCIES:
         layout = _layout(p_value, flags.thresholds)
         for trials in (None, flags.trials):
             _measure(p_value, layout, examples=flags.examples, batch=flags.batch, trials=trials)
@@ -65,7 +62,7 @@ def _largest_resident_mb() -> float:
 
 
 def _layout(p_value: str, thresholds: int) -> Layout:
-    spec = Spec(objective=_SPECS[p_value], delta=0.1, epsilon=0.05, p_value=p_value)
+    spec = Guarantee(_CONSISTENCIES[p_value], "rouge_l", delta=0.1, p_value=p_value).planned()
     return Layout.of([spec], thresholds=thresholds)
 
 

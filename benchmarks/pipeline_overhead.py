@@ -30,7 +30,7 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, plan_of
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
@@ -255,7 +255,7 @@ def _measure_parts(
     with _measured(times, "reading Parquet"):
         generations = [generation for shard in shards for generation in read_generations(shard)]
     specs = all_specs(consistencies=("textual",), metrics=(_METRIC,), deltas=(0.1,), epsilons=(0.05,))
-    layout = Plan.of(specs, settings, model=checkpoint.fingerprint(), vocabulary=None).layout()
+    layout = layout_of(plan_of(specs, settings, model=checkpoint.fingerprint(), vocabulary=None))
     metrics = {_METRIC: get_metric(_METRIC)}
     with _measured(times, "scoring"):
         losses = [

@@ -16,11 +16,11 @@ import numpy as np
 
 from calm_beam.metrics.registry import Metric, checked_score, get_metric
 from calm_beam.outputs import Generation, read_generations
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.losses import signed_risk_loss, textual_loss
 from calm_beam.risk.pvalues import P_VALUES
 
@@ -122,7 +122,7 @@ def _losses(generations: list[Generation], metric: Metric, *, name: str) -> dict
         signed = signed_risk_loss(early_score=[risk[text] for text in texts[1:]], full_score=risk[texts[0]])
         rows.append([textual_loss([textual[text] for text in texts[1:]]), np.maximum(0, signed), signed])
     keys = [item.example.id for item in generations]
-    table = LossTable.of(keys, to_signed_fixed_point(np.array(rows)), salt="power").in_order() / LOSS_SCALE
+    table = BettingTable.of(keys, to_signed_fixed_point(np.array(rows)), salt="power").in_order() / LOSS_SCALE
     return {"textual": table[:, 0], "risk, ReLU": table[:, 1], "risk, signed": table[:, 2]}
 
 

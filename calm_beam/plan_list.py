@@ -14,7 +14,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.inputs.seqio_names import is_seqio
@@ -23,7 +23,7 @@ from calm_beam.manifest import (
     EarlierPlan,
     ExternalPlan,
     ManifestError,
-    PlanRecord,
+    Plan,
     content_digest,
     read_any_manifest,
     time_of_now,
@@ -57,9 +57,9 @@ class AskedPlan:
     decodes: bool = False
 
     @classmethod
-    def of(cls, plan: PlanRecord | ExternalPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
+    def of(cls, plan: Plan | ExternalPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
         """Returns a plan as it is asked; arguments as above."""
-        return cls(plan=plan.digest, tests=_without_rule(plan).digest, data=data, command=command, decodes=decodes)
+        return cls(plan=plan.digest, tests=plan.without_rule().digest, data=data, command=command, decodes=decodes)
 
     def is_same(self, other: Self) -> bool:
         """Returns whether it asks nothing that the other does not ask."""
@@ -295,7 +295,7 @@ def _of_manifest(home: str) -> list[_Event]:
     return [*earlier, _Event(asked=asked, time=manifest.created, answered=True)]
 
 
-_MADE_BY: dict[type, str] = {PlanRecord: "calibrate", ExternalPlan: "certify"}
+_MADE_BY: dict[type, str] = {Plan: "calibrate", ExternalPlan: "certify"}
 
 
 def _record(events: Sequence[_Event]) -> EarlierPlan:
@@ -307,14 +307,3 @@ def _record(events: Sequence[_Event]) -> EarlierPlan:
         asked=first.time,
         answered=any(event.answered for event in events),
     )
-
-
-def _without_rule(plan: PlanRecord | ExternalPlan) -> PlanRecord | ExternalPlan:
-    """Returns a plan without its rule to stop, which may be changed after losses were seen."""
-    if plan.sequential is None:
-        return plan
-    rules: dict[str, Any] = {
-        field.name: None for field in dataclasses.fields(plan.sequential) if field.name.startswith("stop_")
-    }
-    watched: Any = dataclasses.replace(plan.sequential, **rules)
-    return dataclasses.replace(plan, sequential=watched)

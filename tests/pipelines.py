@@ -12,12 +12,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration.guarantee import Guarantee, all_specs
-from calm_beam.calibration.specs import Spec
 from calm_beam.checkpoints import Declared, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import DataFiles, Reading
-from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
+from calm_beam.manifest import Manifest, ModelRecord, PlannedTest, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
 from calm_beam.outputs import DecodeJob, Generation
 from calm_beam.outputs.assignment import SweepAssignment
@@ -159,7 +158,7 @@ def run_calibration(
     model: pathlib.Path,
     paths: Sequence[str],
     num_shards: int = 3,
-    specs: Sequence[Spec] = SPECS,
+    specs: Sequence[PlannedTest] = SPECS,
     settings: DecodeSettings = SETTINGS,
     on_error: str = "fail",
     on_long: str = "truncate",

@@ -12,7 +12,7 @@ import pytest
 
 from calm_beam.checkpoints import write_native
 from tests.builders import build_arrays, build_config, hugging_face_tensors, write_hugging_face
-from tests.calm_beam.external.builders import write_lm_eval
+from tests.calm_beam.inputs.losses.builders import write_lm_eval
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.page_runs import CONFIG, run, run_shortened, shortened, write_checkpoint, write_place
 from tests.snippets import ROOT, own_commands

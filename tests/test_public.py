@@ -206,7 +206,7 @@ def test_a_guarantee_is_checked_when_it_is_made() -> None:
         calm.Guarantee("textal", "rouge_l", delta=0.1)
     with pytest.raises(ValueError, match="is for losses in"):
         calm.Guarantee("risk", "rouge_l", delta=0.1, loss="signed", p_value="hoeffding_bentkus")
-    assert calm.Guarantee("risk", "rouge_l", delta=0.1, p_value="hoeffding_bentkus").spec().objective.loss == "relu"
+    assert calm.Guarantee("risk", "rouge_l", delta=0.1, p_value="hoeffding_bentkus").planned().objective.loss == "relu"
 
 
 def test_a_measure_of_ones_own_all_the_way(tmp_path: pathlib.Path) -> None:

@@ -10,16 +10,15 @@ from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.outcome import CalibrationOutcome
 from calm_beam.calibration.pareto import CHOOSING
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, part_of_unit, plan_of_job
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows, with_example_risks
-from calm_beam.calibration.specs import COUNT_NEAR_TIES
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.inputs.examples import DataError
-from calm_beam.manifest import Variant
+from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
@@ -78,7 +77,7 @@ class Calibrate(beam.PTransform):
             for guarantee in self.guarantees
         ]
         specs = specs_of(guarantees, groups=self._groups(swept), joint=self.joint)
-        plan = Plan.of_job(
+        plan = plan_of_job(
             specs,
             job,
             joint_epsilon=guarantees[0].epsilon if self.joint else None,
@@ -88,12 +87,12 @@ class Calibrate(beam.PTransform):
             serve=None if self.serve is None else place_of_served(self.serve, specs),
         )
         self.plan = plan
-        listed = dataclasses.replace(plan, confirm_share=self.confirm_share).record()
+        listed = dataclasses.replace(plan, confirm_share=self.confirm_share)
         earlier = swept.plans.ask(swept.asked_plan(listed), is_answered=isinstance(swept, ReadGenerations))
         provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(
             plan=plan,
-            plan_digest=plan.record().digest,
+            plan_digest=plan.digest,
             provenance=dataclasses.replace(provenance, earlier_plans=earlier),
             stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
@@ -242,7 +241,7 @@ def summed(sweeps: beam.PCollection, scorer: ShardScorer) -> beam.PCollection:
         totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), beam.pvalue.AsSingleton(sweeps))
     else:
         totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
-    return totals | "SumLosses" >> beam.CombineGlobally(SumTotals(scorer.plan.layout()))
+    return totals | "SumLosses" >> beam.CombineGlobally(SumTotals(layout_of(scorer.plan)))
 
 
 def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard]]:
@@ -261,7 +260,7 @@ class _ScoreShard(beam.DoFn):
     def process(
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[CalibrationTotals]:
-        whole = CalibrationTotals.zero(self._scorer.plan.layout())
+        whole = CalibrationTotals.zero(layout_of(self._scorer.plan))
         for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
             whole = whole.merge(of_examples).merge(self._scorer.totals_of_losses(generations, losses))
         yield whole
@@ -284,7 +283,7 @@ class _ScoreClusters(beam.PTransform):
         units = (
             scored.losses
             | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
-            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=plan.layout(), plan=plan)
+            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=layout_of(plan), plan=plan)
         )
         return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
 
@@ -301,7 +300,7 @@ class _ScoreMembers(beam.DoFn):
     def process(
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
-        whole = CalibrationTotals.zero(self._scorer.plan.layout())
+        whole = CalibrationTotals.zero(layout_of(self._scorer.plan))
         for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
             whole = whole.merge(of_examples)
             for generation, of_example in zip(generations, losses, strict=True):
@@ -321,7 +320,7 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
 def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, plan: Plan) -> CalibrationTotals:
     """Returns the totals of a cluster, given its name and the losses of all its examples, in the plan's layout."""
     cluster, losses = element
-    part = plan.part_of(cluster)
+    part = part_of_unit(plan, cluster)
     totals = CalibrationTotals.of_losses(
         [cluster],
         losses.mean()[None],

@@ -7,10 +7,9 @@ import apache_beam as beam
 
 from calm_beam.calibration.confirmation import confirmed_outcome
 from calm_beam.calibration.outcome import CalibrationOutcome
-from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.manifest import Variant
+from calm_beam.manifest import Plan, Variant
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import StoredGenerations
 

@@ -10,9 +10,9 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.inputs.examples import Example
+from calm_beam.outputs import StoredShard
 from calm_beam.outputs.assignment import Assignment, SweepAssignment
 from calm_beam.outputs.shard_order import with_unique_ids
-from calm_beam.outputs.shards import StoredShard
 from calm_beam.outputs.stored_shards import (
     check_above,
     check_folder,

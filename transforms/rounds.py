@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import apache_beam as beam
 
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs.examples import Example
+from calm_beam.manifest import Plan
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
@@ -94,7 +95,7 @@ class CountRounds(beam.PTransform):
             | "CountShardsOnce" >> beam.GroupByKey()
             | "ScoreShards" >> beam.ParDo(_ScoreWhole(scorer), count)
             | "KeyByRound" >> beam.Map(_by_round, places)
-            | "SumRounds" >> beam.CombinePerKey(SumTotals(self.plan.layout()))
+            | "SumRounds" >> beam.CombinePerKey(SumTotals(layout_of(self.plan)))
             | "WriteRounds"
             >> beam.Map(
                 _write_round,
@@ -151,7 +152,7 @@ class _ScoreWhole(beam.DoFn):
 
     def process(self, element: tuple[int, Iterable[StoredShard]], count: int) -> Iterator[CalibrationTotals]:
         plan = self._scorer.plan
-        layout = plan.layout()
+        layout = layout_of(plan)
         whole = CalibrationTotals.zero(layout)
         clusters: dict[str, ClusterLosses] = {}
         for of_examples, generations, losses in self._scorer.batches(element, examples=count):

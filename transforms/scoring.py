@@ -8,10 +8,11 @@ import numpy as np
 from apache_beam.metrics import Metrics
 
 from calm_beam.calibration.contrast import Contrast
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import group_of, layout_of
 from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.failures import check_failures, failure_limit
+from calm_beam.manifest import COUNT_NEAR_TIES, Plan
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
@@ -44,7 +45,7 @@ class ShardScorer:
 
     def setup(self) -> None:
         """Looks up metrics, which may not travel between processes."""
-        self._layout = self.plan.layout()
+        self._layout = layout_of(self.plan)
         self._metrics = {
             objective.metric: get_metric(objective.metric, self._metric_settings)
             for objective in self._layout.objectives
@@ -100,7 +101,7 @@ class ShardScorer:
         )
 
     def _groups(self, generations: Sequence[Generation]) -> list[str | None]:
-        return [self.plan.group_of(generation.example) for generation in generations]
+        return [group_of(self.plan, generation.example) for generation in generations]
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""
@@ -122,5 +123,5 @@ class ShardScorer:
             metrics=self._metrics,
             num_thresholds=layout.thresholds,
             on_error=self.plan.on_error,
-            near_ties=self.plan.near_ties,
+            near_ties=self.plan.near_ties or COUNT_NEAR_TIES,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.files import write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows
@@ -17,6 +17,7 @@ from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.manifest import Plan
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
@@ -167,7 +168,7 @@ class _ScoreShard(beam.DoFn):
     def process(self, element: tuple[tuple[int, int], Iterable[StoredShard]]) -> Iterator[Any]:
         (index, number), copies = element
         source = self._sources[index]
-        layout = source.plan.layout()
+        layout = layout_of(source.plan)
         sums = SplitTotals.zero(layout, self._splits, count_rows=len(source.counter.rows))
         for of_examples, generations, losses in self._scorers[index].batches(
             (number, copies), examples=source.finished.examples
@@ -224,7 +225,7 @@ def _totals_of_cluster(
         [cluster],
         members.losses.mean()[None],
         counts=members.counts[None],
-        layout=sources[index].plan.layout(),
+        layout=layout_of(sources[index].plan),
         splits=splits,
         scored=members.losses.size,
     )
@@ -256,7 +257,7 @@ def _write_results(
         totals = by_index[index]
         whole = totals.whole
         whole.check(source.finished)
-        whole.contrast.check(source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings))
+        whole.contrast.check(layout_of(source.plan).objectives, functools.partial(get_metric, settings=metric_settings))
         limit = failure_limit(max_failures, examples=source.finished.examples)
         check_failures(whole.failures, failed=whole.failed, limit=limit)
         if whole.content_sum != by_index[0].whole.content_sum:
@@ -278,7 +279,7 @@ def _write_results(
                 trial_outcomes(
                     source.measure,
                     totals,
-                    specs=source.plan.specs,
+                    specs=source.plan.tests,
                     thresholds=source.plan.thresholds,
                     count_rows=source.counter.rows,
                     num_layers=source.num_layers,

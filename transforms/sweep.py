@@ -14,7 +14,7 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.set_parts import SetPart
-from calm_beam.manifest import GroupRecord, PlanRecord
+from calm_beam.manifest import GroupRecord, Plan
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.folder import SweepHome, check_may_choose, find_generations
@@ -43,7 +43,7 @@ class Swept(Protocol):
     on_error: str
     plans: PlanList
 
-    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
+    def asked_plan(self, plan: Plan) -> AskedPlan:
         """Returns a plan as it is asked of the outputs, to be listed."""
         ...
 
@@ -148,7 +148,7 @@ class Sweep(beam.PTransform):
         )
         return examples | DecodeExamples([prepared.assignment(self.folder)], self.progress)
 
-    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
+    def asked_plan(self, plan: Plan) -> AskedPlan:
         """Returns a plan as it is asked of the data files, for which it reads them."""
         return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="Calibrate", decodes=True)
 
@@ -210,7 +210,7 @@ class ReadGenerations(beam.PTransform):
         check_may_choose(self.folder, self.job)
         self.plans = PlanList(home_of(self.folder))
 
-    def asked_plan(self, plan: PlanRecord) -> AskedPlan:
+    def asked_plan(self, plan: Plan) -> AskedPlan:
         """Returns a plan as it is asked of the data that the generations were made of."""
         data = self.plans.data_of_outputs() or FinishedSweep.read(self.folder, self.job).digest()
         return AskedPlan.of(plan, data=data, command="Calibrate of ReadGenerations")

@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
-from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Variant
-from calm_beam.risk.fixed_point import loss_sum_upper
+from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Plan, PlannedTest, Variant
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.statistics import Loss
+from calm_beam.risk.testing import p_values_for
 
 from .outcome import CalibrationOutcome
-from .plan import Plan
+from .plan import promise_of
 from .provenance import data_record
-from .result import RiskRow, example_risk, spec_p_values
-from .specs import Spec
+from .result import RiskRow, example_risk
 from .split import check_parts, check_split
 from .totals import CalibrationTotals
 from .variants import whole_of
@@ -135,14 +133,14 @@ def confirmed_outcome(
       ValueError: If no examples confirm.
       EvidenceError: If the losses do not allow a p-value that was planned.
     """
-    planned = plan.record()
+    planned = plan
     if planned.digest != digest:
         raise ManifestError(f"the plan is {planned.digest}, but the run was started with {digest}.")
     manifest, asked = found.manifest, chosen_thresholds(found.manifest.calibrations)
     num_layers = manifest.model.layers
-    per_spec = len(found.rows) // len(plan.specs)
+    per_spec = len(found.rows) // len(plan.tests)
     rows, entries = list(found.rows), []
-    for index, (spec, entry) in enumerate(zip(plan.specs, manifest.calibrations, strict=True)):
+    for index, (spec, entry) in enumerate(zip(plan.tests, manifest.calibrations, strict=True)):
         chosen = entry.chosen
         if chosen is None:
             entries.append(entry)
@@ -174,7 +172,7 @@ def confirmed_outcome(
             plan=planned,
             calibrations=tuple(entries),
             confirmation=confirmation,
-            guarantee=plan.guarantee(is_confirmed=True),
+            guarantee=promise_of(plan, is_confirmed=True),
         ),
         rows=tuple(rows),
         failures=tuple(sorted((*found.failures, *(whole.failures if whole else ())))),
@@ -182,19 +180,18 @@ def confirmed_outcome(
 
 
 def _tested(
-    totals: CalibrationTotals, spec: Spec, place: int, *, chosen: PathEntry, num_layers: int
+    totals: CalibrationTotals, spec: PlannedTest, place: int, *, chosen: PathEntry, num_layers: int
 ) -> tuple[int, PathEntry]:
     """Returns the sum of losses at a threshold, given by its place among those decoded, and its test."""
-    of_group = totals.of_group(spec.group).risk
-    loss_sum = totals.layout.sums_of(spec.objective, of_group.sums)[Loss()][place]
-    p_value = float(spec_p_values(totals, spec)[place])
-    return int(loss_sum), PathEntry(
+    evidence = totals.evidence(spec)
+    p_value = float(p_values_for(spec, evidence)[place])
+    return int(evidence.loss_sums[place]), PathEntry(
         threshold=chosen.threshold,
-        n=of_group.n,
-        risk=float(loss_sum_upper(loss_sum) / max(1, of_group.n)),
+        n=evidence.n,
+        risk=float(evidence.risks()[place]),
         p_value=p_value,
         rejected=p_value <= spec.epsilon,
-        layers=totals.mean_layers(num_layers, group=spec.group)[1 + place],
+        layers=totals.of_group(spec.group).mean_layers(num_layers)[1 + place],
         variant=chosen.variant,
         near_ties=totals.of_group(spec.group).near_ties(place),
     )

@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 from calm_beam.inputs.examples import Example
+from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 
-from .specs import Objective
 from .unseen import Unseen, merged_unseen
 
 # Held, one after the other, against the references of another example.

@@ -4,9 +4,11 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.risk.tails import tail_name
-
-from .specs import CONSISTENCIES, LOSSES, Objective, Spec, default_p_value, default_risk_loss
+from calm_beam.manifest import CONSISTENCIES, LOSSES_OF, PARETO, Objective, PlannedTest
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.tails import split_tail, tail_name
+from calm_beam.risk.testing import check_asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Guarantee:
 
     >>> Guarantee("textual", "rouge_l_unicode", delta=0.1).epsilon
     0.05
-    >>> Guarantee("textual", "rouge_l_unicode", delta=0.1, tail=0.3).spec().p_value
+    >>> Guarantee("textual", "rouge_l_unicode", delta=0.1, tail=0.3).planned().p_value
     'exact_binomial'
 
     Source: CALM, Definitions 1 (textual consistency) and 2 (risk consistency).
@@ -48,28 +50,55 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         # Whatever is wrong with it is told now.
-        self.spec()
+        self.planned()
 
-    def spec(self) -> Spec:
+    def planned(self) -> PlannedTest:
         """Returns it with nothing left open.
 
         Raises:
           ValueError: If a value or a combination is not allowed.
         """
-        if self.tail is not None and self.consistency in LOSSES:
-            loss = tail_name(self.loss or LOSSES[self.consistency][-1], self.tail)
+        if self.tail is not None and self.consistency in LOSSES_OF:
+            loss = tail_name(self.loss or LOSSES_OF[self.consistency][-1], self.tail)
         else:
-            loss = self.loss or (default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
-        return Spec(
-            objective=Objective(self.consistency, self.metric, loss=loss),
+            loss = self.loss or (_default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
+        objective = Objective(self.consistency, self.metric, loss=loss)
+        p_value = self.p_value or default_p_value(loss)
+        check_asked(
             delta=self.delta,
             epsilon=self.epsilon,
-            p_value=self.p_value or default_p_value(loss),
+            p_value=p_value,
             procedure=self.procedure,
+            procedures=(*PROCEDURES, PARETO),
+        )
+        if objective.is_signed and not P_VALUES[p_value].takes_signed:
+            valid = " or ".join(name for name, method in P_VALUES.items() if method.takes_signed)
+            raise ValueError(
+                f"p_value {p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in "
+                f"[-1, 1]. Take {valid}, or risk_loss=relu."
+            )
+        return PlannedTest(
+            **vars(objective), delta=self.delta, epsilon=self.epsilon, p_value=p_value, procedure=self.procedure
         )
 
 
-def specs_of(guarantees: Sequence[Guarantee], *, groups: Sequence[str] = (), joint: bool = False) -> tuple[Spec, ...]:
+_DEFAULT_P_VALUES = {"dissimilarity": "hoeffding_bentkus", "signed": "signed_mixture", "relu": "hoeffding_bentkus"}
+
+
+def default_p_value(loss: str) -> str:
+    """Returns the test that suits a loss. Those of a tail are 0 and 1, of which the binomial test is exact."""
+    return "exact_binomial" if split_tail(loss)[1] is not None else _DEFAULT_P_VALUES[loss]
+
+
+def _default_risk_loss(p_value: str | None) -> str:
+    """Returns the loss of risk consistency that suits a test: `signed`, or `relu` if it is for losses in [0, 1]."""
+    is_for_unit_interval = p_value is not None and p_value in P_VALUES and not P_VALUES[p_value].takes_signed
+    return "relu" if is_for_unit_interval else "signed"
+
+
+def specs_of(
+    guarantees: Sequence[Guarantee], *, groups: Sequence[str] = (), joint: bool = False
+) -> tuple[PlannedTest, ...]:
     """Returns guarantees with nothing left open: of all prompts, and then of each group.
 
     Args:
@@ -82,7 +111,7 @@ def specs_of(guarantees: Sequence[Guarantee], *, groups: Sequence[str] = (), joi
       ValueError: If there are none, two are equal, or a joint guarantee has several epsilons.
     """
     # Checked before epsilon is divided, so that a message speaks of the value that was given.
-    specs = tuple(guarantee.spec() for guarantee in guarantees)
+    specs = tuple(guarantee.planned() for guarantee in guarantees)
     if not specs or len(set(specs)) != len(specs):
         raise ValueError(f"guarantees must list one or more different ones, got {list(guarantees)}.")
     if len(set(groups)) != len(groups):
@@ -107,7 +136,7 @@ def all_specs(
     procedure: str = "fixed_sequence",
     groups: Sequence[str] = (),
     joint: bool = False,
-) -> tuple[Spec, ...]:
+) -> tuple[PlannedTest, ...]:
     """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
 
     Guarantees of the mean come before those of tails, and all those of the whole before those of groups.
@@ -150,7 +179,7 @@ def all_specs(
     return specs_of(guarantees, groups=groups, joint=joint)
 
 
-def place_of_served(asked: str, specs: Sequence[Spec]) -> int:
+def place_of_served(asked: str, specs: Sequence[PlannedTest]) -> int:
     """Returns the place of the guarantee that is to be served, among all that are asked for.
 
     >>> specs = all_specs(consistencies=["textual", "risk"], metrics=["rouge_l"], deltas=[0.05, 0.1], epsilons=[0.05])
@@ -192,11 +221,11 @@ def place_of_served(asked: str, specs: Sequence[Spec]) -> int:
 _SERVED = ("consistency", "delta", "metric", "loss", "epsilon", "group")
 
 
-def _name_of(value: str, specs: Sequence[Spec]) -> str:
+def _name_of(value: str, specs: Sequence[PlannedTest]) -> str:
     """Returns what a value is that stands without a name."""
     if value in CONSISTENCIES:
         return "consistency"
-    if value in {spec.objective.loss for spec in specs}:
+    if value in {spec.loss for spec in specs}:
         return "loss"
     try:
         float(value)
@@ -212,14 +241,12 @@ def _number(name: str, value: str) -> float:
         raise ValueError(f"serve: {name} must be a number, got {value!r}.") from None
 
 
-def _fits(spec: Spec, name: str, value: str | float | None) -> bool:
+def _fits(spec: PlannedTest, name: str, value: str | float | None) -> bool:
     """Returns whether a guarantee has a value; of BLEURT, the name without its checkpoint's digest will do."""
-    of: Objective | Spec = spec.objective if name in ("consistency", "metric", "loss") else spec
-    own = getattr(of, name)
+    own = getattr(spec, name)
     return own == value or (name == "metric" and str(own).startswith(f"{value}@"))
 
 
-def _in_words(spec: Spec) -> str:
+def _in_words(spec: PlannedTest) -> str:
     group = "" if spec.group is None else f"group={spec.group},"
-    objective = spec.objective
-    return f"{group}{objective.consistency},{objective.metric},{objective.loss},{spec.delta:g},epsilon={spec.epsilon:g}"
+    return f"{group}{spec.consistency},{spec.metric},{spec.loss},{spec.delta:g},epsilon={spec.epsilon:g}"

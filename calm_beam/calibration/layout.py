@@ -6,10 +6,9 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss, Statistic
-
-from .specs import Objective, Spec, objectives_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Layout:
     groups: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, specs: Sequence[Spec], *, thresholds: int, parts: Sequence[str] = ()) -> Self:
+    def of(cls, specs: Sequence[PlannedTest], *, thresholds: int, parts: Sequence[str] = ()) -> Self:
         """Returns the layout that serves all specs: what their p-values need, and the losses for the risk table.
 
         Args:
@@ -78,3 +77,8 @@ class Layout:
     def tabled_losses(self, fixed_losses: np.ndarray) -> np.ndarray:
         """Returns the losses that are kept one by one: those of `tabled`, in its order."""
         return fixed_losses[:, [self.objectives.index(objective) for objective in self.tabled]]
+
+
+def objectives_of(specs: Sequence[PlannedTest]) -> tuple[Objective, ...]:
+    """Returns the distinct objectives of specs, in order of appearance; each is scored once for all its specs."""
+    return tuple(dict.fromkeys(spec.objective for spec in specs))

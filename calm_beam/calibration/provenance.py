@@ -17,6 +17,8 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
     ModelRecord,
+    Plan,
+    PlannedTest,
     SequentialRecord,
     VocabularyRecord,
     time_of_now,
@@ -26,8 +28,7 @@ from calm_beam.outputs import DecodeJob
 from calm_beam.versions import run_versions
 
 from .pareto import CHOOSING
-from .plan import Plan
-from .specs import Spec
+from .plan import promise_of
 from .totals import CalibrationTotals
 
 
@@ -57,7 +58,7 @@ class RunProvenance:
     def of_job(
         cls,
         job: DecodeJob,
-        specs: Sequence[Spec],
+        specs: Sequence[PlannedTest],
         *,
         settings: DecodeSettings | None = None,
         created: str | None = None,
@@ -102,7 +103,7 @@ class RunProvenance:
         Raises:
           ManifestError: If the calibrations are not those that were planned.
         """
-        planned = plan.record()
+        planned = plan
         if planned.digest != digest:
             raise ManifestError(f"the plan is {planned.digest}, but the run was started with {digest}.")
         token_from = self.settings.rule.token_from
@@ -118,7 +119,7 @@ class RunProvenance:
             earlier_plans=self.earlier_plans or None,
             sequential=sequential,
             calibrations=tuple(self._with_positions(entry) for entry in calibrations),
-            guarantee=plan.guarantee(),
+            guarantee=promise_of(plan),
             software=self.software,
         )
 

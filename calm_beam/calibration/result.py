@@ -2,22 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-import numpy as np
-
-from calm_beam.manifest import Calibration, PathEntry, Variant
+from calm_beam.manifest import Calibration, PathEntry, Plan, PlannedTest, Variant
 from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import Loss
+from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
 
-from .plan import Plan
-from .specs import Spec
 from .totals import CalibrationTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RiskRow:
+class RiskRow(TestedSetting):
     """One line of the risk table: one threshold under one spec.
 
     Attributes:
@@ -27,12 +22,6 @@ class RiskRow:
       delta: Risk tolerance.
       epsilon: Allowed probability of error.
       threshold: Exit threshold.
-      n: Number of independent units: examples, or clusters of them.
-      loss_sum: Exact sum of losses in units of 2^-32.
-      risk: Mean loss.
-      p_value: Of "the risk exceeds delta".
-      tested: Whether the procedure looked at this threshold.
-      rejected: Whether it was found safe.
       layers: Mean decoder layers per token.
       group: Which group all this is about; None for all examples.
       tau: Of several variants, the temperature of this one; None without a decaying schedule, and where there is one
@@ -59,12 +48,6 @@ class RiskRow:
     delta: float
     epsilon: float
     threshold: float
-    n: int
-    loss_sum: int
-    risk: float
-    p_value: float
-    tested: bool
-    rejected: bool
     layers: float
     group: str | None = None
     tau: float | None = None
@@ -80,6 +63,22 @@ class RiskRow:
     confirming_p_value: float | None = None
     confirmed: bool | None = None
     near_ties: int | None = None
+
+    @classmethod
+    def columns(cls, rows: Sequence[Self]) -> tuple[str, ...]:
+        """Returns the columns of a table in their order: those of groups, variants and so on only where it has some."""
+        found = ["consistency", "metric", "loss", "delta", "epsilon", "threshold", *TESTED_COLUMNS, "layers"]
+        if any(row.group is not None for row in rows):
+            found.append("group")
+        if any(row.variant is not None for row in rows):
+            found += ["tau", "min_exit_layer"]
+            found += [name for name in ("confidence", "exit_interval") if any(getattr(row, name) for row in rows)]
+            found += ["place", "choosing_p_value", "choosing_layers"]
+        if any(row.confirmed is not None for row in rows):
+            found += ["confirming_n", "confirming_loss_sum", "confirming_risk", "confirming_p_value", "confirmed"]
+        if any(row.near_ties is not None for row in rows):
+            found.append("near_ties")
+        return tuple(found)
 
     @property
     def variant(self) -> Variant | None:
@@ -121,53 +120,34 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
 
     Source: CALM Algorithm 1 (calibration with fixed sequence testing).
     """
-    p_values = [spec_p_values(totals, spec) for spec in plan.specs]
-    return tested_rows(totals, plan, p_values=p_values, num_layers=num_layers)
+    tested = [test.after(1) for test in grid_tests([totals], plan.tests)]
+    return rows_of(totals, plan, tested=tested, num_layers=num_layers)
 
 
-def spec_p_values(totals: CalibrationTotals, spec: Spec) -> np.ndarray:
-    """Returns the p-value of every threshold under one spec, shape (thresholds,); errors as in `risk_rows`.
-
-    A group without examples proves nothing: its p-values are 1.
-    """
-    if spec.group is not None and totals.of_group(spec.group).risk.n == 0:
-        return np.ones(totals.layout.thresholds)
-    return P_VALUES[spec.p_value].p_values(totals.evidence(spec.objective, group=spec.group), spec.delta)
-
-
-def tested_rows(
-    totals: CalibrationTotals, plan: Plan, *, p_values: Sequence[np.ndarray], num_layers: int
+def rows_of(
+    totals: CalibrationTotals, plan: Plan, *, tested: Sequence[Sequence[TestedSetting]], num_layers: int
 ) -> tuple[RiskRow, ...]:
-    """Returns what `risk_rows` does, of p-values that were computed before; for each spec, shape (thresholds,)."""
+    """Returns what `risk_rows` does, given what the test of every spec says of every threshold."""
     rows: list[RiskRow] = []
-    for spec, of_spec in zip(plan.specs, p_values, strict=True):
-        layers = totals.mean_layers(num_layers, group=spec.group)[1:]
+    for spec, of_spec in zip(plan.tests, tested, strict=True):
         of_group = totals.of_group(spec.group)
-        found = of_group.risk
-        sums = totals.layout.sums_of(spec.objective, found.sums)[Loss()]
-        risks = loss_sum_upper(sums) / max(1, found.n)
-        test = PROCEDURES[spec.procedure](of_spec, epsilon=spec.epsilon)
+        layers = of_group.mean_layers(num_layers)[1:]
         rows.extend(
             RiskRow(
-                consistency=spec.objective.consistency,
-                metric=spec.objective.metric,
-                loss=spec.objective.loss,
-                delta=spec.delta,
-                epsilon=spec.epsilon,
+                **vars(found),
+                **asked_of(spec),
                 threshold=threshold,
-                n=found.n,
-                loss_sum=int(sums[index]),
-                risk=float(risks[index]),
-                p_value=float(of_spec[index]),
-                tested=bool(test.tested[index]),
-                rejected=bool(test.rejected[index]),
                 layers=layers[index],
-                group=spec.group,
                 near_ties=of_group.near_ties(index),
             )
-            for index, threshold in enumerate(plan.thresholds)
+            for index, (threshold, found) in enumerate(zip(plan.thresholds, of_spec, strict=True))
         )
     return tuple(rows)
+
+
+def asked_of(spec: PlannedTest) -> dict[str, Any]:
+    """Returns what a risk table says of the guarantee that a row is about, by column."""
+    return {name: getattr(spec, name) for name in ("consistency", "metric", "loss", "delta", "epsilon", "group")}
 
 
 def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[Calibration, ...]:
@@ -182,23 +162,16 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
       plan: As given there.
       num_layers: Decoder depth, reported for "never exit".
     """
-    per_spec = len(rows) // len(plan.specs)
+    per_spec = len(rows) // len(plan.tests)
     entries = []
-    for index, spec in enumerate(plan.specs):
+    for index, spec in enumerate(plan.tests):
         tested = [row for row in rows[index * per_spec : (index + 1) * per_spec] if row.tested]
         # Rows of a grid are in its order.
         tested.sort(key=lambda row: row.place or 0)
         chosen = next((row for row in reversed(tested) if row.rejected), None)
         entries.append(
             Calibration(
-                consistency=spec.objective.consistency,
-                metric=spec.objective.metric,
-                loss=spec.objective.loss,
-                group=spec.group,
-                delta=spec.delta,
-                epsilon=spec.epsilon,
-                p_value=spec.p_value,
-                procedure=spec.procedure,
+                **vars(spec),
                 threshold=chosen.threshold if chosen else None,
                 variant=chosen.variant if chosen else None,
                 layers=chosen.layers if chosen else num_layers,
@@ -225,11 +198,11 @@ def with_example_risks(
         else dataclasses.replace(
             entry, example_risk=example_risk(totals[entry.variant], spec, plan.thresholds.index(entry.threshold))
         )
-        for entry, spec in zip(calibrations, plan.specs, strict=True)
+        for entry, spec in zip(calibrations, plan.tests, strict=True)
     )
 
 
-def example_risk(totals: CalibrationTotals, spec: Spec, place: int) -> float | None:
+def example_risk(totals: CalibrationTotals, spec: PlannedTest, place: int) -> float | None:
     """Returns the mean loss over examples at a threshold, by its place; None where units are examples."""
     found = totals.over_examples
     if found is None:

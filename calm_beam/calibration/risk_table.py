@@ -5,7 +5,7 @@ import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.storage import open_input, replacing
@@ -22,47 +22,33 @@ class RiskTableError(CalmBeamError, ValueError):
 
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
-_OF_VARIANTS = (
-    "tau",
-    "min_exit_layer",
-    "confidence",
-    "exit_interval",
-    "place",
-    "choosing_p_value",
-    "choosing_layers",
-)
-_OF_CONFIRMED = ("confirming_n", "confirming_loss_sum", "confirming_risk", "confirming_p_value", "confirmed")
 
 
-def risk_table_text(rows: Sequence[Any]) -> str:
+class Row(Protocol):
+    """A dataclass of which a table has a line each: `RiskRow`, or `calm_beam.calibration.settings.SettingRow`."""
+
+    @classmethod
+    def columns(cls, rows: Sequence[Self]) -> tuple[str, ...]:
+        """Returns the columns of a table of such rows, in their order."""
+        ...
+
+
+def risk_table_text(rows: Sequence[Row]) -> str:
     """Returns the table as CSV: a header, then one line per spec and threshold, or per test and setting.
 
     Numbers are written so that they read back as the same float64; booleans as true and false; nothing for None. Texts
     that a spreadsheet would compute begin with an apostrophe.
 
     Args:
-      rows: All of one dataclass: `RiskRow`, or `calm_beam.external.result.SettingRow`.
+      rows: All of one kind.
     """
-    kind = type(rows[0]) if rows else RiskRow
-    names = [field.name for field in dataclasses.fields(kind)]
-    # Those of calibrations without groups, variants or confirmations are as they were before there were any.
-    if kind is RiskRow and all(row.group is None for row in rows):
-        names.remove("group")
-    if kind is RiskRow and all(row.variant is None for row in rows):
-        names = [name for name in names if name not in _OF_VARIANTS]
-    for name in ("confidence", "exit_interval"):
-        if name in names and all(getattr(row, name) is None for row in rows):
-            names.remove(name)
-    if kind is RiskRow and all(row.confirmed is None for row in rows):
-        names = [name for name in names if name not in _OF_CONFIRMED]
-    if kind is RiskRow and all(row.near_ties is None for row in rows):
-        names.remove("near_ties")
+    names = (type(rows[0]) if rows else RiskRow).columns(rows)
     return "".join(
         csv_line(cells) for cells in [names, *([_cell(getattr(row, name)) for name in names] for row in rows)]
     )
 
 
-def write_risk_table(path: str | os.PathLike[str], rows: Sequence[Any], *, replaces: str | None = None) -> None:
+def write_risk_table(path: str | os.PathLike[str], rows: Sequence[Row], *, replaces: str | None = None) -> None:
     """Writes the table; the file appears whole or not at all, and `replaces` is as in `storage.replacing`."""
     with replacing(path, replaces=replaces) as temporary:
         temporary.write_text(risk_table_text(rows), encoding="utf-8")

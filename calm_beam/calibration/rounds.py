@@ -17,15 +17,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from calm_beam.manifest import content_digest
+from calm_beam.manifest import Plan, content_digest
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.storage import is_file, joined, list_files, open_input, replacing, strict_json
 
 from .contrast import Contrast, Sample
 from .layout import Layout
-from .plan import Plan
-from .totals import CalibrationTotals, GroupTotals
+from .plan import layout_of
+from .totals import CalibrationTotals, Sums
 from .unseen import Unseen, UnseenText
 
 _SCHEMA = "calm-beam/round/v1"
@@ -85,7 +85,7 @@ class Round:
         """Writes the round's file into the folder of its generations; it appears whole or not at all."""
         content = {
             "schema": _SCHEMA,
-            "tests": plan.tests_digest(),
+            "tests": plan.without_rule().digest,
             "number": self.number,
             "division": self.division,
             "scored_by": dict(self.scored_by),
@@ -119,7 +119,7 @@ class Round:
                 content = strict_json.loads(file.read())
             if content["schema"] != _SCHEMA or content["digest"] != content_digest(content):
                 raise OutputsError(f"{path}: was changed after it was written. Decode anew with --overwrite.")
-            if content["tests"] != plan.tests_digest():
+            if content["tests"] != plan.without_rule().digest:
                 raise OutputsError(
                     f"{path}: the losses of this round were counted for other tests, or in rounds of another size. "
                     "Neither can be changed once losses have been seen. Repeat that run as it was (another rule to "
@@ -132,7 +132,7 @@ class Round:
                 rounds=content["rounds"],
                 examples=content["examples"],
                 shards=tuple(StoredShard(**shard) for shard in content["shards"]),
-                totals=_totals_from_json(content["totals"], plan.layout()),
+                totals=_totals_from_json(content["totals"], layout_of(plan)),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, OutputsError):
@@ -152,7 +152,7 @@ def _path(folder: str, number: int) -> str:
 def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
     assert not totals.table.chunks, "no p-value that may be watched needs single losses"
     return {
-        **_sums_to_json(totals),
+        **_sums_to_json(totals.whole),
         # Only where there are some: rounds of earlier versions know nothing of them.
         **({"groups": {name: _sums_to_json(group) for name, group in totals.groups}} if totals.groups else {}),
         **({"over_examples": _over_examples_to_json(totals.over_examples)} if totals.over_examples else {}),
@@ -167,7 +167,7 @@ def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
     }
 
 
-def _sums_to_json(totals: CalibrationTotals | GroupTotals) -> dict[str, Any]:
+def _sums_to_json(totals: Sums) -> dict[str, Any]:
     return {
         "n": totals.risk.n,
         "sums": totals.risk.sums.tolist(),
@@ -177,11 +177,11 @@ def _sums_to_json(totals: CalibrationTotals | GroupTotals) -> dict[str, Any]:
     }
 
 
-def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> GroupTotals:
+def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> Sums:
     risk = RiskTotals(n=content["n"], sums=np.array(content["sums"], np.int64))
     if risk.sums.shape != (len(layout.rows), layout.thresholds):
         raise ValueError(f"sums have shape {risk.sums.shape}")
-    return GroupTotals(
+    return Sums(
         risk=risk,
         layer_sums=tuple(content["layer_sums"]),
         token_counts=tuple(content["token_counts"]),
@@ -191,13 +191,9 @@ def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> GroupTotals:
 
 
 def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> CalibrationTotals:
-    whole = _sums_from_json(content, layout)
     return CalibrationTotals(
         layout=layout,
-        risk=whole.risk,
-        layer_sums=whole.layer_sums,
-        token_counts=whole.token_counts,
-        tie_counts=whole.tie_counts,
+        whole=_sums_from_json(content, layout),
         groups=tuple(
             (name, _sums_from_json(group, layout)) for name, group in sorted(content.get("groups", {}).items())
         ),

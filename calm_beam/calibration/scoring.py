@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.manifest import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.metrics.sight import sight_of
 from calm_beam.outputs import Generation, OutputsError
@@ -13,7 +14,6 @@ from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import losses_of_scores
 
 from .contrast import Contrast
-from .specs import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
 from .unseen import Unseen
 
 

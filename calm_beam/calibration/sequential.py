@@ -1,25 +1,30 @@
-"""What a calibration has proved, round by round: running p-values, and the looks that led there.
+"""What rounds have proved, of thresholds or of other settings: running p-values, and the looks that led there.
 
-After every round the p-values of all examples up to then are computed, and the least of each threshold up to then is
-its p-value. For p-values that are the inverse of a capital which no bettor can expect to win (`is_anytime`), Ville's
-inequality makes that valid at every round, and whatever decides when to stop.
+Why that is valid at every round, and whatever decides when to stop: see `calm_beam.risk.testing.GridTest`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from calm_beam.manifest import Calibration, Look
-from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import Loss
+from calm_beam.manifest import (
+    Calibration,
+    ExternalCalibration,
+    ExternalLook,
+    ExternalPlan,
+    Look,
+    Objective,
+    Plan,
+    external_end,
+)
+from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.stopping import Proved
+from calm_beam.risk.testing import GridTest, grid_tests
 
-from .plan import Plan
-from .result import RiskRow, choose_thresholds, spec_p_values, tested_rows
-from .specs import Objective, Spec
+from . import settings
+from .evaluated import EvaluatedLosses
+from .result import RiskRow, choose_thresholds, rows_of
 from .totals import CalibrationTotals
 
 
@@ -62,19 +67,14 @@ def watched(rounds: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int)
 
     Source: Ville (1939); CALM Algorithm 1, with p-values that hold at any time.
     """
-    up_to = [rounds[0]]
-    for each in rounds[1:]:
-        up_to.append(up_to[-1].merge(each))
-    # [rounds, thresholds], for each spec
-    running = [
-        np.minimum.accumulate(np.stack([spec_p_values(totals, spec) for totals in up_to])) for spec in plan.specs
-    ]
-    final = [p_values[-1] for p_values in running]
-    rows = tested_rows(up_to[-1], plan, p_values=final, num_layers=num_layers)
+    up_to = list(itertools.accumulate(rounds, CalibrationTotals.merge))
+    tests = grid_tests(rounds, plan.tests)
+    tested = [test.after(len(rounds)) for test in tests]
+    rows = rows_of(up_to[-1], plan, tested=tested, num_layers=num_layers)
     entries = choose_thresholds(rows, plan, num_layers=num_layers)
     calibrations = tuple(
-        dataclasses.replace(entry, looks=_looks(entry, spec, p_values, up_to, plan=plan, num_layers=num_layers))
-        for entry, spec, p_values in zip(entries, plan.specs, running, strict=True)
+        dataclasses.replace(entry, looks=_looks(entry, test, up_to, plan=plan, num_layers=num_layers))
+        for entry, test in zip(entries, tests, strict=True)
     )
     return Watched(totals=up_to[-1], rows=rows, calibrations=calibrations)
 
@@ -88,40 +88,127 @@ def proved_objectives(calibrations: Sequence[Calibration], plan: Plan) -> frozen
     """
     open_objectives = {
         spec.objective
-        for spec, entry in zip(plan.specs, calibrations, strict=True)
+        for spec, entry in zip(plan.tests, calibrations, strict=True)
         if spec.group is None and entry.threshold != plan.thresholds[-1]
     }
-    return frozenset(spec.objective for spec in plan.specs) - open_objectives
+    return frozenset(spec.objective for spec in plan.tests) - open_objectives
 
 
 def _looks(
-    entry: Calibration,
-    spec: Spec,
-    p_values: np.ndarray,
-    up_to: Sequence[CalibrationTotals],
-    *,
-    plan: Plan,
-    num_layers: int,
+    entry: Calibration, test: GridTest, up_to: Sequence[CalibrationTotals], *, plan: Plan, num_layers: int
 ) -> tuple[Look, ...]:
     followed = 0 if entry.threshold is None else plan.thresholds.index(entry.threshold)
-    log_capital = P_VALUES[spec.p_value].log_capital
-    assert log_capital is not None, "the plan has checked it"
-    accepted = PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected()
     looks = []
-    for totals, place in zip(up_to, accepted, strict=True):
-        if totals.of_group(spec.group).risk.n == 0:
-            # The first rounds may have no example of a group.
-            looks.append(Look(n=0, threshold=None, layers=float(num_layers), risk=0.0, log_capital=0.0))
-            continue
-        evidence = totals.evidence(spec.objective, group=spec.group)
-        layers = totals.mean_layers(num_layers, group=spec.group)
+    for totals, found in zip(up_to, test.looks(followed=followed), strict=True):
+        layers = totals.of_group(entry.group).mean_layers(num_layers)
         looks.append(
             Look(
-                n=evidence.n,
-                threshold=None if place < 0 else plan.thresholds[place],
-                layers=float(num_layers) if place < 0 else layers[1 + place],
-                risk=float(loss_sum_upper(evidence.sums[Loss()])[followed] / evidence.n),
-                log_capital=float(log_capital(evidence, spec.delta)[followed]),
+                n=found.n,
+                threshold=None if found.place < 0 else plan.thresholds[found.place],
+                layers=float(num_layers) if found.place < 0 else layers[1 + found.place],
+                risk=found.risk,
+                log_capital=found.log_capital,
+            )
+        )
+    return tuple(looks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchedSettings:
+    """What the rounds prove that have been looked at.
+
+    Attributes:
+      rounds: How many these are; rounds after the one that the rule stops at are not looked at.
+      ended_by: What ends the certification there, one of `EXTERNAL_ENDS`; None if it goes on.
+      rows: For every test, what it says of every setting.
+      calibrations: For every test, its manifest entry, with a look after each round.
+    """
+
+    rounds: int
+    ended_by: str | None
+    rows: tuple[tuple[settings.SettingRow, ...], ...]
+    calibrations: tuple[ExternalCalibration, ...]
+
+
+def watched_settings(
+    evaluated: EvaluatedLosses,
+    plan: ExternalPlan,
+    *,
+    of_rounds: int,
+    costs: Mapping[str, float] | None = None,
+    looked_at: int = 1,
+) -> WatchedSettings:
+    """Returns what the whole rounds prove, up to the first at which the rule says stop.
+
+    Args:
+      evaluated: At least one whole round.
+      plan: What is asked for, with a rule; all of its p-values may be watched.
+      of_rounds: How many rounds the declared examples have.
+      costs: What settings cost, as it was declared; None takes the mean costs that rows say.
+      looked_at: Number of rounds that a rule before this one had stopped after; 1 if there was none. This rule is asked
+        from then on.
+
+    Raises:
+      LossesError: If the rule asks for costs, and nobody says them.
+
+    Source: Ville (1939); Angelopoulos et al. (2021), "Learn then Test", with p-values that hold at any time.
+    """
+    assert plan.sequential is not None
+    costs_by_round = evaluated.costs if costs is None else [costs] * len(evaluated.rounds)
+    lacking = [name for name in plan.order if name not in costs_by_round[0]]
+    if plan.sequential.needs_costs and lacking:
+        raise LossesError(
+            f"the rule to stop asks what settings cost, and nobody says it of setting {lacking[0]!r}. Declare costs "
+            "(--costs), or give the losses a column cost, from the first round on."
+        )
+    tests = grid_tests([each.ordered(plan.order, salt=plan.salt) for each in evaluated.rounds], plan.tests)
+    looks = [
+        [_proved(each.places[number], of_round, plan.order) for each in tests]
+        for number, of_round in enumerate(costs_by_round)
+    ]
+    rounds, ended_by = len(looks), None
+    for number in range(looked_at, len(looks) + 1):
+        ended_by = external_end(looks[:number], plan.sequential, order=plan.order, of_rounds=of_rounds)
+        if ended_by is not None:
+            rounds = number
+            break
+    rows = tuple(
+        settings.rows_of(test, each.after(rounds), order=plan.order, costs=costs_by_round[rounds - 1])
+        for test, each in zip(plan.tests, tests, strict=True)
+    )
+    entries = settings.entries_of(plan, rows)
+    return WatchedSettings(
+        rounds=rounds,
+        ended_by=ended_by,
+        rows=rows,
+        calibrations=tuple(
+            dataclasses.replace(
+                entry, looks=_looks_of_settings(entry, each, order=plan.order, costs=costs_by_round[:rounds])
+            )
+            for entry, each in zip(entries, tests, strict=True)
+        ),
+    )
+
+
+def _proved(place: int, costs: Mapping[str, float], order: Sequence[str]) -> Proved:
+    return Proved(place, costs.get(order[place], math.inf) if place >= 0 else math.inf)
+
+
+def _looks_of_settings(
+    entry: ExternalCalibration, test: GridTest, *, order: Sequence[str], costs: Sequence[Mapping[str, float]]
+) -> tuple[ExternalLook, ...]:
+    """Returns the looks of the entry that a test has come to, one for each round whose costs are given."""
+    followed = 0 if entry.setting is None else order.index(entry.setting)
+    looks = []
+    for found, of_round in zip(test.looks(followed=followed), costs, strict=False):
+        setting = order[found.place] if found.place >= 0 else None
+        looks.append(
+            ExternalLook(
+                n=found.n,
+                setting=setting,
+                cost=None if setting is None else of_round.get(setting),
+                risk=found.risk,
+                log_capital=found.log_capital,
             )
         )
     return tuple(looks)

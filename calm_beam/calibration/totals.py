@@ -8,27 +8,28 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.manifest import PlannedTest
 from calm_beam.outputs import FinishedSweep, Generation, OutputsError
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.text.counted import counted
 
 from .contrast import Contrast
 from .fingerprint import content_sum_of, fingerprint_text, merged_sums
 from .layout import Layout
-from .specs import Objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GroupTotals:
-    """Sums and counts over the examples of one group; merging is exact, associative and commutative.
+class Sums:
+    """Sums and counts over some examples: all, or those of one group; merging is exact, associative and commutative.
 
     Attributes:
-      risk: Number of examples and sums over their losses, as in `CalibrationTotals`.
-      layer_sums: As there.
-      token_counts: As there.
-      tie_counts: As there.
+      risk: Number of independent units (examples, or clusters of them) and sums over their losses.
+      layer_sums: For the full model and each threshold, decoder layers used by all tokens; length 1 + thresholds.
+      token_counts: For the full model and each threshold, tokens generated; same length.
+      tie_counts: Examples that do not say whether their outputs hung on near ties; then, for each threshold, those of
+        whose outputs, or of the full model's, one did. Empty for no examples.
     """
 
     risk: RiskTotals
@@ -38,13 +39,27 @@ class GroupTotals:
 
     @classmethod
     def zero(cls, layout: Layout) -> Self:
-        """Returns the totals of no examples."""
+        """Returns the sums over no examples."""
         nothing = (0,) * (layout.thresholds + 1)
         risk = RiskTotals.zero(rows=len(layout.rows), thresholds=layout.thresholds)
         return cls(risk=risk, layer_sums=nothing, token_counts=nothing)
 
+    @classmethod
+    def of_examples(cls, generations: Sequence[Generation], layout: Layout) -> Self:
+        """Returns the sums over some examples, all but their losses."""
+        zero = cls.zero(layout)
+        nothing = zero.layer_sums
+        layers = (tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations)
+        tokens = (tuple(len(output.tokens) for output in item.outputs) or nothing for item in generations)
+        return dataclasses.replace(
+            zero,
+            layer_sums=_sum(nothing, *layers),
+            token_counts=_sum(nothing, *tokens),
+            tie_counts=_sum(*(_ties_of(item, layout) for item in generations)) if generations else (),
+        )
+
     def merge(self, other: Self) -> Self:
-        """Returns the totals of both sets of examples together."""
+        """Returns the sums over both sets of examples together."""
         return type(self)(
             risk=self.risk.merge(other.risk),
             layer_sums=_sum(self.layer_sums, other.layer_sums),
@@ -54,7 +69,16 @@ class GroupTotals:
 
     def near_ties(self, place: int) -> int | None:
         """Returns how many examples hung on a near tie at a threshold, given by its place; None if some do not say."""
-        return _near_ties(self.tie_counts, place)
+        return None if not self.tie_counts or self.tie_counts[0] else self.tie_counts[1 + place]
+
+    def mean_layers(self, num_layers: int) -> tuple[float, ...]:
+        """Returns decoder layers per generated token, for the full model and then each threshold.
+
+        Args:
+          num_layers: Decoder depth, reported where no token was generated.
+        """
+        pairs = zip(self.layer_sums, self.token_counts, strict=True)
+        return tuple(layers / tokens if tokens else float(num_layers) for layers, tokens in pairs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,16 +87,12 @@ class CalibrationTotals:
 
     Attributes:
       layout: What the sums are of.
-      risk: Number of independent units (examples, or clusters of them) and sums over their losses.
+      whole: Over all units.
+      groups: For every group of the layout that has examples here, ascending, its name and its part of these sums.
       table: Single losses, where a p-value needs them.
       over_examples: Number of examples and sums over their losses, where units are clusters, shape (objectives,
         thresholds); None where units are examples.
       scored: Number of examples whose losses are in these sums, by themselves or within their cluster.
-      layer_sums: For the full model and each threshold, decoder layers used by all tokens; length 1 + thresholds.
-      token_counts: For the full model and each threshold, tokens generated; same length.
-      tie_counts: Examples that do not say whether their outputs hung on near ties; then, for each threshold, those of
-        whose outputs, or of the full model's, one did. Empty for no examples.
-      groups: For every group of the layout that has examples here, ascending, its name and its part of these sums.
       by_shard: For every shard, ascending, how many of its examples are counted.
       failures: Id and reason of every example that counts with loss 1, sorted.
       truncated: Examples whose prompt was cut.
@@ -82,20 +102,22 @@ class CalibrationTotals:
     """
 
     layout: Layout
-    risk: RiskTotals
-    table: LossTable = dataclasses.field(default_factory=LossTable)
+    whole: Sums
+    groups: tuple[tuple[str, Sums], ...] = ()
+    table: BettingTable = dataclasses.field(default_factory=BettingTable)
     over_examples: RiskTotals | None = None
     scored: int = 0
-    layer_sums: tuple[int, ...]
-    token_counts: tuple[int, ...]
-    tie_counts: tuple[int, ...] = ()
-    groups: tuple[tuple[str, GroupTotals], ...] = ()
     by_shard: tuple[tuple[int, int], ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
     truncated: int = 0
     duplicates: int = 0
     content_sum: int = 0
     contrast: Contrast = dataclasses.field(default_factory=Contrast)
+
+    @property
+    def risk(self) -> RiskTotals:
+        """Number of independent units (examples, or clusters of them) and sums over their losses."""
+        return self.whole.risk
 
     @property
     def examples(self) -> int:
@@ -110,9 +132,7 @@ class CalibrationTotals:
     @classmethod
     def zero(cls, layout: Layout) -> Self:
         """Returns the totals of no examples."""
-        nothing = (0,) * (layout.thresholds + 1)
-        risk = RiskTotals.zero(rows=len(layout.rows), thresholds=layout.thresholds)
-        return cls(layout=layout, risk=risk, layer_sums=nothing, token_counts=nothing)
+        return cls(layout=layout, whole=Sums.zero(layout))
 
     @classmethod
     def of_examples(
@@ -137,25 +157,11 @@ class CalibrationTotals:
           OutputsError: If an example is of no group of the layout, where that has some.
         """
         groups = [item.example.group for item in generations] if groups is None else groups
-        nothing = (0,) * (layout.thresholds + 1)
-        layers = [tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations]
-        tokens = [tuple(len(output.tokens) for output in item.outputs) or nothing for item in generations]
-        ties = [_ties_of(item, layout) for item in generations]
         return dataclasses.replace(
             cls.zero(layout),
-            layer_sums=_sum(nothing, *layers),
-            token_counts=_sum(nothing, *tokens),
-            tie_counts=_sum(*ties) if ties else (),
+            whole=Sums.of_examples(generations, layout),
             groups=tuple(
-                (
-                    group,
-                    dataclasses.replace(
-                        GroupTotals.zero(layout),
-                        layer_sums=_sum(nothing, *(layers[place] for place in places)),
-                        token_counts=_sum(nothing, *(tokens[place] for place in places)),
-                        tie_counts=_sum(*(ties[place] for place in places)),
-                    ),
-                )
+                (group, Sums.of_examples([generations[place] for place in places], layout))
                 for group, places in _places(groups, layout)
             ),
             by_shard=((shard, len(generations)),) if generations else (),
@@ -190,13 +196,15 @@ class CalibrationTotals:
         Raises:
           OutputsError: If a unit is of no group of the layout, where that has some.
         """
-        table = LossTable.of(keys, layout.tabled_losses(fixed_losses), salt=salt) if layout.tabled else LossTable()
-        values = layout.values(fixed_losses)
+        table = (
+            BettingTable.of(keys, layout.tabled_losses(fixed_losses), salt=salt) if layout.tabled else BettingTable()
+        )
+        values, zero = layout.values(fixed_losses), Sums.zero(layout)
         return dataclasses.replace(
             cls.zero(layout),
-            risk=RiskTotals.of(values),
+            whole=dataclasses.replace(zero, risk=RiskTotals.of(values)),
             groups=tuple(
-                (group, dataclasses.replace(GroupTotals.zero(layout), risk=RiskTotals.of(values[places])))
+                (group, dataclasses.replace(zero, risk=RiskTotals.of(values[places])))
                 for group, places in _places(groups, layout)
             ),
             table=table,
@@ -213,14 +221,11 @@ class CalibrationTotals:
             raise ValueError("only totals with the same layout (objectives, statistics and grid) can be added.")
         return dataclasses.replace(
             self,
-            risk=self.risk.merge(other.risk),
+            whole=self.whole.merge(other.whole),
+            groups=_merged_groups(self.groups, other.groups),
             table=self.table.merge(other.table),
             over_examples=_merged_totals(self.over_examples, other.over_examples),
             scored=self.scored + other.scored,
-            layer_sums=_sum(self.layer_sums, other.layer_sums),
-            token_counts=_sum(self.token_counts, other.token_counts),
-            tie_counts=_added_ties(self.tie_counts, other.tie_counts),
-            groups=_merged_groups(self.groups, other.groups),
             by_shard=_added(self.by_shard, other.by_shard),
             failures=tuple(sorted((*self.failures, *other.failures))),
             truncated=self.truncated + other.truncated,
@@ -256,42 +261,28 @@ class CalibrationTotals:
         if self.layout.tabled and kept != self.risk.n:
             raise OutputsError(f"{kept} single losses were kept, but {self.risk.n} summed.")
 
-    def of_group(self, group: str | None) -> "CalibrationTotals | GroupTotals":
+    def of_group(self, group: str | None) -> Sums:
         """Returns the sums over the examples of a group, or over all of them for None."""
         if group is None:
-            return self
-        return dict(self.groups).get(group) or GroupTotals.zero(self.layout)
+            return self.whole
+        return dict(self.groups).get(group) or Sums.zero(self.layout)
 
-    def evidence(self, objective: Objective, *, group: str | None = None) -> Evidence:
-        """Returns what was gathered about one loss, in a group or in all examples.
+    def evidence(self, asked: PlannedTest, /) -> Evidence:
+        """Returns what was gathered about the loss of one guarantee, in its group or in all examples.
 
         Raises:
-          ValueError: If there are no examples.
+          ValueError: If there are no examples; of a group there may be none.
         """
-        risk = self.of_group(group).risk
-        if risk.n == 0:
+        risk, objective = self.of_group(asked.group).risk, asked.objective
+        if risk.n == 0 and asked.group is None:
             raise ValueError("evidence needs at least one example, got n = 0. Is the calibration set empty?")
         tabled = self.layout.tabled
+        is_kept = asked.group is None and objective in tabled
         return Evidence(
             n=risk.n,
             sums=self.layout.sums_of(objective, risk.sums),
-            table=self.table.in_order()[:, tabled.index(objective)] if group is None and objective in tabled else None,
+            table=self.table.in_order()[:, tabled.index(objective)] if is_kept else None,
         )
-
-    def near_ties(self, place: int) -> int | None:
-        """Returns how many examples hung on a near tie at a threshold, given by its place; None if some do not say."""
-        return _near_ties(self.tie_counts, place)
-
-    def mean_layers(self, num_layers: int, *, group: str | None = None) -> tuple[float, ...]:
-        """Returns decoder layers per generated token, for the full model and then each threshold.
-
-        Args:
-          num_layers: Decoder depth, reported where no token was generated.
-          group: Whose tokens are looked at; None for all.
-        """
-        of_group = self.of_group(group)
-        pairs = zip(of_group.layer_sums, of_group.token_counts, strict=True)
-        return tuple(layers / tokens if tokens else float(num_layers) for layers, tokens in pairs)
 
     def data_fingerprint(self) -> str:
         """Returns `sha256-sum:` and 64 digits: equal for the same examples in any order and sharding."""
@@ -309,10 +300,6 @@ def _ties_of(generation: Generation, layout: Layout) -> tuple[int, ...]:
 
 def _added_ties(counts: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
     return _sum(counts, others) if counts and others else counts or others
-
-
-def _near_ties(counts: tuple[int, ...], place: int) -> int | None:
-    return None if not counts or counts[0] else counts[1 + place]
 
 
 def _merged_totals(one: RiskTotals | None, other: RiskTotals | None) -> RiskTotals | None:
@@ -346,8 +333,8 @@ def _places(groups: Sequence[str | None], layout: Layout) -> list[tuple[str, lis
 
 
 def _merged_groups(
-    groups: tuple[tuple[str, GroupTotals], ...], others: tuple[tuple[str, GroupTotals], ...]
-) -> tuple[tuple[str, GroupTotals], ...]:
+    groups: tuple[tuple[str, Sums], ...], others: tuple[tuple[str, Sums], ...]
+) -> tuple[tuple[str, Sums], ...]:
     if not groups or not others:
         return groups or others
     merged = dict(groups)

@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
+from calm_beam.manifest import Plan, PlannedTest
 from calm_beam.outputs import OutputsError
-from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.statistics import Loss
+from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.testing import outcomes_of, p_values_for
 
 from .contrast import Contrast
 from .pareto import CHOOSING, TESTING, pareto_choice
-from .plan import Plan
-from .result import RiskRow, spec_p_values
-from .specs import Spec
+from .result import RiskRow, asked_of
 from .split import check_parts
 from .totals import CalibrationTotals
 from .unseen import largest_unseen
@@ -68,54 +65,38 @@ def pareto_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers
     """
     assert plan.pareto is not None
     check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)), verb="test")
-    return tuple(row for spec in plan.specs for row in _rows(variants, plan, spec=spec, num_layers=num_layers))
+    return tuple(row for spec in plan.tests for row in _rows(variants, plan, spec=spec, num_layers=num_layers))
 
 
-def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: Spec, num_layers: int) -> list[RiskRow]:
+def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTest, num_layers: int) -> list[RiskRow]:
     assert plan.pareto is not None
     # [variants * thresholds], of either part
     choosing, testing = (
-        np.concatenate([spec_p_values(each, dataclasses.replace(spec, group=part)) for each in variants])
+        Evidence.side_by_side([each.evidence(dataclasses.replace(spec, group=part)) for each in variants])
         for part in (CHOOSING, TESTING)
     )
     choosing_layers, layers = (
-        [used for each in variants for used in each.mean_layers(num_layers, group=part)[1:]]
+        [used for each in variants for used in each.of_group(part).mean_layers(num_layers)[1:]]
         for part in (CHOOSING, TESTING)
     )
-    tested = [each.of_group(TESTING).risk for each in variants]
-    sums = np.concatenate(
-        [
-            each.layout.sums_of(spec.objective, of_part.sums)[Loss()]
-            for each, of_part in zip(variants, tested, strict=True)
-        ]
-    )
-    n = tested[0].n
-    risks = loss_sum_upper(sums) / n
-    choice = pareto_choice(choosing, testing, costs=choosing_layers, epsilon=spec.epsilon)
+    chosen_by, p_values = p_values_for(spec, choosing), p_values_for(spec, testing)
+    choice = pareto_choice(chosen_by, p_values, costs=choosing_layers, epsilon=spec.epsilon)
+    tested = outcomes_of(spec, testing, p_values=p_values, decided=choice.test)
     places = {index: place for place, index in enumerate(choice.path, start=1)}
     grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
     return [
         RiskRow(
-            consistency=spec.objective.consistency,
-            metric=spec.objective.metric,
-            loss=spec.objective.loss,
-            delta=spec.delta,
-            epsilon=spec.epsilon,
+            **vars(found),
+            **asked_of(spec),
             threshold=threshold,
-            n=n,
-            loss_sum=int(sums[index]),
-            risk=float(risks[index]),
-            p_value=float(testing[index]),
-            tested=bool(choice.test.tested[index]),
-            rejected=bool(choice.test.rejected[index]),
             layers=layers[index],
             tau=variant.tau,
             min_exit_layer=variant.min_exit_layer,
             confidence=variant.confidence,
             exit_interval=variant.exit_interval,
             place=places.get(index),
-            choosing_p_value=float(choosing[index]),
+            choosing_p_value=float(chosen_by[index]),
             choosing_layers=choosing_layers[index],
         )
-        for index, (variant, threshold) in enumerate(grid)
+        for index, ((variant, threshold), found) in enumerate(zip(grid, tested, strict=True))
     ]

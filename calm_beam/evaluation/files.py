@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from calm_beam.calibration.specs import Objective, Spec
+from calm_beam.manifest import PlannedTest
 from calm_beam.storage import open_input, replacing
 
 from .grid import GridRow
@@ -54,6 +54,9 @@ _GRID = pyarrow.schema(
 )
 
 
+_OF_SPEC = ("consistency", "metric", "loss", "delta", "epsilon", "p_value", "procedure")
+
+
 def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:
     """Writes every trial as one row; the file appears whole or not at all."""
     _write(path, [trial_row(outcome) for outcome in outcomes], schema=_TRIALS)
@@ -63,9 +66,8 @@ def read_trials(path: str) -> list[TrialOutcome]:
     """Returns what `write_trials` wrote."""
     outcomes = []
     for row in _read(path):
-        objective = Objective(row.pop("consistency"), row.pop("metric"), loss=row.pop("loss"))
-        fields = {name: row.pop(name) for name in ("delta", "epsilon", "p_value", "procedure")}
-        outcomes.append(TrialOutcome(spec=Spec(objective=objective, **fields), **row))
+        spec = PlannedTest(**{name: row.pop(name) for name in _OF_SPEC})
+        outcomes.append(TrialOutcome(spec=spec, **row))
     return outcomes
 
 
@@ -75,18 +77,9 @@ def trial_row(outcome: TrialOutcome) -> dict[str, Any]:
     return {**row, **spec_columns(outcome.spec)}
 
 
-def spec_columns(spec: Spec) -> dict[str, Any]:
+def spec_columns(spec: PlannedTest) -> dict[str, Any]:
     """Returns what was asked for by column."""
-    objective = spec.objective
-    return {
-        "consistency": objective.consistency,
-        "metric": objective.metric,
-        "loss": objective.loss,
-        "delta": spec.delta,
-        "epsilon": spec.epsilon,
-        "p_value": spec.p_value,
-        "procedure": spec.procedure,
-    }
+    return {name: getattr(spec, name) for name in _OF_SPEC}
 
 
 def write_grid(path: str, rows: Sequence[GridRow]) -> None:

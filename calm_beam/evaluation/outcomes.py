@@ -9,15 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.calibration.specs import Spec
 from calm_beam.evaluation.output_counts import BLEU_ROWS
 from calm_beam.inputs.examples import DataError
+from calm_beam.manifest import PlannedTest
 from calm_beam.metrics.corpus_bleu import bleu_of
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.pvalues import P_VALUES, hoeffding_bentkus_p_value
+from calm_beam.risk.pvalues import hoeffding_bentkus_p_value
 from calm_beam.risk.statistics import Loss
+from calm_beam.risk.testing import p_values_for
 from calm_beam.text.counted import counted
 
 from .splits import SplitTotals
@@ -47,7 +48,7 @@ class TrialOutcome:
     """
 
     measure: str
-    spec: Spec
+    spec: PlannedTest
     trial: int
     threshold: float | None
     n_calibration: int
@@ -116,7 +117,7 @@ def trial_outcomes(
     measure: str,
     totals: SplitTotals,
     *,
-    specs: Sequence[Spec],
+    specs: Sequence[PlannedTest],
     thresholds: Sequence[float],
     count_rows: Sequence[str],
     num_layers: int,
@@ -176,13 +177,13 @@ def trial_outcomes(
     return outcomes
 
 
-def _chosen_index(evidence: Evidence, spec: Spec) -> int:
+def _chosen_index(evidence: Evidence, spec: PlannedTest) -> int:
     """Returns the index of the lowest accepted threshold; -1 if none is."""
-    p_values = P_VALUES[spec.p_value].p_values(evidence, spec.delta)
+    p_values = p_values_for(spec, evidence)
     return int(PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected())
 
 
-def _excess_p_value(loss_sum: int, n: int, *, spec: Spec) -> float:
+def _excess_p_value(loss_sum: int, n: int, *, spec: PlannedTest) -> float:
     """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": bad and good change places."""
     if spec.objective.is_signed:
         # (1 - L) / 2 is in [0, 1].
@@ -229,7 +230,7 @@ class Summary:
     """
 
     measure: str
-    spec: Spec
+    spec: PlannedTest
     trials: int
     threshold: float | None
     never: int
@@ -245,13 +246,13 @@ class Summary:
 
 def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
     """Returns one summary for each measure and spec, in the order of their first trial."""
-    groups: dict[tuple[str, Spec], list[TrialOutcome]] = {}
+    groups: dict[tuple[str, PlannedTest], list[TrialOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.measure, outcome.spec), []).append(outcome)
     return [_summary(measure, spec, group=group) for (measure, spec), group in groups.items()]
 
 
-def _summary(measure: str, spec: Spec, *, group: Sequence[TrialOutcome]) -> Summary:
+def _summary(measure: str, spec: PlannedTest, *, group: Sequence[TrialOutcome]) -> Summary:
     # Above any threshold.
     never = 2.0
     middle = statistics.median_high([never if each.threshold is None else each.threshold for each in group])

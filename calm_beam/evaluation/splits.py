@@ -18,8 +18,8 @@ from typing import Self
 import numpy as np
 
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.manifest import Objective
 from calm_beam.risk.evidence import Evidence
 
 from .totals import PartTotals

@@ -1,41 +1,18 @@
 """The manifest of kind external: what was proved of a sweep that was made elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from calm_beam.manifest.notebook import html_of
-
-from ._checks import (
-    ManifestError,
-    check_bool,
-    check_choice,
-    check_count,
-    check_number,
-    check_share,
-    check_text,
-    check_utc_time,
-    shown,
-)
-from ._decisions import check_decisions
-from ._earlier_plans import EarlierPlan, check_earlier
+from ._checks import ManifestError, check_choice, check_count, check_number, check_text, shown
+from ._earlier_plans import EarlierPlan
 from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
-from ._looks import check_capital, check_counted, check_counts, check_last
-from ._manifest import EXTERNAL, check_digest, check_schema, check_software
-from ._plan import check_joint, planned_path
-from ._record import (
-    SCHEMA,
-    DigestedRecord,
-    Record,
-    check_record,
-    check_tuple,
-    checked_keys,
-    checked_list,
-    records_from_json,
-)
-from .digest import content_digest
-from .records import PROCEDURES
+from ._manifest import EXTERNAL, WrittenManifest, terms_in_words
+from ._plan import SettledPlan, check_joint
+from ._record import Record, check_record, check_tuple, checked_list, records_from_json
+from ._tests import AskedTest, LookedAt, Step, TestedEntry
+from .records import GroupRecord
 
 EXTERNAL_DIRECTIONS = ("higher", "lower")
 """Which scores of a metric are better."""
@@ -76,22 +53,8 @@ def external_guarantee(
             "the examples, the expected loss of the setting of every entry is at most that entry's delta, "
             f"{draws}. Each alone holds with probability at least 1 - its own epsilon."
         )
-    if cluster_key is not None:
-        promise += (
-            f" An example is drawn here by drawing a cluster, which {cluster_key} names, and then one of its examples: "
-            "clusters are what must be drawn independently, and every cluster weighs the same."
-        )
-    if group_key is not None:
-        promise += (
-            f" An entry of a group, which {group_key} names, is about examples drawn from that group alone; an entry "
-            "without a group is about all examples together, and may be broken for some of the groups."
-        )
-    if is_sequential:
-        promise += (
-            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
-            "hold whenever that stops."
-        )
-    return promise
+    terms = terms_in_words("An example", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
+    return promise + terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,21 +78,17 @@ class SettingRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalGroup(Record):
+class ExternalGroup(GroupRecord):
     """A group of examples that has entries of its own.
 
     Attributes:
-      name: What it is called.
-      examples: Number of its examples; 0 where a sequential certification stopped before the first of them.
       clusters: Number of clusters that they are in, where clusters are the independent units; None otherwise.
     """
 
-    name: str
-    examples: int
     clusters: int | None
 
     def __post_init__(self) -> None:
-        check_text("name", self.name)
+        super().__post_init__()
         _check_size(self, low=0)
 
     @property
@@ -209,40 +168,27 @@ class ExternalDataRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalTest(Record):
-    """One promise that was asked for.
+class ExternalTest(AskedTest):
+    """One promise that was asked for, of settings.
 
     Attributes:
-      group: Group of examples that it is about; None for all examples.
       loss: One of `EXTERNAL_LOSSES`.
       tail: A loss that an example may have: delta is then the share of examples that may lose more. None where the mean
         loss is bounded.
-      delta: Risk tolerance, in (0, 1).
-      epsilon: Allowed probability that the chosen setting breaks it, in (0, 1).
-      p_value: Name of the p-value.
-      procedure: How several settings are tested, one of `PROCEDURES`.
     """
 
-    group: str | None
+    _FIRST: ClassVar[tuple[str, ...]] = ("group", "loss", "tail")
+
     loss: str
     tail: float | None
-    delta: float
-    epsilon: float
-    p_value: str
-    procedure: str
 
     def __post_init__(self) -> None:
-        if self.group is not None:
-            check_text("group", self.group)
+        super().__post_init__()
         check_choice("loss", self.loss, choices=EXTERNAL_LOSSES)
         if self.tail is not None:
             check_number("tail", self.tail, low=0, high=1)
             if self.tail >= 1:
                 raise ManifestError(f"tail must be below 1, got {shown(self.tail)}")
-        check_share("delta", self.delta)
-        check_share("epsilon", self.epsilon)
-        check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, choices=PROCEDURES)
 
     @property
     def is_signed(self) -> bool:
@@ -251,7 +197,7 @@ class ExternalTest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalPlan(DigestedRecord):
+class ExternalPlan(SettledPlan):
     """What was settled before any loss was summed.
 
     Attributes:
@@ -270,6 +216,7 @@ class ExternalPlan(DigestedRecord):
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("direction", "sequential")
+    _TESTED: ClassVar[str] = "settings"
 
     order: tuple[str, ...]
     tests: tuple[ExternalTest, ...]
@@ -317,110 +264,65 @@ class ExternalPlan(DigestedRecord):
             except ManifestError as error:
                 raise ManifestError(f"sequential.{error}") from None
 
-    def check_calibrations(self, calibrations: Sequence["ExternalCalibration"]) -> None:
-        """Refuses calibrations other than those that were planned.
-
-        Raises:
-          ManifestError: If their number, a value or a tested setting differs.
-        """
-        if len(calibrations) != len(self.tests):
-            raise ManifestError(
-                f"calibrations must be the {len(self.tests)} that were planned, got {len(calibrations)}"
-            )
-        for index, (planned, entry) in enumerate(zip(self.tests, calibrations, strict=True)):
-            for name, value in planned.to_dict().items():
-                found = getattr(entry, name)
-                if found != value:
-                    raise ManifestError(
-                        f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
-                    )
-            tested = [step.setting for step in entry.path]
-            expected = planned_path(self.order, tested, procedure=entry.procedure)
-            if tested != expected:
-                raise ManifestError(
-                    f"calibrations[{index}].path must test settings in the planned order, which begins "
-                    f"{shown(expected)}, got {shown(tested)}"
-                )
+    @property
+    def _grid(self) -> Sequence[object]:
+        return self.order
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalStep(Record):
+class ExternalStep(Step):
     """The test of one setting.
 
     Attributes:
       setting: The setting.
-      n: Number of independent units the test counted: examples, or clusters of them. 0 only in an entry of a group.
-      risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
-      p_value: For the null "the risk of this setting exceeds delta", in [0, 1].
-      rejected: Whether the null was rejected, that is, the setting accepted.
       cost: Cost of the setting; None where nobody told one.
     """
 
+    _FIRST: ClassVar[tuple[str, ...]] = ("setting",)
+
     setting: str
-    n: int
-    risk: float
-    p_value: float
-    rejected: bool
     cost: float | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_text("setting", self.setting)
-        check_count("n", self.n, low=0)
-        check_number("risk", self.risk, low=-1, high=1)
-        check_number("p_value", self.p_value, low=0, high=1)
-        check_bool("rejected", self.rejected)
         _check_cost("cost", self.cost)
+
+    @property
+    def tested(self) -> str:
+        """The setting."""
+        return self.setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalCalibration(ExternalTest):
-    """One promise, and the tests it rests on.
+class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook]):
+    """One promise of settings, and the tests it rests on.
 
     Attributes:
       setting: The last setting in testing order that was accepted; None if none was.
       cost: Its cost; None where nobody told one, and where there is no setting.
       risk: Its empirical risk; None where there is no setting.
-      path: Every setting tested, in testing order.
-      looks: What was found after every round of a sequential certification; None of others.
-      example_risk: Mean loss over the examples under the setting, where clusters are the independent units and `risk`
-        is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("looks", "example_risk")
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("group", "loss", "tail", "delta", "epsilon", "p_value", "procedure"),
+        *("setting", "cost", "risk"),
+    )
+    _STEP: ClassVar[type[Step]] = ExternalStep
+    _LOOK: ClassVar[type[LookedAt]] = ExternalLook
+    _TESTED: ClassVar[str] = "setting"
+    _NOTHING: ClassVar[str] = "without a setting"
 
     setting: str | None
     cost: float | None
     risk: float | None
-    path: tuple[ExternalStep, ...]
-    looks: tuple[ExternalLook, ...] | None = None
-    example_risk: float | None = None
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "path":
-                return records_from_json(ExternalStep, value, at=at)
-            case "looks":
-                return records_from_json(ExternalLook, value, at=at)
-        return value
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_tuple("path", self.path, of=ExternalStep)
-        if not self.path:
-            raise ManifestError("path must have an entry for every setting tested, got []")
-        for index, step in enumerate(self.path):
-            check_number(f"path[{index}].risk", step.risk, low=-1 if self.is_signed else 0, high=1)
-            check_counted(f"path[{index}]", step.n, group=self.group)
-            if step.n == 0 and (step.p_value, step.risk) != (1, 0):
-                raise ManifestError(
-                    f"path[{index}] must have p_value 1 and risk 0 where n is 0, got {shown(step.p_value)} and "
-                    f"{shown(step.risk)}"
-                )
         if len({step.setting for step in self.path}) != len(self.path):
             raise ManifestError(f"path must test every setting once, got {shown([step.setting for step in self.path])}")
-        check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
-        chosen = next((step for step in reversed(self.path) if step.rejected), None)
+        chosen = self.chosen
         for name in ("setting", "cost", "risk"):
             expected = None if chosen is None else getattr(chosen, name)
             if getattr(self, name) != expected:
@@ -428,16 +330,18 @@ class ExternalCalibration(ExternalTest):
                     f"{name} must be {shown(expected)}, as the last one rejected in path says (null for none), "
                     f"got {shown(getattr(self, name))}"
                 )
-        if self.example_risk is not None:
-            check_number("example_risk", self.example_risk, low=-1 if self.is_signed else 0, high=1)
-            if self.setting is None:
-                raise ManifestError(f"example_risk must be left out without a setting, got {shown(self.example_risk)}")
         if self.looks is not None:
             self._check_looks(self.looks)
 
+    @property
+    def _lowest(self) -> float:
+        return -1 if self.is_signed else 0
+
+    @property
+    def _is_promised(self) -> bool:
+        return self.setting is not None
+
     def _check_looks(self, looks: tuple[ExternalLook, ...]) -> None:
-        check_tuple("looks", looks, of=ExternalLook)
-        check_counts(looks, group=self.group)
         # What was accepted at a look stays accepted, so that a later look has it or a later setting.
         places: dict[str | None, int] = {None: -1}
         places |= {step.setting: place for place, step in enumerate(self.path) if step.rejected}
@@ -454,13 +358,11 @@ class ExternalCalibration(ExternalTest):
                     f"looks[{index}].setting must not come before {shown(before.setting)}, which was accepted before, "
                     f"got {shown(look.setting)}"
                 )
-        step = next((step for step in self.path if step.setting == self.setting), self.path[0])
-        check_last(looks, {"n": step.n, "setting": self.setting, "cost": self.cost, "risk": step.risk})
-        check_capital(looks, step.p_value, at=step.setting)
+        self._check_end(looks, {"setting": self.setting, "cost": self.cost})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalManifest(Record):
+class ExternalManifest(WrittenManifest):
     """What was proved of the settings of a sweep that was made elsewhere.
 
     Attributes:
@@ -476,7 +378,8 @@ class ExternalManifest(Record):
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
 
-    KIND: ClassVar[str] = EXTERNAL
+    KIND: ClassVar[str | None] = EXTERNAL
+    _HTML: ClassVar[str] = "external_manifest_html"
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("earlier_plans", "sequential")
 
     created: str
@@ -491,29 +394,12 @@ class ExternalManifest(Record):
     software: Mapping[str, str] = field(hash=False)
 
     @classmethod
-    def from_dict(cls, value: object, *, at: str = "") -> Self:
-        """Returns the manifest that plain JSON values describe, as `to_dict` gives them.
-
-        Args:
-          value: A dict with exactly the keys of the schema, "schema", "kind" and "digest" included.
-          at: Put before the key path in error messages.
-
-        Raises:
-          ManifestError: If the schema or the kind is another one, a key is unknown or missing, a value is of the wrong
-            type or at odds with another value, or the digest does not match the rest.
-        """
-        check_schema(value)
+    def _check_kind(cls, value: object) -> None:
         if isinstance(value, Mapping) and value.get("kind") != cls.KIND:
             raise ManifestError(
                 f"kind must be {shown(cls.KIND)}, got {shown(value.get('kind'))}: read_manifest reads manifests of "
                 "calibrate, which have no kind"
             )
-        keys = ["schema", "kind", *(f.name for f in fields(cls)), "digest"]
-        given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at)
-        rest = {key: item for key, item in given.items() if key not in ("schema", "kind", "digest")}
-        manifest = super().from_dict(rest, at=at)
-        check_digest(given)
-        return manifest
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -524,24 +410,18 @@ class ExternalManifest(Record):
                 return ExternalDataRecord.from_dict(value, at=at)
             case "plan":
                 return ExternalPlan.from_dict(value, at=at)
-            case "earlier_plans":
-                return records_from_json(EarlierPlan, value, at=at)
             case "calibrations":
                 return records_from_json(ExternalCalibration, value, at=at)
             case "sequential":
                 return ExternalSequentialRecord.from_dict(value, at=at)
-        return value
+        return super()._from_json(key, value, at=at)
 
     def __post_init__(self) -> None:
-        check_utc_time("created", self.created)
+        super().__post_init__()
         check_tuple("settings", self.settings, of=SettingRecord)
         check_record("data", self.data, kind=ExternalDataRecord)
         check_record("plan", self.plan, kind=ExternalPlan)
         check_tuple("calibrations", self.calibrations, of=ExternalCalibration)
-        if not self.calibrations:
-            raise ManifestError("calibrations must have at least one entry, got []")
-        check_text("guarantee", self.guarantee)
-        object.__setattr__(self, "software", check_software(self.software))
         names = tuple(setting.name for setting in self.settings)
         if names != self.plan.order:
             raise ManifestError(f"settings must be those of plan.order, in that order, got {shown(names)}")
@@ -549,7 +429,6 @@ class ExternalManifest(Record):
             if (getattr(self.plan, f"{key}_key") is not None) != present:
                 raise ManifestError(f"data.{key}s must be there exactly if plan.{key}_key is not null")
         self.plan.check_calibrations(self.calibrations)
-        check_earlier(self.earlier_plans)
         self._check_steps()
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=ExternalSequentialRecord)
@@ -585,23 +464,6 @@ class ExternalManifest(Record):
                     raise ManifestError(
                         f"{at}.cost must be {shown(costs[step.setting])}, as settings says, got {shown(step.cost)}"
                     )
-
-    @property
-    def digest(self) -> str:
-        """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
-        return content_digest(self._content())
-
-    def _repr_html_(self) -> str | None:
-        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
-        return html_of(self, "external_manifest_html")
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns the manifest as plain JSON values, with "schema" and "kind" first and "digest" last."""
-        content = self._content()
-        return {**content, "digest": content_digest(content)}
-
-    def _content(self) -> dict[str, object]:
-        return {"schema": SCHEMA, "kind": self.KIND, **super().to_dict()}
 
     def calibration(
         self,

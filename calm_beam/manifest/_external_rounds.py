@@ -1,15 +1,15 @@
 """The rounds of a certification that stops when enough is proved: their rule, what every look found, how it ended."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 from calm_beam.risk.stopping import Proved, StopRule
 
 from ._checks import ManifestError, check_count, check_number, check_share, check_text, shown
 from ._record import Record, check_tuple, checked_list
+from ._tests import LookedAt, TestedEntry, check_looked_at
 from .records import EarlierEnd, SequentialRecord
 
 EXTERNAL_ENDS = ("stop_at_setting", "stop_at_cost", "stop_gain", "all_proved", "end_of_data")
@@ -100,32 +100,25 @@ class ExternalSequentialRecord(SequentialRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalLook(Record):
+class ExternalLook(LookedAt):
     """What an entry had come to after a round.
 
     Attributes:
-      n: Independent units that had been counted; 0 only in an entry of a group.
       setting: The last setting in testing order that was accepted by then; None for none.
       cost: Its cost, or the mean over the examples counted by then; None where nobody told, and without a setting.
-      risk: Empirical risk at the setting that was chosen in the end, or at the first of the order where none was.
-      log_capital: Natural logarithm of the capital that had been won against "the risk of that setting exceeds delta".
-        Its largest value, with a minus sign, is the logarithm of the p-value.
     """
 
-    n: int
+    _FIRST: ClassVar[tuple[str, ...]] = ("n", "setting", "cost")
+
     setting: str | None
     cost: float | None
-    risk: float
-    log_capital: float
 
     def __post_init__(self) -> None:
-        check_count("n", self.n, low=0)
+        super().__post_init__()
         if self.setting is not None:
             check_text("setting", self.setting)
         if self.cost is not None:
             check_number("cost", self.cost, low=0)
-        check_number("risk", self.risk, low=-1, high=1)
-        check_number("log_capital", self.log_capital, low=-sys.float_info.max)
 
     def proved(self, order: Sequence[str]) -> Proved:
         """Returns what a rule to stop takes, given the settings in testing order."""
@@ -134,18 +127,7 @@ class ExternalLook(Record):
         )
 
 
-class _Entry(Protocol):
-    """An entry of a manifest of kind external."""
-
-    @property
-    def group(self) -> str | None:
-        """Group of examples that it is about; None for all examples."""
-        ...
-
-    @property
-    def looks(self) -> tuple[ExternalLook, ...] | None:
-        """What was found after every round."""
-        ...
+_Entry = TestedEntry[Any, ExternalLook]
 
 
 def external_end(
@@ -187,19 +169,7 @@ def check_rounds(
     Raises:
       ManifestError: If a value is at odds with another.
     """
-    if (plan is None) != (ended is None):
-        raise ManifestError(
-            "sequential must be there exactly if plan.sequential is, "
-            f"got {'one' if ended else 'none'} and {'one' if plan else 'none'}"
-        )
-    for index, entry in enumerate(entries):
-        found = None if entry.looks is None else len(entry.looks)
-        expected = None if ended is None else ended.rounds
-        if found != expected:
-            raise ManifestError(
-                f"calibrations[{index}].looks must have one entry for each of sequential.rounds, which is "
-                f"{shown(expected)}, got {shown(found)}"
-            )
+    check_looked_at(entries, rounds=None if ended is None else ended.rounds, is_planned=plan is not None)
     if plan is None or ended is None:
         return
     if ended.of_examples != plan.examples:

@@ -1,19 +1,19 @@
 """The manifest as a whole: its parts, what must agree between them, its digest."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from calm_beam.manifest.notebook import html_of
 
 from ._checks import ManifestError, check_text, check_utc_time, shown
 from ._earlier_plans import EarlierPlan, check_earlier
-from ._plan import PlanRecord
+from ._plan import Plan
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
 from ._schedule import check_positions
+from ._tests import PARETO, check_looked_at
 from .digest import content_digest
 from .records import (
-    PARETO,
     Calibration,
     ConfirmationRecord,
     DataRecord,
@@ -62,21 +62,7 @@ def guarantee_in_words(
             "the calibration set, the expected loss at the threshold of every entry is at most that entry's delta, "
             f"{_DRAWS}. Each alone holds with probability at least 1 - its own epsilon."
         )
-    if cluster_key is not None:
-        promise += (
-            f" A prompt is drawn here by drawing a cluster, which {cluster_key} names, and then one of its prompts: "
-            "clusters are what must be drawn independently, and every cluster weighs the same."
-        )
-    if group_key is not None:
-        promise += (
-            f" An entry of a group, which {group_key} names, is about prompts drawn from that group alone; an entry "
-            "without a group is about all prompts together, and may be broken for some of the groups."
-        )
-    if is_sequential:
-        promise += (
-            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
-            "hold whenever that stops."
-        )
+    promise += terms_in_words("A prompt", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
     if is_pareto:
         promise += (
             " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
@@ -91,8 +77,112 @@ def guarantee_in_words(
     return promise
 
 
+def terms_in_words(drawn: str, *, cluster_key: str | None, group_key: str | None, is_sequential: bool) -> str:
+    """Returns what is promised of clusters and groups, and of tests that were watched; empty where there are none.
+
+    Args:
+      drawn: What the promise is about, such as `A prompt`.
+      cluster_key: As in `guarantee_in_words`.
+      group_key: As there.
+      is_sequential: As there.
+    """
+    several, terms = f"{drawn.split()[-1]}s", ""
+    if cluster_key is not None:
+        terms += (
+            f" {drawn} is drawn here by drawing a cluster, which {cluster_key} names, and then one of its {several}: "
+            "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if group_key is not None:
+        terms += (
+            f" An entry of a group, which {group_key} names, is about {several} drawn from that group alone; an entry "
+            f"without a group is about all {several} together, and may be broken for some of the groups."
+        )
+    if is_sequential:
+        terms += (
+            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
+            "hold whenever that stops."
+        )
+    return terms
+
+
+class WrittenManifest(Record):
+    """What every manifest has, whatever it promises: when it was made, its promises in words, a digest.
+
+    Its fields are those of `Manifest` and `ExternalManifest` that have these names.
+    """
+
+    KIND: ClassVar[str | None] = None
+    # What shows it in a notebook.
+    _HTML: ClassVar[str]
+
+    created: str
+    earlier_plans: tuple[EarlierPlan, ...] | None
+    calibrations: tuple[Any, ...]
+    guarantee: str
+    software: Mapping[str, str]
+
+    @classmethod
+    def from_dict(cls, value: object, *, at: str = "") -> Self:
+        """Returns the manifest that plain JSON values describe, as `to_dict` gives them.
+
+        Args:
+          value: A dict with exactly the keys of the schema, "schema", "digest" and, where it has one, "kind" included.
+          at: Put before the key path in error messages.
+
+        Returns:
+          The manifest.
+
+        Raises:
+          ManifestError: If the schema or the kind is another one, a key is unknown or missing, a value is of the wrong
+            type or at odds with another value, or the digest does not match the rest.
+        """
+        check_schema(value)
+        cls._check_kind(value)
+        heads = ["schema"] if cls.KIND is None else ["schema", "kind"]
+        given = checked_keys(value, [*heads, *cls.file_keys(), "digest"], optional=cls._OPTIONAL, at=at)
+        manifest = super().from_dict({k: v for k, v in given.items() if k not in (*heads, "digest")}, at=at)
+        check_digest(given)
+        return manifest
+
+    @classmethod
+    def _check_kind(cls, value: object) -> None:
+        """Refuses a manifest of another kind."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return records_from_json(EarlierPlan, value, at=at) if key == "earlier_plans" else value
+
+    def __post_init__(self) -> None:
+        check_utc_time("created", self.created)
+        check_tuple("calibrations", self.calibrations)
+        if not self.calibrations:
+            raise ManifestError("calibrations must have at least one entry, got []")
+        check_text("guarantee", self.guarantee)
+        object.__setattr__(self, "software", check_software(self.software))
+        check_earlier(self.earlier_plans)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
+        return content_digest(self._content())
+
+    def _repr_html_(self) -> str | None:
+        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
+        return html_of(self, self._HTML)
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the manifest as plain JSON values, with "schema" (and "kind") first and "digest" last."""
+        content = self._content()
+        return {**content, "digest": content_digest(content)}
+
+    def _content(self) -> dict[str, object]:
+        kind = {} if self.KIND is None else {"kind": self.KIND}
+        return {"schema": SCHEMA, **kind, **super().to_dict()}
+
+
 @dataclass(frozen=True, kw_only=True)
-class Manifest(Record):
+class Manifest(WrittenManifest):
     """What a calibration run promises, for which model, decoder and data.
 
     Attributes:
@@ -111,6 +201,7 @@ class Manifest(Record):
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
 
+    _HTML: ClassVar[str] = "manifest_html"
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "earlier_plans", "sequential", "confirmation")
 
     created: str
@@ -118,7 +209,7 @@ class Manifest(Record):
     vocabulary: VocabularyRecord | None
     decode: DecodeRecord
     data: DataRecord
-    plan: PlanRecord | None = None
+    plan: Plan | None = None
     earlier_plans: tuple[EarlierPlan, ...] | None = None
     sequential: SequentialRecord | None = None
     confirmation: ConfirmationRecord | None = None
@@ -128,27 +219,8 @@ class Manifest(Record):
     software: Mapping[str, str] = field(hash=False)
 
     @classmethod
-    def from_dict(cls, value: object, *, at: str = "") -> Self:
-        """Returns the manifest that plain JSON values describe, as `to_dict` gives them.
-
-        Args:
-          value: A dict with exactly the keys of the schema, "schema" and "digest" included.
-          at: Put before the key path in error messages.
-
-        Returns:
-          The manifest.
-
-        Raises:
-          ManifestError: If the schema is another one, a key is unknown or missing, a value is of the wrong type or at
-            odds with another value, or the digest does not match the rest.
-        """
-        check_schema(value)
+    def _check_kind(cls, value: object) -> None:
         check_kind(value)
-        keys = ["schema", *(f.name for f in fields(cls)), "digest"]
-        given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at)
-        manifest = super().from_dict({k: v for k, v in given.items() if k not in ("schema", "digest")}, at=at)
-        check_digest(given)
-        return manifest
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -164,27 +236,21 @@ class Manifest(Record):
             case "calibrations":
                 return records_from_json(Calibration, value, at=at)
             case "plan":
-                return PlanRecord.from_dict(value, at=at)
-            case "earlier_plans":
-                return records_from_json(EarlierPlan, value, at=at)
+                return Plan.from_dict(value, at=at)
             case "sequential":
                 return SequentialRecord.from_dict(value, at=at)
             case "confirmation":
                 return ConfirmationRecord.from_dict(value, at=at)
-        return value
+        return super()._from_json(key, value, at=at)
 
     def __post_init__(self) -> None:
-        check_utc_time("created", self.created)
+        super().__post_init__()
         check_record("model", self.model, kind=ModelRecord)
         if self.vocabulary is not None:
             check_record("vocabulary", self.vocabulary, kind=VocabularyRecord)
         check_record("decode", self.decode, kind=DecodeRecord)
         check_record("data", self.data, kind=DataRecord)
         check_tuple("calibrations", self.calibrations, of=Calibration)
-        if not self.calibrations:
-            raise ManifestError("calibrations must have at least one entry, got []")
-        check_text("guarantee", self.guarantee)
-        object.__setattr__(self, "software", check_software(self.software))
         if self.decode.min_exit_layer > self.model.layers:
             raise ManifestError(
                 f"decode.min_exit_layer must be at most model.layers, which is {self.model.layers}, "
@@ -194,9 +260,8 @@ class Manifest(Record):
             self._check_against_run(calibration, at=f"calibrations[{index}]")
         self._check_groups()
         if self.plan is not None:
-            check_record("plan", self.plan, kind=PlanRecord)
+            check_record("plan", self.plan, kind=Plan)
             self._check_against_plan(self.plan)
-        check_earlier(self.earlier_plans)
         self._check_rounds()
         self._check_variants()
         self._check_confirmation()
@@ -311,7 +376,7 @@ class Manifest(Record):
                     f"{_described(entry)} there is none for {'all prompts' if name is None else shown(name)}"
                 )
 
-    def _check_against_plan(self, plan: PlanRecord) -> None:
+    def _check_against_plan(self, plan: Plan) -> None:
         """Refuses a run that is not the one that was planned."""
         if plan.model != self.model.fingerprint:
             raise ManifestError(
@@ -355,20 +420,11 @@ class Manifest(Record):
 
     def _check_rounds(self) -> None:
         """Refuses rounds that are at odds with the plan, the data or the entries."""
-        planned = self.plan is not None and self.plan.sequential is not None
-        if planned != (self.sequential is not None):
-            raise ManifestError(
-                "sequential must be there exactly if plan.sequential is, "
-                f"got {'one' if self.sequential else 'none'} and {'one' if planned else 'none'}"
-            )
-        for index, entry in enumerate(self.calibrations):
-            found = None if entry.looks is None else len(entry.looks)
-            expected = None if self.sequential is None else self.sequential.rounds
-            if found != expected:
-                raise ManifestError(
-                    f"calibrations[{index}].looks must have one entry for each of sequential.rounds, which is "
-                    f"{shown(expected)}, got {shown(found)}"
-                )
+        check_looked_at(
+            self.calibrations,
+            rounds=None if self.sequential is None else self.sequential.rounds,
+            is_planned=self.plan is not None and self.plan.sequential is not None,
+        )
         if self.sequential is None or self.plan is None or self.plan.sequential is None:
             return
         ended_by = self.sequential.ended_by
@@ -384,20 +440,6 @@ class Manifest(Record):
                 f"data.examples is {self.data.examples} of {self.sequential.of_examples}, but sequential.rounds "
                 f"{self.sequential.rounds} of {self.sequential.of_rounds}"
             )
-
-    @property
-    def digest(self) -> str:
-        """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
-        return content_digest({"schema": SCHEMA, **super().to_dict()})
-
-    def _repr_html_(self) -> str | None:
-        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
-        return html_of(self, "manifest_html")
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns the manifest as plain JSON values, with "schema" first and "digest" last."""
-        content = {"schema": SCHEMA, **super().to_dict()}
-        return {**content, "digest": content_digest(content)}
 
     def calibration(
         self,

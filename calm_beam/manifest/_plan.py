@@ -1,16 +1,19 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
+from ._objective import CONSISTENCIES, Objective
 from ._record import DigestedRecord, Record, check_record, check_tuple, checked_list, records_from_json
-from .records import CONSISTENCIES, PARETO, PROCEDURES, Calibration, Variant, check_loss
+from ._tests import PARETO, PROCEDURES, AskedTest, TestedEntry
+from .records import Variant, check_loss
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
+NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
 # Procedures in which every p-value of the grid has a say.
 _WHOLE_GRID = ("fallback", "holm", "bonferroni")
 # Shares of epsilon, added up, may differ from the whole by their rounding.
@@ -18,30 +21,34 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedTest(Record):
-    """One promise that was asked for; its attributes are those of `Calibration`."""
+class PlannedTest(AskedTest):
+    """One promise that was asked for, with nothing left open.
+
+    Attributes:
+      consistency: What quality is compared with, one of `CONSISTENCIES`.
+      metric: Name of the metric behind the loss.
+      loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.risk.tails`).
+    """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("group",)
+    _FIRST: ClassVar[tuple[str, ...]] = ("consistency", "metric", "loss")
+    _PROCEDURES: ClassVar[tuple[str, ...]] = (*PROCEDURES, PARETO)
 
     consistency: str
     metric: str
     loss: str
     group: str | None = None
-    delta: float
-    epsilon: float
-    p_value: str
-    procedure: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("consistency", self.consistency, choices=CONSISTENCIES)
         check_text("metric", self.metric)
         check_loss("loss", self.loss)
-        if self.group is not None:
-            check_text("group", self.group)
-        check_share("delta", self.delta)
-        check_share("epsilon", self.epsilon)
-        check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, choices=(*PROCEDURES, PARETO))
+
+    @property
+    def objective(self) -> Objective:
+        """The loss that it is about."""
+        return Objective(self.consistency, self.metric, loss=self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +111,58 @@ class SequentialPlan(Record):
             check_share("stop_gain", self.stop_gain)
 
 
+class SettledPlan(DigestedRecord):
+    """What was settled before any loss was seen, whatever it is that is tested."""
+
+    tests: tuple[Any, ...]
+    sequential: Any
+    # What is tested, in words.
+    _TESTED: ClassVar[str]
+
+    def without_rule(self) -> Self:
+        """Returns the plan without its rule to stop, which may be changed after losses were seen."""
+        if self.sequential is None:
+            return self
+        rules = {each.name: None for each in fields(self.sequential) if each.name.startswith("stop_")}
+        return replace(self, sequential=replace(self.sequential, **rules))  # type: ignore[type-var]
+
+    def check_calibrations(self, calibrations: Sequence[TestedEntry[Any, Any]]) -> None:
+        """Refuses calibrations other than those that were planned.
+
+        Raises:
+          ManifestError: If their number, a value, or what was tested differs.
+        """
+        if len(calibrations) != len(self.tests):
+            raise ManifestError(
+                f"calibrations must be the {len(self.tests)} that were planned, got {len(calibrations)}"
+            )
+        for index, (planned, entry) in enumerate(zip(self.tests, calibrations, strict=True)):
+            for name in planned.file_keys():
+                value, found = getattr(planned, name), getattr(entry, name)
+                if found != value:
+                    raise ManifestError(
+                        f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
+                    )
+            self._check_path(entry, at=f"calibrations[{index}].path")
+
+    @property
+    def _grid(self) -> Sequence[object]:
+        """All that may be tested, in the planned order."""
+        raise NotImplementedError
+
+    def _check_path(self, entry: TestedEntry[Any, Any], *, at: str) -> None:
+        """Refuses a path that leaves the planned order."""
+        tested = [step.tested for step in entry.path]
+        expected = planned_path(self._grid, tested, procedure=entry.procedure)
+        if tested != expected:
+            raise ManifestError(
+                f"{at} must test {self._TESTED} in the planned order, which begins {shown(expected)}, got "
+                f"{shown(tested)}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
-class PlanRecord(DigestedRecord):
+class Plan(SettledPlan):
     """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
 
     Attributes:
@@ -131,6 +188,8 @@ class PlanRecord(DigestedRecord):
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "near_ties", "serve")
+
+    _TESTED: ClassVar[str] = "thresholds"
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -183,7 +242,7 @@ class PlanRecord(DigestedRecord):
         if self.confirm_share is not None:
             check_share("confirm_share", self.confirm_share)
         if self.near_ties is not None:
-            check_choice("near_ties", self.near_ties, choices=("worst_case",))
+            check_choice("near_ties", self.near_ties, choices=(WORST_NEAR_TIES,))
         if self.serve is not None:
             check_count("serve", self.serve, low=0)
             if self.serve >= len(self.tests):
@@ -202,36 +261,42 @@ class PlanRecord(DigestedRecord):
                     f"tests[{index}].procedure must be {PARETO} exactly if pareto is there, got {test.procedure}"
                 )
 
-    def check_calibrations(self, calibrations: Sequence[Calibration]) -> None:
-        """Refuses calibrations other than those that were planned.
+    def upper_part(self, thresholds: int) -> "Plan":
+        """Returns the plan of the first thresholds of the testing order alone, to test as far as they go.
 
-        Raises:
-          ManifestError: If their number, a setting or a tested threshold differs.
+        Valid for fixed sequence testing, whose decisions do not depend on what would be tested later.
         """
-        if len(calibrations) != len(self.tests):
-            raise ManifestError(
-                f"calibrations must be the {len(self.tests)} that were planned, got {len(calibrations)}"
-            )
-        for index, (planned, entry) in enumerate(zip(self.tests, calibrations, strict=True)):
-            for name in (each.name for each in fields(planned)):
-                value, found = getattr(planned, name), getattr(entry, name)
-                if found != value:
-                    raise ManifestError(
-                        f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
-                    )
-            tested = [step.threshold for step in entry.path]
-            if self.pareto is not None:
-                self._check_path(entry, self.pareto, at=f"calibrations[{index}].path")
-                continue
-            expected = planned_path(self.thresholds, tested, procedure=entry.procedure)
-            if tested != expected:
-                raise ManifestError(
-                    f"calibrations[{index}].path must test thresholds in the planned order, which begins "
-                    f"{shown(expected)}, got {shown(tested)}"
-                )
+        return replace(self, thresholds=self.thresholds[:thresholds])
 
-    def _check_path(self, entry: Calibration, pareto: ParetoPlan, *, at: str) -> None:
-        """Refuses a path that leaves the grid of variants and thresholds."""
+    def that_chooses(self) -> "Plan":
+        """Returns the plan by which one part chooses what the other confirms: all but that."""
+        return replace(self, confirm_share=None)
+
+    def that_confirms(self, thresholds: Sequence[float]) -> "Plan":
+        """Returns the plan by which losses are counted that confirm thresholds which were chosen.
+
+        Args:
+          thresholds: Those of one way of decoding, descending; each is tested for itself.
+        """
+        return replace(
+            self,
+            tests=tuple(replace(test, procedure="fixed_sequence") for test in self.tests),
+            thresholds=tuple(thresholds),
+            sequential=None,
+            pareto=None,
+            confirm_share=None,
+        )
+
+    @property
+    def _grid(self) -> Sequence[object]:
+        return self.thresholds
+
+    def _check_path(self, entry: TestedEntry[Any, Any], *, at: str) -> None:
+        """Refuses a path that leaves the grid: its order, or that of variants and thresholds."""
+        if self.pareto is None:
+            super()._check_path(entry, at=at)
+            return
+        pareto = self.pareto
         for place, step in enumerate(entry.path):
             if step.variant not in pareto.variants:
                 raise ManifestError(

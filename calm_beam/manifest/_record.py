@@ -15,6 +15,14 @@ class Record:
 
     # Keys that a manifest of an earlier writer does not have; None stands for their absence.
     _OPTIONAL: ClassVar[tuple[str, ...]] = ()
+    # Keys that come first, in the order of the file, where that is not the order of the fields.
+    _FIRST: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def file_keys(cls) -> list[str]:
+        """Returns the record's keys, in the order of the file."""
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        return [*cls._FIRST, *(name for name in names if name not in cls._FIRST)]
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
@@ -31,8 +39,7 @@ class Record:
           ManifestError: If a key is unknown or missing, or a value is of the wrong type, out of range or at odds
             with another value.
         """
-        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-        given = checked_keys(value, names, optional=cls._OPTIONAL, at=at or cls.__name__)
+        given = checked_keys(value, cls.file_keys(), optional=cls._OPTIONAL, at=at or cls.__name__)
         arguments = {key: cls._from_json(key, item, at=_join(at, key)) for key, item in given.items()}
         try:
             return cls(**arguments)
@@ -46,8 +53,8 @@ class Record:
         return value
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the record as plain JSON values: dicts in field order, lists, strings, numbers, booleans, None."""
-        values = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        """Returns the record as plain JSON values: dicts in the file's order, lists, texts, numbers, booleans, None."""
+        values = {name: _plain(getattr(self, name)) for name in self.file_keys()}
         return {key: value for key, value in values.items() if value is not None or key not in self._OPTIONAL}
 
 
@@ -57,8 +64,7 @@ class DigestedRecord(Record):
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
         """Returns the record that plain JSON values describe, "digest" included, having checked that."""
-        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-        given = checked_keys(value, [*names, "digest"], optional=cls._OPTIONAL, at=at or cls.__name__)
+        given = checked_keys(value, [*cls.file_keys(), "digest"], optional=cls._OPTIONAL, at=at or cls.__name__)
         digest = given.pop("digest")
         record = super().from_dict(given, at=at)
         if digest != record.digest:

@@ -3,7 +3,6 @@
 Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,25 +15,20 @@ from calm_beam.risk.tails import split_tail
 
 from ._checks import (
     ManifestError,
-    check_bool,
     check_choice,
     check_count,
     check_number,
-    check_share,
     check_text,
     shown,
 )
-from ._decisions import check_decisions
-from ._looks import check_capital, check_counted, check_counts, check_last
+from ._objective import CONSISTENCIES, LOSSES, Objective
 from ._record import Record, check_record, check_tuple, checked_list, records_from_json
+from ._tests import PARETO, PROCEDURES, LookedAt, Step, TestedEntry
 from ._unseen import UnseenRecord, check_unseen
 
-CONSISTENCIES = ("textual", "risk")
-LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
 ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
-PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 SERVED_DECODERS = ("batch",)
 VARIANT_MEASURES = tuple(
     name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
@@ -44,8 +38,6 @@ ENGINES = ("native", "xla")
 # Those that earlier versions certified by XLA.
 _GONE_HEADS = ("int8", "bfloat16")
 HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
-PARETO = "pareto"
-"""The procedure where a part of the calibration set has chosen the path, of several variants."""
 
 
 def check_loss(key: str, value: object) -> None:
@@ -568,15 +560,11 @@ class SequentialRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathEntry(Record):
+class PathEntry(Step):
     """The test of one threshold.
 
     Attributes:
       threshold: The exit threshold, in [0, 1].
-      n: Number of independent units the test counted: examples, or clusters of them. 0 only in an entry of a group.
-      risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
-      p_value: For the null "the risk at this threshold exceeds delta", in [0, 1].
-      rejected: Whether the null was rejected, that is, the threshold accepted.
       layers: Mean decoder layers per token.
       variant: How it was decoded, where there are several ways; None elsewhere.
       near_ties: Examples whose output, or the full model's, hung on a decision within rounding; None where that is not
@@ -584,12 +572,9 @@ class PathEntry(Record):
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("variant", "near_ties")
+    _FIRST: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float
-    n: int
-    risk: float
-    p_value: float
-    rejected: bool
     layers: float
     variant: Variant | None = None
     near_ties: int | None = None
@@ -599,60 +584,50 @@ class PathEntry(Record):
         return Variant.from_dict(value, at=at) if key == "variant" else value
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.variant is not None:
             check_record("variant", self.variant, kind=Variant)
         check_number("threshold", self.threshold, low=0, high=1)
-        check_count("n", self.n, low=0)
-        check_number("risk", self.risk, low=-1, high=1)
-        check_number("p_value", self.p_value, low=0, high=1)
-        check_bool("rejected", self.rejected)
         check_number("layers", self.layers, low=1)
         if self.near_ties is not None:
             check_count("near_ties", self.near_ties, low=0)
 
+    @property
+    def tested(self) -> float:
+        """The threshold."""
+        return self.threshold
+
 
 @dataclass(frozen=True, kw_only=True)
-class Look(Record):
+class Look(LookedAt):
     """What an entry had come to after a round of a sequential calibration.
 
     Attributes:
-      n: Independent units that had been counted; 0 only in an entry of a group.
       threshold: The lowest threshold accepted by then; None for none.
       layers: Mean decoder layers per token at it; all layers where it is None.
-      risk: Empirical risk at the threshold that was chosen in the end, or at the first of the grid where none was.
-      log_capital: Natural logarithm of the capital that had been won against "the risk at that threshold exceeds
-        delta". Its largest value, with a minus sign, is the logarithm of the p-value.
     """
 
-    n: int
+    _FIRST: ClassVar[tuple[str, ...]] = ("n", "threshold", "layers")
+
     threshold: float | None
     layers: float
-    risk: float
-    log_capital: float
 
     def __post_init__(self) -> None:
-        check_count("n", self.n, low=0)
+        super().__post_init__()
         if self.threshold is not None:
             check_number("threshold", self.threshold, low=0, high=1)
         check_number("layers", self.layers, low=1)
-        check_number("risk", self.risk, low=-1, high=1)
-        check_number("log_capital", self.log_capital, low=-sys.float_info.max)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration(Record):
-    """One promise, and the tests it rests on.
+class Calibration(TestedEntry[PathEntry, Look]):
+    """One promise of thresholds, and the tests it rests on.
 
     Attributes:
       consistency: What quality is compared with, one of `CONSISTENCIES`.
       metric: Name of the metric behind the loss.
       loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.risk.tails`); None in
         manifests that do not say.
-      group: Which group it is about; None for all prompts.
-      delta: Risk tolerance, in (0, 1).
-      epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
-      p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
-      procedure: How several thresholds are tested, one of `PROCEDURES`, or `PARETO`.
       threshold: The lowest accepted threshold, or None for "never exit"; where there are variants, the last accepted.
         Where there is a confirmation, None too if that failed.
       variant: How it has to be decoded, where there are several ways: in place of what `Manifest.decode` says. None
@@ -662,14 +637,10 @@ class Calibration(Record):
       layers: Mean decoder layers per token at the threshold; all layers when it is None. Where the threshold was
         confirmed, those of the outputs that confirmed it.
       risk: Empirical risk at the threshold, likewise; 0 when it is None.
-      path: Every threshold tested, in the order of testing: descending, or of variants and thresholds as it was chosen.
+      path: Every threshold tested: descending, or of variants and thresholds in the order that was chosen.
       confirmation: The one test, by examples that chose nothing, of the last threshold accepted in `path`, whose
         outputs came from the decoder that serves. Unless it was rejected too, `threshold` is None. None where nothing
         was to be confirmed.
-      looks: What was found after every round of a sequential calibration; None of others.
-      example_risk: Mean loss over the examples at the threshold, where clusters are the independent units and `risk` is
-        the mean over them. Nothing is promised of it. None elsewhere, where it is None, and in manifests that do not
-        say.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = (
@@ -682,56 +653,61 @@ class Calibration(Record):
         "example_risk",
     )
 
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("consistency", "metric", "loss", "group", "delta", "epsilon", "p_value", "procedure"),
+        *("threshold", "variant", "threshold_by_position", "layers", "risk", "path", "confirmation"),
+    )
+    _PROCEDURES: ClassVar[tuple[str, ...]] = (*PROCEDURES, PARETO)
+    _STEP: ClassVar[type[Step]] = PathEntry
+    _LOOK: ClassVar[type[LookedAt]] = Look
+    _TESTED: ClassVar[str] = "threshold"
+    _NOTHING: ClassVar[str] = "when threshold is null"
+
     consistency: str
     metric: str
     loss: str | None = None
     group: str | None = None
-    delta: float
-    epsilon: float
-    p_value: str
-    procedure: str
     threshold: float | None
     variant: Variant | None = None
     threshold_by_position: tuple[float, ...] | None = None
     layers: float
     risk: float
-    path: tuple[PathEntry, ...]
     confirmation: PathEntry | None = None
-    looks: tuple[Look, ...] | None = None
-    example_risk: float | None = None
 
     @property
-    def chosen(self) -> PathEntry | None:
-        """What the tests of the path have chosen, confirmed or not; None for "never exit"."""
-        return next((step for step in reversed(self.path) if step.rejected), None)
+    def _lowest(self) -> float:
+        return -1 if self.loss == "signed" else 0
+
+    @property
+    def _is_promised(self) -> bool:
+        return self.threshold is not None
 
     @property
     def known_loss(self) -> str:
         """The loss; manifests that do not say mean the paper's."""
         return self.loss or {"textual": "dissimilarity", "risk": "relu"}[self.consistency]
 
+    @property
+    def objective(self) -> Objective:
+        """The loss that it is about."""
+        return Objective(self.consistency, self.metric, loss=self.known_loss)
+
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
         match key:
-            case "path":
-                return records_from_json(PathEntry, value, at=at)
-            case "looks":
-                return records_from_json(Look, value, at=at)
             case "confirmation":
                 return PathEntry.from_dict(value, at=at)
             case "variant":
                 return Variant.from_dict(value, at=at)
             case "threshold_by_position":
                 return tuple(checked_list(value, at=at))
-        return value
+        return super()._from_json(key, value, at=at)
 
     def __post_init__(self) -> None:
+        check_number("risk", self.risk, low=self._lowest, high=1)
+        super().__post_init__()
         check_choice("consistency", self.consistency, choices=CONSISTENCIES)
         check_text("metric", self.metric)
-        check_share("delta", self.delta)
-        check_share("epsilon", self.epsilon)
-        check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, choices=(*PROCEDURES, PARETO))
         if self.variant is not None:
             check_record("variant", self.variant, kind=Variant)
         if self.threshold is not None:
@@ -744,33 +720,14 @@ class Calibration(Record):
         check_number("layers", self.layers, low=1)
         if self.loss is not None:
             check_loss("loss", self.loss)
-        if self.group is not None:
-            check_text("group", self.group)
-        lowest = -1 if self.loss == "signed" else 0
-        check_number("risk", self.risk, low=lowest, high=1)
-        self._check_example_risk(lowest)
-        check_tuple("path", self.path, of=PathEntry)
-        if not self.path:
-            raise ManifestError("path must have an entry for every threshold tested, got []")
-        for index, entry in enumerate(self.path):
-            self._check_test(f"path[{index}]", entry, lowest=lowest)
         self._check_testing_order()
-        check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         if self.confirmation is not None:
             check_record("confirmation", self.confirmation, kind=PathEntry)
-            self._check_test("confirmation", self.confirmation, lowest=lowest)
+            self.confirmation.check_of("confirmation", group=self.group, lowest=self._lowest)
             self._check_confirmation(self.confirmation)
         self._check_choice_follows()
         if self.looks is not None:
             self._check_looks(self.looks)
-
-    def _check_test(self, at: str, entry: PathEntry, *, lowest: float) -> None:
-        check_number(f"{at}.risk", entry.risk, low=lowest, high=1)
-        check_counted(at, entry.n, group=self.group)
-        if entry.n == 0 and (entry.p_value, entry.risk) != (1, 0):
-            raise ManifestError(
-                f"{at} must have p_value 1 and risk 0 where n is 0, got {shown(entry.p_value)} and {shown(entry.risk)}"
-            )
 
     def _check_confirmation(self, confirmation: PathEntry) -> None:
         """Refuses a confirmation of something else than was chosen, or a decision that its p-value does not make."""
@@ -788,13 +745,6 @@ class Calibration(Record):
                 f"{shown(confirmation.rejected)}: p_value is {shown(confirmation.p_value)} and epsilon "
                 f"{shown(self.epsilon)}"
             )
-
-    def _check_example_risk(self, lowest: float) -> None:
-        if self.example_risk is None:
-            return
-        check_number("example_risk", self.example_risk, low=lowest, high=1)
-        if self.threshold is None:
-            raise ManifestError(f"example_risk must be left out when threshold is null, got {shown(self.example_risk)}")
 
     def _check_testing_order(self) -> None:
         is_pareto = self.procedure == PARETO
@@ -843,8 +793,6 @@ class Calibration(Record):
             )
 
     def _check_looks(self, looks: tuple[Look, ...]) -> None:
-        check_tuple("looks", looks, of=Look)
-        check_counts(looks, group=self.group)
         for index, (before, look) in enumerate(pairwise(looks), start=1):
             if before.threshold is not None and (look.threshold is None or look.threshold > before.threshold):
                 raise ManifestError(
@@ -853,14 +801,5 @@ class Calibration(Record):
                 )
         # What was looked at had been chosen by then, whatever became of it since.
         chosen = self.chosen
-        step = chosen or self.path[0]
-        check_last(
-            looks,
-            {
-                "n": step.n,
-                "threshold": chosen.threshold if chosen else None,
-                "layers": chosen.layers if chosen else self.layers,
-                "risk": step.risk,
-            },
-        )
-        check_capital(looks, step.p_value, at=step.threshold)
+        threshold, layers = (chosen.threshold, chosen.layers) if chosen else (None, self.layers)
+        self._check_end(looks, {"threshold": threshold, "layers": layers})

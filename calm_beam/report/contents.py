@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calm_beam.calibration.result import RiskRow
-from calm_beam.calibration.specs import Objective
 from calm_beam.manifest import (
     Calibration,
     DecodeRecord,
     Look,
     Manifest,
+    Objective,
     confirming_in_words,
     engine_in_words,
     near_ties_in_words,
@@ -18,7 +18,6 @@ from calm_beam.manifest import (
 from calm_beam.storage import base_name, parent
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable, printable_line
-from calm_beam.upkeep.verification import objective_of
 
 from .foreign import short_place, with_short_places
 from .promise import (
@@ -112,7 +111,7 @@ def short_name(uri: str) -> str:
 
 def _measured(entry: Calibration) -> tuple[Objective, str | None]:
     """Returns what an entry's losses are, and of which prompts."""
-    return objective_of(entry), entry.group
+    return entry.objective, entry.group
 
 
 def _objective(objective: Objective, rows: Sequence[RiskRow], *, group: str | None, num_layers: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.risk_table import read_risk_table
-from calm_beam.external.result import SettingRow
+from calm_beam.calibration.settings import SettingRow
 from calm_beam.manifest import (
     MANIFEST,
     ExternalCalibration,

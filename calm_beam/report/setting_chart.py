@@ -17,7 +17,7 @@ _COST_HEIGHT = 46
 
 
 class Tested(Protocol):
-    """One setting under a test, as `calm_beam.external.result.SettingRow` has it."""
+    """One setting under a test, as `calm_beam.calibration.settings.SettingRow` has it."""
 
     @property
     def setting(self) -> str:

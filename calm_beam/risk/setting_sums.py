@@ -19,10 +19,10 @@ import numpy as np
 from calm_beam.errors import CalmBeamError
 from calm_beam.risk.digest_sums import MODULUS, sum_of_digests
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import loss_sum_upper, to_signed_fixed_point
-from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss, Statistic
+from calm_beam.risk.testing import check_asked, outcomes_of
 
 # Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
 _ID_BYTES = 16
@@ -52,12 +52,7 @@ class RiskTest:
     procedure: str = "fixed_sequence"
 
     def __post_init__(self) -> None:
-        for name, value in (("delta", self.delta), ("epsilon", self.epsilon)):
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must be in (0, 1), got {value}. It is a fraction: for 5 % pass {name}=0.05.")
-        for name, choice, known in (("p_value", self.p_value, P_VALUES), ("procedure", self.procedure, PROCEDURES)):
-            if choice not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; got {choice!r}.")
+        check_asked(delta=self.delta, epsilon=self.epsilon, p_value=self.p_value, procedure=self.procedure)
         if P_VALUES[self.p_value].needs_table:
             summable = ", ".join(name for name, method in P_VALUES.items() if not method.needs_table)
             raise ValueError(
@@ -301,21 +296,16 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
     [('8 bits', True), ('4 bits', False)]
     """
     evidence = sums.evidence(order)
-    risks = loss_sum_upper(evidence.sums[Loss()]) / evidence.n
-    results: list[SettingResult] = []
-    for test in tests:
-        p_values = P_VALUES[test.p_value].p_values(evidence, test.delta)
-        found = PROCEDURES[test.procedure](p_values, epsilon=test.epsilon)
-        results.extend(
-            SettingResult(
-                test=test,
-                setting=setting,
-                n=evidence.n,
-                risk=float(risks[index]),
-                p_value=float(p_values[index]),
-                tested=bool(found.tested[index]),
-                accepted=bool(found.rejected[index]),
-            )
-            for index, setting in enumerate(order)
+    return tuple(
+        SettingResult(
+            test=test,
+            setting=setting,
+            n=found.n,
+            risk=found.risk,
+            p_value=found.p_value,
+            tested=found.tested,
+            accepted=found.rejected,
         )
-    return tuple(results)
+        for test in tests
+        for setting, found in zip(order, outcomes_of(test, evidence), strict=True)
+    )

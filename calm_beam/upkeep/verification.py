@@ -23,17 +23,16 @@ import numpy as np
 
 from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.unseen import Unseen
 from calm_beam.inputs.examples import DataError
-from calm_beam.manifest import Calibration
+from calm_beam.manifest import Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.loss_table import LossTable
 
 from .excess import excess_p_values
 
@@ -89,7 +88,7 @@ class FreshLosses:
             texts (see `Contrast`).
           EvidenceError: If there are too many losses to keep.
         """
-        objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
+        objectives = tuple(dict.fromkeys(entry.objective for entry in entries))
         thresholds = promised_thresholds(entries)
         lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
         units: dict[str, ClusterLosses] = {}
@@ -119,13 +118,13 @@ class FreshLosses:
         # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
         means = np.stack([unit.mean() for unit in units.values()], axis=1)
         keys = list(units)
-        table, lenient_table = (LossTable.of(keys, part, salt=salt).in_order() / LOSS_SCALE for part in means)
+        table, lenient_table = (BettingTable.of(keys, part, salt=salt).in_order() / LOSS_SCALE for part in means)
         by_group = {}
         for group, places in members.items():
             if places:
                 of_group = [keys[place] for place in places]
                 strict, lenient = (
-                    LossTable.of(of_group, part[places], salt=salt).in_order() / LOSS_SCALE for part in means
+                    BettingTable.of(of_group, part[places], salt=salt).in_order() / LOSS_SCALE for part in means
                 )
                 by_group[group] = (strict, lenient)
         return cls(
@@ -148,7 +147,7 @@ class FreshLosses:
         assert entry.threshold is not None
         tables = (self.table, self.lenient_table) if entry.group is None else self.by_group[entry.group]
         table = tables[lenient]
-        return table[:, self.objectives.index(objective_of(entry)), self.thresholds.index(entry.threshold)]
+        return table[:, self.objectives.index(entry.objective), self.thresholds.index(entry.threshold)]
 
 
 class Promised(Protocol):
@@ -235,7 +234,7 @@ def verify_each(
             (of_entry.at(entry), of_entry.at(entry, lenient=True))
             for of_entry, entry in zip(losses, entries, strict=True)
         ],
-        is_signed=[objective_of(entry).is_signed for entry in entries],
+        is_signed=[entry.objective.is_signed for entry in entries],
         alpha=alpha,
     )
 
@@ -275,11 +274,6 @@ def judged(
         )
         for index, entry in enumerate(entries)
     )
-
-
-def objective_of(entry: Calibration) -> Objective:
-    """Returns the loss that an entry is about."""
-    return Objective(entry.consistency, entry.metric, loss=entry.known_loss)
 
 
 def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:

@@ -13,10 +13,9 @@ from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import all_specs, place_of_served
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import plan_of_job, stop_rule
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.specs import Spec
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart
@@ -33,6 +32,7 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
     ParetoPlan,
+    PlannedTest,
     SequentialPlan,
     plans_in_words,
     read_manifest,
@@ -77,16 +77,16 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
         # Before an earlier result is taken away, which shows what was asked for it.
         plans = PlanList(run.source.home)
         first = run.source.next_block()
-        asked = run.source.asked_plan(run.plan.record(), plans)
+        asked = run.source.asked_plan(run.plan, plans)
         earlier = plans.ask(asked, is_answered=_shows_losses_early(run, flags))
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
     # Now, so that a log can show later what had been settled by then.
-    say(f"plan {run.plan.record().digest}")
+    say(f"plan {run.plan.digest}")
     if words := plans_in_words(earlier):
         say(words)
-    if len(run.plan.specs) > 1 and run.plan.serve is None and run.plan.joint_epsilon is None:
+    if len(run.plan.tests) > 1 and run.plan.serve is None and run.plan.joint_epsilon is None:
         say(
-            f"{len(run.plan.specs)} entries hold each alone, and the plan does not say which is served. To pick one "
+            f"{len(run.plan.tests)} entries hold each alone, and the plan does not say which is served. To pick one "
             "after seeing them voids its guarantee: name it now with --serve, or pass --joint."
         )
     start = time.monotonic()
@@ -163,7 +163,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         say(groups_in_words(groups, key=flags.group_key))
         specs = _specs(flags, metrics, groups=[group.name for group in groups])
     serve = None if flags.serve is None else place_of_served(flags.serve, specs)
-    plan = Plan.of_job(
+    plan = plan_of_job(
         specs,
         source.job,
         settings=source.settings,
@@ -178,7 +178,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     )
     if plan.sequential is not None:
         # It may wait for what never comes.
-        plan.stop_rule()
+        stop_rule(plan)
     return CalibrationRun(
         source=source,
         plan=plan,
@@ -226,7 +226,7 @@ def _sequential(flags: argparse.Namespace) -> SequentialPlan | None:
 def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: Manifest) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
     path, job = joined(run.output, MANIFEST), run.source.job
-    if manifest.plan != run.plan.record() or manifest.data.patterns != job.patterns:
+    if manifest.plan != run.plan or manifest.data.patterns != job.patterns:
         ended = manifest.sequential
         if manifest.plan is not None and manifest.plan.confirm_share is not None:
             raise UsageError(
@@ -305,7 +305,7 @@ def _check_groups(flags: argparse.Namespace) -> None:
         )
 
 
-def _specs(flags: argparse.Namespace, metrics: Sequence[str], *, groups: Sequence[str] = ()) -> tuple[Spec, ...]:
+def _specs(flags: argparse.Namespace, metrics: Sequence[str], *, groups: Sequence[str] = ()) -> tuple[PlannedTest, ...]:
     fractional = [name for name in metrics if (name in METRICS and name != "exact_match") or is_bleurt(name)]
     if flags.p_value is not None and not P_VALUES[flags.p_value].takes_fractions and fractional:
         # Losses in between would be found, but only after everything was decoded.

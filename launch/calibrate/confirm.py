@@ -15,7 +15,7 @@ import apache_beam as beam
 from calm_beam.calibration.confirmation import chosen_thresholds, confirmed_outcome
 from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.outcome import CalibrationOutcome
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import set_part
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
@@ -24,7 +24,7 @@ from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST, Manifest, Variant, read_manifest
+from calm_beam.manifest import MANIFEST, Manifest, Plan, Variant, read_manifest
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import BATCH
@@ -111,13 +111,13 @@ def confirm(
       PipelineError: If a pipeline fails.
       UsageError: If other generations are in the way.
     """
-    unconfirmed, digest = joined(output, UNCONFIRMED), plan.record().digest
+    unconfirmed, digest = joined(output, UNCONFIRMED), plan.digest
     found = CalibrationOutcome(
         manifest=read_manifest(joined(unconfirmed, MANIFEST)),
         rows=read_risk_table(joined(unconfirmed, RISK_TABLE), RiskRow),
         failures=read_failures(unconfirmed),
     )
-    part, exit_head = plan.part(CONFIRMING), sweep.request.exit_head
+    part, exit_head = set_part(plan, CONFIRMING), sweep.request.exit_head
     assert part is not None
     sweeps = {
         variant: sweep.that_confirms(thresholds, variant=variant, part=part)

@@ -3,7 +3,6 @@
 import argparse
 import itertools
 
-from calm_beam.calibration.specs import COUNT_NEAR_TIES, LOSSES, NEAR_TIES
 from calm_beam.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags import (
@@ -22,7 +21,7 @@ from calm_beam.launch.flags import (
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import PARETO, VARIANT_MEASURES, ManifestError, Variant
+from calm_beam.manifest import COUNT_NEAR_TIES, LOSSES_OF, NEAR_TIES, PARETO, VARIANT_MEASURES, ManifestError, Variant
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -79,7 +78,7 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
     test = parser.add_argument_group("test")
     test.add_argument(
         "--risk_loss",
-        choices=LOSSES["risk"],
+        choices=LOSSES_OF["risk"],
         help="for risk consistency; relu is the paper's; default: signed, or relu if --p_value needs losses in [0, 1]",
     )
     test.add_argument(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
@@ -18,7 +17,7 @@ from calm_beam.launch.runners.metrics import (
 )
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST, Manifest, read_manifest
+from calm_beam.manifest import MANIFEST, Manifest, Plan, read_manifest
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import OutputsError
 from calm_beam.outputs.folder import SweepHome
@@ -105,7 +104,7 @@ class CalibrationRun:
                 >> CalibrateGenerations(
                     plan=self.plan,
                     # Taken before any example is decoded, and compared with what was tested at the end.
-                    plan_digest=self.plan.record().digest,
+                    plan_digest=self.plan.digest,
                     provenance=self.provenance,
                     stored=block.stored,
                     tested=len(block.thresholds) if is_part else len(self.plan.thresholds),
@@ -137,7 +136,7 @@ class CalibrationRun:
         """
         path = joined(self.result, MANIFEST)
         manifest = read_manifest(path)
-        if (manifest.created, manifest.plan) != (self.provenance.created, self.plan.record()):
+        if (manifest.created, manifest.plan) != (self.provenance.created, self.plan):
             raise PipelineError(
                 f"{path}: another run has published it meanwhile. Choose another --output, or pass --overwrite."
             )

@@ -9,16 +9,15 @@ import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, stop_rule
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.result import has_ended, with_example_risks
 from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import Watched, proved_objectives, watched
-from calm_beam.calibration.specs import Objective
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
+from calm_beam.manifest import EarlierEnd, Manifest, Objective, Plan, SequentialRecord
 from calm_beam.metrics.registry import get_metric, metric_source_digest
 from calm_beam.outputs import STOPPED, FinishedSweep, OutputsError, stored_shard, whole_shard
 from calm_beam.storage import is_file, joined, make_folder, remove_file
@@ -40,8 +39,8 @@ def can_continue(manifest: Manifest, plan: Plan) -> bool:
     # What has confirmed once has been looked at, and cannot confirm what is chosen after that.
     if plan.confirm_share is not None:
         return False
-    with_their_rule = dataclasses.replace(plan, sequential=earlier.sequential).record()
-    return with_their_rule == earlier and plan.record() != earlier and ended.rounds < ended.of_rounds
+    with_their_rule = dataclasses.replace(plan, sequential=earlier.sequential)
+    return with_their_rule == earlier and plan != earlier and ended.rounds < ended.of_rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,12 +170,12 @@ class SequentialRun:
 
     def _check_contrast(self, found: Watched, *, among: Collection[Objective] | None = None) -> None:
         metric_of = functools.partial(get_metric, settings=self.run.metric_settings)
-        found.totals.contrast.check(self.run.plan.layout().objectives, metric_of, among=among)
+        found.totals.contrast.check(layout_of(self.run.plan).objectives, metric_of, among=among)
 
     def _end(self, found: Watched, rounds: Sequence[Round]) -> str | None:
         """Returns what ends the calibration now; None if nothing does."""
         plan = self.run.plan
-        reason = plan.stop_rule().reason(found.looks(plan), settings=len(plan.thresholds))
+        reason = stop_rule(plan).reason(found.looks(plan), settings=len(plan.thresholds))
         if reason is not None:
             return _ENDS[reason]
         return "end_of_data" if len(rounds) == rounds[-1].rounds else None
@@ -191,7 +190,7 @@ class SequentialRun:
             totals,
             with_example_risks(found.calibrations, {None: totals}, tested),
             plan=run.plan,
-            digest=run.plan.record().digest,
+            digest=run.plan.digest,
             sequential=SequentialRecord(
                 rounds=len(rounds),
                 of_rounds=rounds[-1].rounds,
@@ -217,7 +216,7 @@ class SequentialRun:
 
     def _scored_by(self) -> dict[str, str]:
         """Returns what scores here, and now."""
-        metrics = {spec.objective.metric for spec in self.run.plan.specs}
+        metrics = {spec.objective.metric for spec in self.run.plan.tests}
         own = {name: metric_source_digest(name) for name in metrics if ":" in name}
         return {**run_versions({}, metrics=metrics), **own}
 

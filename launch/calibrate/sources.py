@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import apache_beam as beam
 
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
-from calm_beam.calibration.plan import Plan, block_ends
+from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
 from calm_beam.decoding.memory import checked_least_tokens
@@ -21,7 +21,7 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import GroupRecord, PlanRecord, Variant
+from calm_beam.manifest import GroupRecord, Plan, Variant
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
@@ -74,7 +74,7 @@ class Source(Protocol):
     blocks: int
     home: str
 
-    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
+    def asked_plan(self, plan: Plan, plans: PlanList) -> AskedPlan:
         """Returns a plan as it is asked of them, to be listed.
 
         Args:
@@ -125,7 +125,7 @@ class DecodedSource:
         self.blocks = len(blocks)
         self.home = output
 
-    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
+    def asked_plan(self, plan: Plan, plans: PlanList) -> AskedPlan:
         """Returns a plan as it is asked of the data files, for which it reads them."""
         return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="calibrate", decodes=True)
 
@@ -275,7 +275,7 @@ class StoredSource:
         self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
         self.home = home_of(folder)
 
-    def asked_plan(self, plan: PlanRecord, plans: PlanList) -> AskedPlan:
+    def asked_plan(self, plan: Plan, plans: PlanList) -> AskedPlan:
         """Returns a plan as it is asked of the data that the generations were made of."""
         data = plans.data_of_outputs() or self._finished.digest()
         return AskedPlan.of(plan, data=data, command="calibrate --generations")

@@ -73,7 +73,7 @@ class VariantsRun:
             >> CalibrateVariants(
                 plan=run.plan,
                 # Taken before any example is decoded, and compared with what was tested at the end.
-                plan_digest=run.plan.record().digest,
+                plan_digest=run.plan.digest,
                 provenance=run.provenance,
                 stored=stored,
                 max_failures=run.max_failures,

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from calm_beam.calibration.groups import MOST_GROUPS
-from calm_beam.external.plan import all_tests
+from calm_beam.calibration.settings_plan import all_tests
 from calm_beam.launch.flags import UsageError
 from calm_beam.manifest import ExternalTest
 

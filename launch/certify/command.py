@@ -2,10 +2,10 @@
 
 import argparse
 
+from calm_beam.calibration.ledger import LEDGER
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.external.ledger import LEDGER
-from calm_beam.external.plan import plan_of, settled_order
-from calm_beam.external.result import entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings_plan import plan_of, settled_order
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, plans_in_words

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
+from calm_beam.calibration.ledger import LEDGER
 from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.settings import SettingRow
 from calm_beam.errors import CalmBeamError
-from calm_beam.external.ledger import LEDGER
-from calm_beam.external.result import SettingRow
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.certification import print_certification
 from calm_beam.manifest import MANIFEST, ExternalManifest

@@ -8,15 +8,15 @@ import argparse
 import itertools
 from collections.abc import Sequence
 
+from calm_beam.calibration.declared import DeclaredExamples, IdReading
+from calm_beam.calibration.evaluated import EvaluatedLosses
+from calm_beam.calibration.ledger import LEDGER, Ledger
+from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, withdraw
-from calm_beam.external.declared import DeclaredExamples, IdReading
-from calm_beam.external.evaluated import EvaluatedLosses
-from calm_beam.external.ledger import LEDGER, Ledger
-from calm_beam.external.plan import order_of_costs, plan_of
-from calm_beam.external.result import external_manifest
-from calm_beam.external.sequential import WatchedSettings, watched_settings
-from calm_beam.external.sweep import SweepLosses
-from calm_beam.external.tables import read_rows, table_files
+from calm_beam.calibration.sequential import WatchedSettings, watched_settings
+from calm_beam.calibration.settings import external_manifest
+from calm_beam.calibration.settings_plan import order_of_costs, plan_of
+from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
@@ -247,7 +247,7 @@ def _manifest(
     if plan.sequential.costs is not None:
         costs = dict(zip(plan.order, plan.sequential.costs, strict=True))
     return external_manifest(
-        SweepLosses.joined(evaluated.rounds[: found.rounds]),
+        LossTable.joined(evaluated.rounds[: found.rounds]),
         plan,
         entries=found.calibrations,
         costs=costs,

@@ -5,11 +5,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from calm_beam.external.direction import known_direction, settled_direction
-from calm_beam.external.rows import LossRow, RowReading
-from calm_beam.external.runs import Run, RunScores, losses_of_runs
-from calm_beam.external.sweep import SweepLosses
-from calm_beam.external.tables import read_rows, table_files
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.inputs.losses.direction import known_direction, settled_direction
+from calm_beam.inputs.losses.rows import LossRow, RowReading
+from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
+from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 
@@ -29,7 +29,7 @@ class Source:
       direction: Which scores of it are better; None where losses were given.
     """
 
-    sweep: SweepLosses
+    sweep: LossTable
     loss: str
     patterns: tuple[str, ...]
     listed: tuple[str, ...] | None = None
@@ -106,7 +106,7 @@ def _of_losses(
 ) -> Source:
     loss = loss_of_losses(loss)
     rows = rows_of_losses(flags.losses, loss=loss, group_key=group_key, cluster_key=cluster_key)
-    return Source(sweep=SweepLosses.of(rows), loss=loss, patterns=flags.losses)
+    return Source(sweep=LossTable.of(rows), loss=loss, patterns=flags.losses)
 
 
 def _of_scores(flags: argparse.Namespace, *, loss: str | None, cluster_key: str | None) -> Source:
@@ -138,7 +138,7 @@ def _of_scores(flags: argparse.Namespace, *, loss: str | None, cluster_key: str 
                 joined_by_id.append(run.name)
             yield run, theirs
 
-    sweep = SweepLosses.of(losses_of_runs(scores, read_candidates(), loss=loss, direction=direction))
+    sweep = LossTable.of(losses_of_runs(scores, read_candidates(), loss=loss, direction=direction))
     if joined_by_id:
         say(
             f"caution: the logs of the baseline and of {', '.join(joined_by_id)} do not both say what was asked, so "

@@ -6,11 +6,10 @@ import time
 import numpy as np
 
 from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.specs import Objective
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.cost import Pilot, PilotShard
 from calm_beam.launch.flags import naming
-from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, Objective, read_manifest
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, StoredShard, read_generations
 from calm_beam.outputs.folder import find_generations
@@ -79,15 +78,13 @@ def read_pilot(path: str) -> PilotRun:
         manifest = _manifest(path, folder)
         run = read_run_timing(folder)
     objectives = tuple(
-        dict.fromkeys(_objective(entry) for entry in (manifest.calibrations if manifest else ()) if _is_ours(entry))
+        dict.fromkeys(entry.objective for entry in (manifest.calibrations if manifest else ()) if _is_ours(entry))
     )
     thresholds = manifest.plan.thresholds if manifest and manifest.plan else job.settings.thresholds
     on_error = manifest.plan.on_error if manifest and manifest.plan else "fail"
     read = _read_back(folder, job, finished.shards, objectives, thresholds=thresholds, on_error=on_error)
     entries = tuple(
-        EntryLosses(
-            entry=entry, losses=read.losses[:, objectives.index(_objective(entry))] if _is_ours(entry) else None
-        )
+        EntryLosses(entry=entry, losses=read.losses[:, objectives.index(entry.objective)] if _is_ours(entry) else None)
         for entry in (manifest.calibrations if manifest else ())
     )
     start, end = _outside(timings, run, scoring=read.seconds * finished.examples)
@@ -137,10 +134,6 @@ def _manifest(path: str, folder: str) -> Manifest | None:
         if is_file(joined(directory, MANIFEST)):
             return read_manifest(joined(directory, MANIFEST))
     return None
-
-
-def _objective(entry: Calibration) -> Objective:
-    return Objective(entry.consistency, entry.metric, loss=entry.known_loss)
 
 
 def _is_ours(entry: Calibration) -> bool:

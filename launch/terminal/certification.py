@@ -19,7 +19,7 @@ from . import PlainConsole
 
 if TYPE_CHECKING:
     # Not there where one only serves and inspects.
-    from calm_beam.external.result import SettingRow
+    from calm_beam.calibration.settings import SettingRow
 
 _TESTS_PER_TABLE = 4
 

@@ -42,7 +42,7 @@ from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.anytime import AnytimeEvidence
-from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify_each
+from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
 from calm_beam.vocabularies.chat import NO_TEMPLATE
 
 from .carried import take_up
@@ -105,7 +105,7 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
                 names,
                 [_losses_of(fresh.get(entry.variant), entry, entries=entries) for entry in promised],
                 deltas=[entry.delta for entry in promised],
-                is_signed=[objective_of(entry).is_signed for entry in promised],
+                is_signed=[entry.objective.is_signed for entry in promised],
             )
         )
         verdicts = state.evidence.verdicts(promised)

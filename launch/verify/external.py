@@ -5,15 +5,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from calm_beam.external.direction import LOWER
-from calm_beam.external.verification import (
-    check_fresh,
-    promised,
-    unit_names,
-    verify_settings,
-    why_not_fresh,
-    with_settings,
-)
+from calm_beam.inputs.losses.direction import LOWER
 from calm_beam.launch.certify.flags import add_sweep_flags
 from calm_beam.launch.certify.sources import read_source
 from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags
@@ -24,6 +16,14 @@ from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_m
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 from calm_beam.upkeep.anytime import AnytimeEvidence
+from calm_beam.upkeep.settings import (
+    check_fresh,
+    promised,
+    unit_names,
+    verify_settings,
+    why_not_fresh,
+    with_settings,
+)
 from calm_beam.upkeep.verification import Verdict
 
 from .carried import add_anytime_flags, take_up

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.specs import Spec
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
+from calm_beam.manifest import PlannedTest
 
 SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.1, 0.2), epsilons=(0.1,))
 MEASURES = ("softmax", "softmax_max", "state", "classifier", "static", "softmax, schedule decay")
@@ -26,7 +26,7 @@ PROVENANCE: dict[str, Any] = {
 
 
 def trial_outcomes(
-    *, trials: int = 3, measures: Sequence[str] = MEASURES, specs: Sequence[Spec] = SPECS
+    *, trials: int = 3, measures: Sequence[str] = MEASURES, specs: Sequence[PlannedTest] = SPECS
 ) -> list[TrialOutcome]:
     """Returns what trials chose: each another threshold, and the last of them none."""
     return [

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from calm_beam.calibration.risk_table import read_risk_table
-from calm_beam.external.result import SettingRow
-from calm_beam.external.rows import LossRow
+from calm_beam.calibration.settings import SettingRow
+from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ExternalManifest, ManifestError, content_digest, read_external_manifest
 from calm_beam.serving import Generator
-from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_helm, write_lm_eval
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, write_csv, write_helm, write_lm_eval
 
 _ORDER = f"--order={','.join(ORDER)}"
 

@@ -4,11 +4,11 @@ import pathlib
 
 import pytest
 
-from calm_beam.external.rows import LossRow
+from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import clusters_in_words, read_external_manifest, read_manifest
 from calm_beam.report.notebook import external_manifest_html, manifest_html
-from tests.calm_beam.external.builders import write_csv
+from tests.calm_beam.inputs.losses.builders import write_csv
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
 _SENTENCE = (

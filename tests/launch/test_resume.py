@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import plan_of
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
@@ -660,7 +660,7 @@ def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, FinishedSweep]:
     job = DecodeJob.read(str(folder))
     finished = FinishedSweep.read(str(folder), job)
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
-    plan = Plan.of(specs, job.settings, model="m", vocabulary=None)
+    plan = plan_of(specs, job.settings, model="m", vocabulary=None)
     stored = StoredGenerations(directory=str(folder), job=job)
     scorer = ShardScorer(plan, stored, max_failures=None)
     scorer.setup()

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.launch.terminal.summary import choices_table, print_summary
@@ -26,16 +27,17 @@ def _write_run(folder: pathlib.Path, *, consistencies: tuple[str, ...], metrics:
         consistencies=consistencies, metrics=metrics, deltas=(0.1, 0.35), epsilons=(0.05,), p_value="signed_mixture"
     )
     plan = build_plan(specs, _GRID)
-    layout = plan.layout()
+    layout = layout_of(plan)
     firsts = np.array(
         [[7 * row + 31 * column for column in range(len(_GRID))] for row in range(len(layout.objectives))]
     )
-    totals = dataclasses.replace(
-        build_totals(np.arange(200)[:, None, None] < firsts, layout),
+    totals = build_totals(np.arange(200)[:, None, None] < firsts, layout)
+    whole = dataclasses.replace(
+        totals.whole,
         layer_sums=(6 * 1000, *(6 * 1000 - 777 * place for place in range(1, 4))),
         token_counts=(1000,) * 4,
     )
-    rows = risk_rows(totals, plan, num_layers=6)
+    rows = risk_rows(dataclasses.replace(totals, whole=whole), plan, num_layers=6)
     write_risk_table(folder / "risk_table.csv", rows)
     entries = choose_thresholds(rows, plan, num_layers=6)
     data = build_manifest().data

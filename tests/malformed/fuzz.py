@@ -20,18 +20,18 @@ from typing import Any
 
 import pyarrow.parquet
 
+from calm_beam.calibration.loss_table import LossTable
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import CalmBeamError
-from calm_beam.external.direction import settled_direction
-from calm_beam.external.rows import RowReading
-from calm_beam.external.runs import Run, RunScores, losses_of_runs
-from calm_beam.external.sweep import SweepLosses
-from calm_beam.external.tables import read_rows
 from calm_beam.inputs import Reading, parts_of, read_examples
+from calm_beam.inputs.losses.direction import settled_direction
+from calm_beam.inputs.losses.rows import RowReading
+from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
+from calm_beam.inputs.losses.tables import read_rows
 from calm_beam.manifest import read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, read_generations, stored_shard
 from calm_beam.vocabularies.vocabulary import Vocabulary
-from tests.calm_beam.external.builders import (
+from tests.calm_beam.inputs.losses.builders import (
     ZSTANDARD,
     coin_rows,
     pack_in_zstandard,
@@ -104,7 +104,7 @@ def _log(name: str, metric: str, *, cluster_key: str | None = None) -> Callable[
         said = {run.path: each for run in runs if (each := run.higher_is_better(metric)) is not None}
         direction = settled_direction(metric, said=said, asked=None)
         pairs = [(runs[1], scores)]
-        return SweepLosses.of(losses_of_runs(whole, pairs, loss="signed", direction=direction)).units(
+        return LossTable.of(losses_of_runs(whole, pairs, loss="signed", direction=direction)).units(
             order=[runs[1].name]
         )
 
@@ -116,7 +116,7 @@ def _losses(name: str) -> Callable[[pathlib.Path], object]:
     reading = RowReading(cluster_key="cluster")
 
     def read(here: pathlib.Path) -> object:
-        sweep = SweepLosses.of(read_rows(str(here / "logs" / name), reading))
+        sweep = LossTable.of(read_rows(str(here / "logs" / name), reading))
         return sweep.units(order=sweep.settings)
 
     return read

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, plan_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import risk_table_text
 from calm_beam.calibration.scoring import score_generation
@@ -72,8 +72,8 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         batch_size=BATCH_SIZE,
     )
     examples = [example for i, path in enumerate(paths) for example in read_examples(path, file_index=i)]
-    plan = Plan.of(SPECS, SETTINGS, model="m", vocabulary=None)
-    layout = plan.layout()
+    plan = plan_of(SPECS, SETTINGS, model="m", vocabulary=None)
+    layout = layout_of(plan)
     totals = CalibrationTotals.zero(layout)
     ids: collections.Counter[str] = collections.Counter()
     prompts_seen = set()

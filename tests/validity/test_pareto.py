@@ -12,13 +12,13 @@ import pytest
 
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import TESTING
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, part_of_unit, plan_of
 from calm_beam.calibration.result import choose_thresholds
-from calm_beam.calibration.totals import CalibrationTotals, GroupTotals
+from calm_beam.calibration.totals import CalibrationTotals, Sums
 from calm_beam.calibration.variants import pareto_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import ParetoPlan, Variant
+from calm_beam.manifest import ParetoPlan, Plan, Variant
 from calm_beam.risk.fixed_point import to_fixed_point
 
 from .suite import most_misses
@@ -48,21 +48,21 @@ def _plan(world: World, *, variants: int) -> Plan:
     pareto = ParetoPlan(
         variants=tuple(Variant(min_exit_layer=layer) for layer in range(1, variants + 1)), choosing_share=0.3
     )
-    return Plan.of(specs, settings, model="m", vocabulary=None, pareto=pareto)
+    return plan_of(specs, settings, model="m", vocabulary=None, pareto=pareto)
 
 
 def _totals(
     plan: Plan, losses: np.ndarray, layers: np.ndarray, parts: np.ndarray, *, chooser: np.ndarray
 ) -> CalibrationTotals:
     """Returns the totals of one variant: losses of shape (units, thresholds), layers of one token each."""
-    layout = plan.layout()
+    layout = layout_of(plan)
     keys = [str(unit) for unit in range(len(losses))]
     totals = CalibrationTotals.of_losses(
         keys, to_fixed_point(losses)[:, None], layout=layout, salt=plan.salt, groups=parts.tolist()
     )
     ones = (len(losses), *(len(losses) for _ in plan.thresholds))
 
-    def with_layers(name: str, part: GroupTotals) -> GroupTotals:
+    def with_layers(name: str, part: Sums) -> Sums:
         of_part = layers[parts == name] if name == TESTING else layers[chooser]
         sums = (
             len(losses) * _LAYERS,
@@ -82,7 +82,7 @@ def _wrong(world: World, *, variants: int, same_part: bool = False) -> int:
       same_part: Whether, wrongly, the part that tests chooses its path too.
     """
     plan = _plan(world, variants=variants)
-    parts = np.array([plan.part_of(str(unit)) for unit in range(world.n)])
+    parts = np.array([part_of_unit(plan, str(unit)) for unit in range(world.n)])
     size = len(plan.thresholds)
     rng = np.random.default_rng(7)
     wrong = 0

@@ -12,8 +12,7 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.plan import Plan
-from calm_beam.calibration.specs import Spec
+from calm_beam.calibration.plan import plan_of
 from calm_beam.demo import embedded
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
@@ -34,7 +33,7 @@ from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
-from calm_beam.manifest import content_digest
+from calm_beam.manifest import PlannedTest, content_digest
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
 from calm_beam.plan_list import AskedPlan, PlanList, home_of
@@ -165,7 +164,7 @@ def _list_plans(sources: Sequence[SplitSource], splits: Splits) -> None:
     """Lists beside each folder of generations that its losses are looked at, which later plans have to tell."""
     for source in sources:
         plans = PlanList(home_of(source.stored.directory))
-        digest = content_digest({"plan": source.plan.record().to_dict(), "splits": dataclasses.asdict(splits)})
+        digest = content_digest({"plan": source.plan.to_dict(), "splits": dataclasses.asdict(splits)})
         data = plans.data_of_outputs() or source.finished.digest()
         plans.ask(AskedPlan(plan=digest, tests=digest, data=data, command="evaluate"), is_answered=True)
 
@@ -224,7 +223,7 @@ def _sources(
     measures: Sequence[StoredMeasure],
     *,
     model: ModelOfGenerations | None,
-    specs: tuple[Spec, ...],
+    specs: tuple[PlannedTest, ...],
     with_bleu: bool,
 ) -> tuple[SplitSource, ...]:
     sizes = DecoderSizes.of(model.checkpoint.config) if model else None
@@ -240,7 +239,7 @@ def _sources(
         sources.append(
             SplitSource(
                 measure=measure.name,
-                plan=Plan.of(
+                plan=plan_of(
                     specs,
                     job.settings,
                     model=job.model.fingerprint,
@@ -313,7 +312,7 @@ def _speedups(
 
 
 def _provenance(
-    flags: argparse.Namespace, measures: Sequence[StoredMeasure], *, splits: Splits, specs: Sequence[Spec]
+    flags: argparse.Namespace, measures: Sequence[StoredMeasure], *, splits: Splits, specs: Sequence[PlannedTest]
 ) -> dict[str, Any]:
     """Returns what it takes to find the same again."""
     job = measures[0].job

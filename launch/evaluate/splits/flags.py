@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.specs import LOSSES, Spec
 from calm_beam.launch.calibrate.flags import add_tail_flag, calibrate_parser
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from calm_beam.manifest import LOSSES_OF, PlannedTest
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -86,7 +86,7 @@ def add_own_flags(parser: FlagParser) -> None:
     goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
     goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error")
     add_tail_flag(goal)
-    goal.add_argument("--risk_loss", choices=LOSSES["risk"], help="for risk consistency; relu is the paper's")
+    goal.add_argument("--risk_loss", choices=LOSSES_OF["risk"], help="for risk consistency; relu is the paper's")
     goal.add_argument(
         "--p_value",
         type=texts,
@@ -141,7 +141,9 @@ def fill_in_metric(flags: argparse.Namespace) -> None:
     flags.metric = flags.metric or (DEFAULT_METRIC,)
 
 
-def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
+def asked_specs(
+    flags: argparse.Namespace, consistencies: Sequence[str]
+) -> tuple[tuple[PlannedTest, ...], tuple[PlannedTest, ...]]:
     """Returns the specs of the table, and those of the curves.
 
     Args:
@@ -162,7 +164,7 @@ def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tupl
                 "one that is made of sums, such as signed_mixture."
             )
 
-    def specs(deltas: Sequence[float]) -> tuple[Spec, ...]:
+    def specs(deltas: Sequence[float]) -> tuple[PlannedTest, ...]:
         found = [
             spec
             for p_value in flags.p_value or (None,)

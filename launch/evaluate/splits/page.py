@@ -4,10 +4,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Spread, Summary, TrialOutcome
 from calm_beam.launch.evaluate.charts import measure_line
+from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.report.document import Document, Section, details, paragraphs, sentence, tiles
 from calm_beam.report.foreign import short_place
 from calm_beam.report.line_chart import Line, LineChart, legend
@@ -233,7 +233,7 @@ def _choices(trials: Sequence[TrialOutcome]) -> Section:
     """Returns how many trials of each line chose which threshold, and every trial."""
     chosen = sorted({trial.threshold for trial in trials if trial.threshold is not None}, reverse=True)
     few: list[float | None] = [None, *chosen] if any(trial.threshold is None for trial in trials) else [*chosen]
-    lines: dict[tuple[Spec, str], list[TrialOutcome]] = {}
+    lines: dict[tuple[PlannedTest, str], list[TrialOutcome]] = {}
     for trial in trials:
         lines.setdefault((trial.spec, trial.measure), []).append(trial)
     content = ""
@@ -335,15 +335,15 @@ def _objective(objective: Objective) -> str:
     return f"{objective.consistency}{relu}{tail_in_words(objective.loss)}, {objective.metric}"
 
 
-def _test(spec: Spec) -> str:
+def _test(spec: PlannedTest) -> str:
     return f"{_objective(spec.objective)}: {_tested_by(spec)}"
 
 
-def _tested_by(spec: Spec) -> str:
+def _tested_by(spec: PlannedTest) -> str:
     return f"{spec.p_value}, {spec.procedure}, ε = {spec.epsilon:g}"
 
 
-def _have_several_tests(specs: Sequence[Spec]) -> bool:
+def _have_several_tests(specs: Sequence[PlannedTest]) -> bool:
     """Returns whether one loss is tested in several ways, so that lines have to say by which."""
     return len({(spec.objective, _tested_by(spec)) for spec in specs}) > len({spec.objective for spec in specs})
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.calibration.specs import Objective
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary
 from calm_beam.launch.plots import BLACK, GREY, measure_style, tidy
+from calm_beam.manifest import Objective
 from calm_beam.risk.tails import split_tail, tail_in_words
 
 if TYPE_CHECKING:

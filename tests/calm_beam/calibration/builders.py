@@ -7,10 +7,10 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.plan import Plan
-from calm_beam.calibration.specs import Spec
+from calm_beam.calibration.plan import check_specs
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs.examples import Example
+from calm_beam.manifest import Plan, PlannedTest
 from calm_beam.outputs import Generation, Output
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 
@@ -51,10 +51,10 @@ def build_generation(texts: Sequence[str] = ("cat", "cat", "dog"), **changes: An
     return Generation(**{**values, **changes})
 
 
-def build_plan(specs: Sequence[Spec], thresholds: Sequence[float], **changes: Any) -> Plan:
+def build_plan(specs: Sequence[PlannedTest], thresholds: Sequence[float], **changes: Any) -> Plan:
     """Returns the plan of these specs on a grid, with the given fields changed."""
     values: dict[str, Any] = {
-        "specs": tuple(specs),
+        "tests": tuple(specs),
         "thresholds": tuple(thresholds),
         "joint_epsilon": None,
         "cluster_key": None,
@@ -64,7 +64,10 @@ def build_plan(specs: Sequence[Spec], thresholds: Sequence[float], **changes: An
         "model": "sha256:aa",
         "outputs": "0123",
     }
-    return Plan(**{**values, **changes})
+    plan = Plan(**{**values, **changes})
+    keys = ("cluster_key", "group_key", "sequential", "pareto")
+    check_specs(plan.tests, **{key: getattr(plan, key) for key in keys})
+    return plan
 
 
 def build_totals(losses: ArrayLike, layout: Layout, *, salt: str = "salt") -> CalibrationTotals:
@@ -74,9 +77,10 @@ def build_totals(losses: ArrayLike, layout: Layout, *, salt: str = "salt") -> Ca
     """
     fixed = to_signed_fixed_point(losses)
     keys = [str(index) for index in range(len(fixed))]
-    return dataclasses.replace(
-        CalibrationTotals.of_losses(keys, fixed, layout=layout, salt=salt),
-        by_shard=((0, len(fixed)),),
+    totals = CalibrationTotals.of_losses(keys, fixed, layout=layout, salt=salt)
+    whole = dataclasses.replace(
+        totals.whole,
         layer_sums=(40, *(40 - 5 * place for place in range(layout.thresholds))),
         token_counts=(10,) * (layout.thresholds + 1),
     )
+    return dataclasses.replace(totals, by_shard=((0, len(fixed)),), whole=whole)

@@ -8,11 +8,11 @@ import pytest
 
 from calm_beam.calibration.confirmation import ConfirmedChoice, chosen_thresholds, confirmed_calibration
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, plan_of, set_part
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
-from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant
+from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.risk.pvalues import exact_binomial_p_value
 from tests.calm_beam.manifest.builders import build_calibration, build_never_exit
 
@@ -111,27 +111,27 @@ def test_shapes_have_to_fit() -> None:
 def _plan(**changes: Any) -> Plan:
     specs = all_specs(consistencies=("textual",), metrics=("exact_match",), deltas=(0.1, 0.2), epsilons=(0.05,))
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=8)
-    return Plan.of(specs, settings, model="m", vocabulary=None, **{"confirm_share": 0.3, **changes})
+    return plan_of(specs, settings, model="m", vocabulary=None, **{"confirm_share": 0.3, **changes})
 
 
 def test_the_plan_says_who_confirms() -> None:
     """The share is part of what is settled beforehand, and so of its digest; without it, nothing is said of it."""
     plan, other = _plan(), _plan(confirm_share=None)
-    assert plan.record().to_dict()["confirm_share"] == 0.3
-    assert plan.record().digest != other.record().digest
-    assert "confirm_share" not in other.record().to_dict()
+    assert plan.to_dict()["confirm_share"] == 0.3
+    assert plan.digest != other.digest
+    assert "confirm_share" not in other.to_dict()
     assert plan.that_chooses() == other
-    part = plan.part(CONFIRMING)
+    part = set_part(plan, CONFIRMING)
     assert part is not None
     assert (part.confirm_share, part.salt) == (0.3, "calm-beam/0")
-    assert other.part(CONFIRMING) is None
+    assert set_part(other, CONFIRMING) is None
     with pytest.raises(ValueError, match=r"confirm_share must be in \(0, 1\), got 30"):
         _plan(confirm_share=30)
 
 
 def test_other_tolerances_are_confirmed_by_the_same_examples() -> None:
     """The parts are those of the salt, whatever is tested."""
-    parts = [_plan().part(CONFIRMING), dataclasses.replace(_plan(), specs=_plan().specs[:1]).part(CONFIRMING)]
+    parts = [set_part(_plan(), CONFIRMING), set_part(dataclasses.replace(_plan(), tests=_plan().tests[:1]), CONFIRMING)]
     assert parts[0] == parts[1]
 
 
@@ -140,7 +140,7 @@ def test_what_confirms_is_counted_for_each_threshold_by_itself() -> None:
     watched = dataclasses.replace(
         _plan(),
         sequential=SequentialPlan(round_examples=10),
-        specs=tuple(dataclasses.replace(spec, p_value="signed_mixture") for spec in _plan().specs),
+        tests=tuple(dataclasses.replace(spec, p_value="signed_mixture") for spec in _plan().tests),
     )
     confirming = watched.that_confirms((0.5,))
     assert (confirming.thresholds, confirming.sequential, confirming.confirm_share) == ((0.5,), None, None)
@@ -148,10 +148,10 @@ def test_what_confirms_is_counted_for_each_threshold_by_itself() -> None:
     varied = dataclasses.replace(
         _plan(),
         pareto=ParetoPlan(variants=variants, choosing_share=0.3),
-        specs=tuple(dataclasses.replace(spec, procedure="pareto") for spec in _plan().specs),
+        tests=tuple(dataclasses.replace(spec, procedure="pareto") for spec in _plan().tests),
     ).that_confirms((0.5,))
     assert varied.pareto is None
-    assert varied.layout().groups == ()
+    assert layout_of(varied).groups == ()
 
 
 def test_every_chosen_threshold_is_decoded_once() -> None:

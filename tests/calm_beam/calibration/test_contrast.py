@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calm_beam.calibration.contrast import Contrast, Sample
 from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.specs import Objective
+from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import METRICS, Metric, MetricError
 from calm_beam.outputs import Generation
 from tests.calm_beam.calibration.builders import build_example, build_generation

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from calm_beam.calibration.groups import MOST_GROUPS, counted_groups, groups_in_words, groups_of_data
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.plan import Plan
-from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows, spec_p_values
+from calm_beam.calibration.plan import layout_of
+from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
 from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import watched
-from calm_beam.calibration.specs import Spec
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.manifest import GroupRecord, SequentialPlan
+from calm_beam.manifest import GroupRecord, Plan, PlannedTest, SequentialPlan
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.testing import p_values_for
 
 from .builders import build_example, build_generation, build_output, build_plan
 
@@ -33,7 +33,7 @@ _NAMES = ("de", "fr")
 _GRID = (0.9, 0.5)
 
 
-def _specs(**changes: object) -> tuple[Spec, ...]:
+def _specs(**changes: object) -> tuple[PlannedTest, ...]:
     asked: dict[str, object] = {
         "consistencies": ("textual",),
         "metrics": ("token_f1",),
@@ -118,18 +118,18 @@ def test_every_guarantee_is_given_to_the_whole_and_to_each_group() -> None:
 def test_what_groups_cannot_be_told_apart_by_is_refused() -> None:
     """Clusters, p-values that need every loss, and specs without a key, or the other way round."""
     with pytest.raises(ValueError, match="a cluster may hold prompts of several groups"):
-        dataclasses.replace(_plan(), cluster_key="page")
+        build_plan(_specs(), _GRID, group_key="language", cluster_key="page")
     with pytest.raises(ValueError, match="p_value wsr needs every single loss, and those of groups are only summed"):
         _plan(p_value="wsr")
     with pytest.raises(ValueError, match="group_key is None, but the specs are about 2 groups"):
-        dataclasses.replace(_plan(), group_key=None)
+        build_plan(_specs(), _GRID)
     with pytest.raises(ValueError, match="group_key is 'x', but the specs are about 0 groups"):
         build_plan(_specs(groups=()), _GRID, group_key="x")
 
 
 def test_plans_without_groups_are_as_they_were() -> None:
     """What is not asked for stands nowhere in a plan, so that its digest is that of earlier versions."""
-    record = build_plan(_specs(groups=()), _GRID).record().to_dict()
+    record = build_plan(_specs(groups=()), _GRID).to_dict()
     assert "group_key" not in record
     assert "group" not in record["tests"][0]  # type: ignore[index]
 
@@ -138,7 +138,7 @@ def test_plans_without_groups_are_as_they_were() -> None:
 @given(st.lists(st.tuples(st.sampled_from(_NAMES), st.floats(0, 1)), min_size=1, max_size=12), st.randoms())
 def test_sums_of_a_group_are_those_of_its_examples(drawn: list[tuple[str, float]], random: object) -> None:
     """In whatever order parts are merged, a group has what its examples alone would have, and all groups the whole."""
-    layout = _plan(p_value="signed_mixture").layout()
+    layout = layout_of(_plan(p_value="signed_mixture"))
     groups: list[str | None] = [name for name, _ in drawn]
     losses = np.array([[[loss, 1 - loss]] for _, loss in drawn])
     parts = [_totals(losses[[index]], [groups[index]], layout) for index in range(len(drawn))]
@@ -149,14 +149,14 @@ def test_sums_of_a_group_are_those_of_its_examples(drawn: list[tuple[str, float]
         places = [index for index, name in enumerate(groups) if name == group]
         expected = _totals(losses[places], [group] * len(places), alone) if places else CalibrationTotals.zero(alone)
         found = merged.of_group(group)
-        assert (found.risk, found.layer_sums) == (expected.risk, expected.layer_sums)
-        assert merged.mean_layers(4, group=group) == expected.mean_layers(4)
+        assert (found.risk, found.layer_sums) == (expected.risk, expected.whole.layer_sums)
+        assert found.mean_layers(4) == expected.whole.mean_layers(4)
     assert sum(totals.risk.n for _, totals in merged.groups) == merged.risk.n
 
 
 def test_an_example_of_no_planned_group_ends_the_run() -> None:
     """Data that changed after the groups were named are told, whatever group they have now."""
-    layout = _plan().layout()
+    layout = layout_of(_plan())
     with pytest.raises(OutputsError, match="an example is of group 'it', but planned were de, fr"):
         _totals(np.zeros((1, 1, 2)), ["it"], layout)
     with pytest.raises(OutputsError, match="an example is of no group, but planned were de, fr"):
@@ -165,7 +165,7 @@ def test_an_example_of_no_planned_group_ends_the_run() -> None:
 
 def test_losses_without_their_groups_are_found() -> None:
     """Totals whose groups do not add up to the whole are no result."""
-    layout = _plan().layout()
+    layout = layout_of(_plan())
     totals = dataclasses.replace(_totals(np.zeros((2, 1, 2)), ["de", "fr"], layout), groups=())
     with pytest.raises(OutputsError, match="the groups have 0 examples, but 2 were scored"):
         totals.check(FinishedSweep(job="", shards=(StoredShard(shard=0, examples=2, failed=0, digest=""),)))
@@ -177,7 +177,7 @@ def test_entries_of_groups_are_of_their_own_losses(tmp_path: pathlib.Path) -> No
     groups: list[str | None] = [*["de"] * 60, *["fr"] * 40]
     losses = np.zeros((100, 1, 2))
     losses[60:] = 1
-    rows = risk_rows(_totals(losses, groups, plan.layout()), plan, num_layers=4)
+    rows = risk_rows(_totals(losses, groups, layout_of(plan)), plan, num_layers=4)
     whole, de, fr, it = choose_thresholds(rows, plan, num_layers=4)
     assert [entry.group for entry in (whole, de, fr, it)] == [None, "de", "fr", "it"]
     assert [entry.path[0].n for entry in (whole, de, fr, it)] == [100, 60, 40, 0]
@@ -198,7 +198,7 @@ def test_rounds_are_watched_in_every_group(tmp_path: pathlib.Path) -> None:
     rounds = []
     for number, groups in enumerate(parts, start=1):
         totals = dataclasses.replace(
-            _totals(np.zeros((30, 1, 2)), list(groups), plan.layout()), by_shard=((number, 30),)
+            _totals(np.zeros((30, 1, 2)), list(groups), layout_of(plan)), by_shard=((number, 30),)
         )
         shards = (StoredShard(shard=number, examples=30, failed=0, digest="x"),)
         counted = Round(
@@ -253,7 +253,7 @@ def _accepted(
                 ids, to_signed_fixed_point(losses.astype(float)), layout=layout, salt="s", groups=groups
             )
             for spec in specs:
-                p_values[spec.group].append(spec_p_values(totals, spec))
+                p_values[spec.group].append(p_values_for(spec, totals.evidence(spec)))
         for spec in specs:
             test = PROCEDURES[spec.procedure](np.stack(p_values[spec.group], axis=-1), epsilon=spec.epsilon)
             found[spec.group].append(test.rejected[:, 1])

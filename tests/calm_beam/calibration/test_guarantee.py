@@ -1,12 +1,14 @@
 """Guarantees: every combination of what is asked for, checked."""
 
+import math
 import re
 from typing import Any
 
 import pytest
 
 from calm_beam.calibration.guarantee import Guarantee, all_specs, place_of_served
-from calm_beam.calibration.specs import Objective, Spec, objectives_of
+from calm_beam.calibration.layout import objectives_of
+from calm_beam.manifest import Objective, PlannedTest
 
 
 def test_all_combinations_in_order() -> None:
@@ -15,14 +17,23 @@ def test_all_combinations_in_order() -> None:
         consistencies=("risk", "textual"), metrics=("rouge_l", "token_f1"), deltas=(0.2, 0.1), epsilons=(0.05, 0.01)
     )
     assert len(specs) == 16
-    assert specs[0] == Spec(
-        objective=Objective("risk", "rouge_l", loss="signed"), delta=0.2, epsilon=0.05, p_value="signed_mixture"
+    assert specs[0] == PlannedTest(
+        consistency="risk",
+        metric="rouge_l",
+        loss="signed",
+        delta=0.2,
+        epsilon=0.05,
+        p_value="signed_mixture",
+        procedure="fixed_sequence",
     )
-    assert specs[-1] == Spec(
-        objective=Objective("textual", "token_f1", loss="dissimilarity"),
+    assert specs[-1] == PlannedTest(
+        consistency="textual",
+        metric="token_f1",
+        loss="dissimilarity",
         delta=0.1,
         epsilon=0.01,
         p_value="hoeffding_bentkus",
+        procedure="fixed_sequence",
     )
     assert [(spec.delta, spec.epsilon) for spec in specs[:4]] == [(0.2, 0.05), (0.2, 0.01), (0.1, 0.05), (0.1, 0.01)]
     assert [spec.objective.metric for spec in specs[::4]] == ["rouge_l", "token_f1"] * 2
@@ -40,7 +51,7 @@ def test_objectives_are_distinct_in_order_of_appearance() -> None:
     )
 
 
-def _specs(**changes: Any) -> tuple[Spec, ...]:
+def _specs(**changes: Any) -> tuple[PlannedTest, ...]:
     values: dict[str, Any] = {
         "consistencies": ("textual", "risk"),
         "metrics": ("rouge_l",),
@@ -133,7 +144,7 @@ def test_lists_hold_different_values(name: str, values: tuple[object, ...]) -> N
         all_specs(**lists)  # type: ignore[arg-type]
 
 
-def _all_asked(**changes: Any) -> tuple[Spec, ...]:
+def _all_asked(**changes: Any) -> tuple[PlannedTest, ...]:
     asked: dict[str, Any] = {
         "consistencies": ("textual", "risk"),
         "metrics": ("rouge_l", "token_f1"),
@@ -183,3 +194,12 @@ def test_what_names_no_guarantee_is_refused(asked: str, message: str) -> None:
     """Several, none, unknown names and values that are no numbers are told."""
     with pytest.raises(ValueError, match=re.escape(message)):
         place_of_served(asked, _all_asked())
+
+
+@pytest.mark.parametrize("value", [0, 1, -0.1, 5, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["delta", "epsilon"])
+def test_tolerances_are_fractions(name: str, value: float) -> None:
+    """Delta and epsilon outside (0, 1) are refused with the value and an example."""
+    values: dict[str, Any] = {"delta": 0.1, "epsilon": 0.05, name: value}
+    with pytest.raises(ValueError, match=rf"{name} must be in \(0, 1\), got {value}\..*pass {name}=0.05"):
+        Guarantee("textual", "rouge_l", p_value="hoeffding", **values)

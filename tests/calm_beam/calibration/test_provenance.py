@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of, plan_of
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.totals import CalibrationTotals
@@ -19,6 +19,7 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
     ModelRecord,
+    Plan,
     VocabularyRecord,
     guarantee_in_words,
     read_manifest,
@@ -49,12 +50,12 @@ _PROVENANCE = RunProvenance(
     software={"calm-beam": "0.1.0"},
 )
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.05,))
-_PLAN = Plan.of(_SPECS, _PROVENANCE.settings, model="sha256:aa", vocabulary="sha256:bb")
+_PLAN = plan_of(_SPECS, _PROVENANCE.settings, model="sha256:aa", vocabulary="sha256:bb")
 
 
 def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
     """Twelve examples and one that failed, each a unit by itself."""
-    layout = plan.layout()
+    layout = layout_of(plan)
     generations = [
         build_generation(
             example=build_example(id=str(index)),
@@ -74,7 +75,7 @@ def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
 
 def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, provenance: RunProvenance = _PROVENANCE) -> Manifest:
     entries = choose_thresholds(risk_rows(totals, plan, num_layers=4), plan, num_layers=4)
-    return provenance.manifest(totals, entries, plan=plan, digest=plan.record().digest)
+    return provenance.manifest(totals, entries, plan=plan, digest=plan.digest)
 
 
 def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
@@ -84,7 +85,7 @@ def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
     write_manifest(manifest, tmp_path / "manifest.json")
     read = read_manifest(tmp_path / "manifest.json", model_fingerprint="sha256:aa")
     assert read == manifest
-    assert read.plan == _PLAN.record()
+    assert read.plan == _PLAN
     assert read.guarantee == GUARANTEE
     assert (read.data.examples, read.data.failed, read.data.truncated, read.data.duplicates) == (13, 1, 3, 2)
     assert read.data.fingerprint == totals.data_fingerprint()
@@ -139,15 +140,15 @@ def test_a_plan_that_was_changed_is_not_written() -> None:
     entries = choose_thresholds(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
     with pytest.raises(ManifestError, match=r"the plan is sha256:.*, but the run was started with sha256:0000"):
         _PROVENANCE.manifest(totals, entries, plan=_PLAN, digest="sha256:" + "0" * 64)
-    other = dataclasses.replace(_PLAN, specs=_PLAN.specs[::-1])
+    other = dataclasses.replace(_PLAN, tests=_PLAN.tests[::-1])
     with pytest.raises(ManifestError, match=r"calibrations\[0\].delta must be 0.9, as was planned, got 0.3"):
-        _PROVENANCE.manifest(totals, entries, plan=other, digest=other.record().digest)
+        _PROVENANCE.manifest(totals, entries, plan=other, digest=other.digest)
 
 
 def test_a_joint_guarantee_is_said() -> None:
     """Entries that hold together say so, with the whole epsilon and their own."""
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
-    plan = Plan.of(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
+    plan = plan_of(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
     assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
     assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee
@@ -159,7 +160,7 @@ def test_a_joint_guarantee_is_said() -> None:
 def test_clusters_are_counted() -> None:
     """With clusters the manifest says both numbers, and tests count clusters."""
     plan = dataclasses.replace(_PLAN, cluster_key="paragraph")
-    layout = plan.layout()
+    layout = layout_of(plan)
     examples = CalibrationTotals.of_examples([build_generation() for _ in range(12)], layout)
     units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout=layout, salt=plan.salt)
     manifest = _manifest(examples.merge(units), plan)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.layout import objectives_of
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
-from calm_beam.calibration.specs import Spec, objectives_of
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.manifest import Calibration
+from calm_beam.manifest import Calibration, PlannedTest
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.in_memory import p_values_of
@@ -22,7 +23,7 @@ from tests.calm_beam.calibration.builders import build_plan, build_totals
 _GRID = (0.9, 0.6, 0.3, 0.0)
 
 
-def _specs(**changes: Any) -> tuple[Spec, ...]:
+def _specs(**changes: Any) -> tuple[PlannedTest, ...]:
     values: dict[str, Any] = {
         "consistencies": ("textual",),
         "metrics": ("token_f1",),
@@ -37,10 +38,10 @@ def _specs(**changes: Any) -> tuple[Spec, ...]:
 _MANY = _specs(consistencies=("textual", "risk"), deltas=(0.1, 0.3), epsilons=(0.05, 0.2))
 
 
-def _run(losses: np.ndarray, specs: tuple[Spec, ...]) -> tuple[tuple[RiskRow, ...], tuple[Calibration, ...]]:
+def _run(losses: np.ndarray, specs: tuple[PlannedTest, ...]) -> tuple[tuple[RiskRow, ...], tuple[Calibration, ...]]:
     """Calibrates on losses of shape (examples, objectives, thresholds)."""
     plan = build_plan(specs, _GRID[: losses.shape[2]])
-    rows = risk_rows(build_totals(losses, plan.layout()), plan, num_layers=4)
+    rows = risk_rows(build_totals(losses, layout_of(plan)), plan, num_layers=4)
     return rows, choose_thresholds(rows, plan, num_layers=4)
 
 
@@ -89,7 +90,7 @@ def test_no_examples() -> None:
     """No examples, no risk: an error, not a promise."""
     plan = build_plan(_specs(), _GRID)
     with pytest.raises(ValueError, match="Is the calibration set empty"):
-        risk_rows(CalibrationTotals.zero(plan.layout()), plan, num_layers=4)
+        risk_rows(CalibrationTotals.zero(layout_of(plan)), plan, num_layers=4)
 
 
 def test_the_lowest_rejected_threshold_is_chosen_whatever_came_before() -> None:

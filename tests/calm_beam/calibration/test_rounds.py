@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.rounds import Round, division_digest, has_rounds, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.unseen import Unseen, UnseenText
-from calm_beam.manifest import SequentialPlan
+from calm_beam.manifest import Plan, SequentialPlan
 from calm_beam.outputs import OutputsError, StoredShard
 
 from .builders import build_generation, build_plan, build_totals
@@ -61,7 +61,7 @@ def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2, unseen: tuple[
     losses = np.random.default_rng(seed).uniform(size=(5, 2, 2))
     generation = build_generation()
     totals = dataclasses.replace(
-        build_totals(losses, plan.layout()),
+        build_totals(losses, layout_of(plan)),
         by_shard=((3, 4), (7, 1)),
         failures=(("a", "why"), ("b", "ünd")),
         truncated=1,
@@ -116,7 +116,7 @@ def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:
     [
         {"salt": "another"},
         {"sequential": SequentialPlan(round_examples=4)},
-        {"specs": tuple(dataclasses.replace(spec, delta=0.2) for spec in _SPECS)},
+        {"tests": tuple(dataclasses.replace(spec, delta=0.2) for spec in _SPECS)},
     ],
     ids=["order", "rounds", "tolerance"],
 )

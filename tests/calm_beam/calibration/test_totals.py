@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.outputs import Generation
 from calm_beam.risk.fixed_point import LOSS_SCALE
@@ -22,14 +22,8 @@ from tests.calm_beam.calibration.builders import build_example, build_generation
 
 # Every statistic there is, and a table: one spec for each p-value and loss.
 _SPECS = [
-    *(
-        Spec(objective=Objective("textual", "rouge_l", loss="dissimilarity"), delta=0.1, epsilon=0.05, p_value=p_value)
-        for p_value in P_VALUES
-    ),
-    *(
-        Spec(objective=Objective("risk", "rouge_l", loss="signed"), delta=delta, epsilon=0.05, p_value="signed_mixture")
-        for delta in (0.1, 0.9)
-    ),
+    *(Guarantee("textual", "rouge_l", delta=0.1, p_value=p_value).planned() for p_value in P_VALUES),
+    *(Guarantee("risk", "rouge_l", delta=delta).planned() for delta in (0.1, 0.9)),
 ]
 _LAYOUT = Layout.of(_SPECS, thresholds=3)
 _ZERO = CalibrationTotals.zero(_LAYOUT)
@@ -94,7 +88,7 @@ def test_any_sharding_gives_the_same_totals(examples: list[tuple[Generation, np.
 def _p_values(totals: CalibrationTotals) -> list[list[float]]:
     """Every p-value, to the last bit, but the binomial one, which is for coins only."""
     return [
-        P_VALUES[spec.p_value].p_values(totals.evidence(spec.objective), spec.delta).tolist()
+        P_VALUES[spec.p_value].p_values(totals.evidence(spec), spec.delta).tolist()
         for spec in _SPECS
         if spec.p_value != "exact_binomial"
     ]
@@ -116,18 +110,21 @@ def test_one_example() -> None:
     generation = build_generation(outputs=outputs, truncated=True, duplicate=True)
     losses = np.array([[[0, 2**30, LOSS_SCALE], [-(2**30), 0, 7]]])
     totals = _totals_of([generation], losses)
-    for objective, row in zip(_LAYOUT.objectives, losses[0], strict=True):
-        evidence = totals.evidence(objective)
+    textual_spec, risk_spec = (
+        next(spec for spec in _SPECS if spec.objective == objective) for objective in _LAYOUT.objectives
+    )
+    for spec, row in zip((textual_spec, risk_spec), losses[0], strict=True):
+        evidence = totals.evidence(spec)
         assert evidence.n == 1
         assert evidence.sums[Loss()].tolist() == row.tolist()
-    textual = totals.evidence(_LAYOUT.objectives[0])
+    textual = totals.evidence(textual_spec)
     assert textual.sums[SquaredLoss()].tolist() == [0, 2**28, LOSS_SCALE]
     assert textual.sums[IsFraction()].tolist() == [0, 1, 0]
     assert textual.table is not None
     assert textual.table.tolist() == losses[0, :1].tolist()
-    assert totals.evidence(_LAYOUT.objectives[1]).table is None
-    assert totals.layer_sums == (12, 6, 1, 2)
-    assert totals.token_counts == (3, 2, 1, 2)
+    assert totals.evidence(risk_spec).table is None
+    assert totals.whole.layer_sums == (12, 6, 1, 2)
+    assert totals.whole.token_counts == (3, 2, 1, 2)
     assert (totals.examples, totals.failed, totals.truncated, totals.duplicates) == (1, 0, 1, 1)
 
 
@@ -137,14 +134,14 @@ def test_layers_are_means_over_tokens() -> None:
     short = build_generation(outputs=tuple(build_output("t", exit_layers=(2,)) for _ in range(4)))
     failed = build_generation(outputs=(), failure="x")
     totals = _totals_of([long, short, failed])
-    assert totals.mean_layers(4) == (2.0,) * 4
+    assert totals.whole.mean_layers(4) == (2.0,) * 4
     assert totals.failed == 1
     assert totals.risk.n == totals.examples == 3
 
 
 def test_layers_without_tokens_are_all_layers() -> None:
     """Where nothing was generated, nothing was saved."""
-    assert _ZERO.mean_layers(6) == (6.0,) * 4
+    assert _ZERO.whole.mean_layers(6) == (6.0,) * 4
 
 
 def test_totals_over_other_grids_do_not_merge() -> None:

@@ -15,17 +15,16 @@ from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
-from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.unseen import Unseen, UnseenText, largest_unseen, merged_unseen
 from calm_beam.calibration.variants import whole_of
-from calm_beam.manifest import UnseenRecord, unseen_in_words
+from calm_beam.manifest import Objective, UnseenRecord, unseen_in_words
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_totals
 
 _LOSSES = {"textual": "dissimilarity", "risk": "signed"}
-_SPEC = Guarantee("textual", "rouge_l", delta=0.1).spec()
+_SPEC = Guarantee("textual", "rouge_l", delta=0.1).planned()
 _SEEN = ("the summer was hot", "the summer was hot", "the winter was cold")
 _BREAKS = ("\n\nA:", "\n" * 24, "\n")
 _RUSSIAN = ("В 2024 году лето было жарким", "В 2024 году лето было жарким", "В 2024 году зима была холодной")

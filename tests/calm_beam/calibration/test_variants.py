@@ -9,14 +9,14 @@ import pytest
 
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, plan_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant
+from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.outputs import Generation, OutputsError
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_output
@@ -40,7 +40,7 @@ def _plan(**changes: Any) -> Plan:
     fields = {name: changes.pop(name) for name in tuple(changes) if name in asked or name in ("p_value", "groups")}
     specs = all_specs(**{**asked, **fields})
     pareto = ParetoPlan(variants=_VARIANTS, choosing_share=0.3)
-    return Plan.of(specs, _SETTINGS, **{"model": "m", "vocabulary": None, "pareto": pareto, **changes})
+    return plan_of(specs, _SETTINGS, **{"model": "m", "vocabulary": None, "pareto": pareto, **changes})
 
 
 def _drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -66,9 +66,9 @@ def _totals(plan: Plan, seed: int) -> list[CalibrationTotals]:
 def _of_variant(
     plan: Plan, losses: np.ndarray, layers: np.ndarray, tokens: np.ndarray, *, units: Sequence[int] = range(_N)
 ) -> CalibrationTotals:
-    layout = plan.layout()
+    layout = layout_of(plan)
     generations = [_generation(str(unit), layers[unit], tokens[unit]) for unit in units]
-    groups = [plan.group_of(item.example) for item in generations]
+    groups = [group_of(plan, item.example) for item in generations]
     of_examples = CalibrationTotals.of_examples(generations, layout, groups=groups)
     return of_examples.merge(
         CalibrationTotals.of_losses(
@@ -99,10 +99,10 @@ def test_sums_come_to_what_arrays_come_to(seed: int) -> None:
     losses, layers, tokens = _drawn(seed)
     rows = pareto_rows(_totals(plan, seed), plan, num_layers=8)
     entries = choose_thresholds(rows, plan, num_layers=8)
-    for place, (spec, entry) in enumerate(zip(plan.specs, entries, strict=True)):
+    for place, (spec, entry) in enumerate(zip(plan.tests, entries, strict=True)):
         of_spec = rows[place * _PLACES : (place + 1) * _PLACES]
         expected = pareto_calibration(
-            losses[:, plan.layout().objectives.index(spec.objective)],
+            losses[:, layout_of(plan).objectives.index(spec.objective)],
             layers,
             sizes=tokens,
             keys=[str(unit) for unit in range(_N)],
@@ -139,7 +139,7 @@ def test_only_those_who_test_are_counted() -> None:
     """Risks, layers and n of the table are of the units that have not chosen."""
     plan = _plan()
     losses, layers, tokens = _drawn(0)
-    tests = np.array([plan.part_of(str(unit)) == TESTING for unit in range(_N)])
+    tests = np.array([part_of_unit(plan, str(unit)) == TESTING for unit in range(_N)])
     row = pareto_rows(_totals(plan, 0), plan, num_layers=8)[4]
     assert (row.variant, row.threshold, row.n) == (_VARIANTS[1], 0.5, tests.sum())
     assert row.risk == pytest.approx(losses[tests, 0, 4].mean())
@@ -190,16 +190,15 @@ def test_the_table_is_read_again(tmp_path: Any) -> None:
 def test_all_that_decides_is_in_the_hash() -> None:
     """Another salt, share, list or order of it is another plan; outputs of every variant are named."""
     plan = _plan()
-    record = plan.record()
     assert plan.pareto is not None
-    assert len(set(record.outputs.split(","))) == 3
+    assert len(set(plan.outputs.split(","))) == 3
     others = [
         _plan(seed=1),
         dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, choosing_share=0.5)),
         dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, variants=_VARIANTS[::-1])),
         _plan(pareto=ParetoPlan(variants=_VARIANTS[:2], choosing_share=0.3)),
     ]
-    assert len({record.digest, *(each.record().digest for each in others)}) == 5
+    assert len({plan.digest, *(each.digest for each in others)}) == 5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.specs import Spec
 from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import LaneCounts, TrialOutcome, lane_counts, summaries, trial_outcomes
@@ -16,6 +15,7 @@ from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError
+from calm_beam.manifest import PlannedTest
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.in_memory import p_values_of
@@ -47,7 +47,7 @@ def _totals() -> SplitTotals:
     return SplitTotals.of_units(keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS)
 
 
-def _outcomes(specs: tuple[Spec, ...] = _SPECS) -> list[TrialOutcome]:
+def _outcomes(specs: tuple[PlannedTest, ...] = _SPECS) -> list[TrialOutcome]:
     return trial_outcomes(
         "softmax", _totals(), specs=specs, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
     )

@@ -19,8 +19,8 @@ from calm_beam.manifest import (
     ModelRecord,
     ParetoPlan,
     PathEntry,
+    Plan,
     PlannedTest,
-    PlanRecord,
     SequentialPlan,
     SequentialRecord,
     Variant,
@@ -110,7 +110,7 @@ def build_manifest(**changes: Any) -> Manifest:
     return Manifest(**{**values, **changes})
 
 
-def build_plan_record(**changes: Any) -> PlanRecord:
+def build_plan_record(**changes: Any) -> Plan:
     """Returns the plan behind `build_planned_manifest`, with the given fields changed."""
     tests = (
         PlannedTest(
@@ -143,7 +143,7 @@ def build_plan_record(**changes: Any) -> PlanRecord:
         "model": "sha256:6d6f64656c",
         "outputs": "0123456789abcdef01234567",
     }
-    return PlanRecord(**{**values, **changes})
+    return Plan(**{**values, **changes})
 
 
 def build_signed_calibration(**changes: Any) -> Calibration:

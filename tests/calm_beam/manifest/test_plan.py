@@ -10,7 +10,7 @@ import pytest
 from calm_beam.manifest import (
     Manifest,
     ManifestError,
-    PlanRecord,
+    Plan,
     content_digest,
     manifest_text,
     parse_manifest,
@@ -70,7 +70,7 @@ def test_plan_has_a_digest_of_its_own() -> None:
     """The digest is that of the plan's canonical JSON, so that it can be compared with one noted beforehand."""
     plan = build_plan_record()
     assert plan.digest == content_digest({key: value for key, value in plan.to_dict().items() if key != "digest"})
-    assert PlanRecord.from_dict(plan.to_dict()) == plan
+    assert Plan.from_dict(plan.to_dict()) == plan
     assert build_plan_record(salt="calm-beam/1").digest != plan.digest
     content: Any = build_planned_manifest().to_dict()
     content["plan"]["salt"] = "pepper"

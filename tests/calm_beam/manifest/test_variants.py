@@ -11,7 +11,7 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
     ParetoPlan,
-    PlanRecord,
+    Plan,
     Variant,
     content_digest,
     manifest_text,
@@ -67,7 +67,7 @@ def _with_plan(**changes: Any) -> Callable[[], Manifest]:
     return lambda: build_variants_manifest(plan=_plan(**changes))
 
 
-def _plan(**changes: Any) -> PlanRecord:
+def _plan(**changes: Any) -> Plan:
     assert _MANIFEST.plan is not None
     return dataclasses.replace(_MANIFEST.plan, **changes)
 

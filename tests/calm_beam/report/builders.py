@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.layout import objectives_of
+from calm_beam.calibration.plan import layout_of, plan_of
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.scoring import score_generation
-from calm_beam.calibration.specs import Spec, objectives_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.manifest import ModelRecord, Plan, PlannedTest, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, StoredShard, write_generations
 from calm_beam.vocabularies.vocabulary import EOS_ID
@@ -72,7 +72,7 @@ def write_calibration(
     folder: pathlib.Path,
     generations: Sequence[Generation],
     *,
-    specs: Sequence[Spec] = SPECS,
+    specs: Sequence[PlannedTest] = SPECS,
     thresholds: Sequence[float] = GRID,
     calibrated: Sequence[float] | None = None,
     rule: ExitRule | None = None,
@@ -136,7 +136,7 @@ def write_calibration(
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
     FinishedSweep.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
 
-    plan = Plan.of(
+    plan = plan_of(
         specs,
         settings,
         model=fingerprint,
@@ -162,15 +162,15 @@ def write_calibration(
         _totals(kept, plan),
         choose_thresholds(rows, plan, num_layers=num_layers),
         plan=plan,
-        digest=plan.record().digest,
+        digest=plan.digest,
     )
     publish(str(folder), manifest, rows=rows, failures=failures, earlier=EarlierResult())
     return folder
 
 
 def _totals(generations: Sequence[Generation], plan: Plan) -> CalibrationTotals:
-    layout = plan.layout()
-    objectives = objectives_of(plan.specs)
+    layout = layout_of(plan)
+    objectives = objectives_of(plan.tests)
     metrics: dict[str, Any] = {objective.metric: get_metric(objective.metric) for objective in objectives}
     losses = [
         score_generation(item, objectives, metrics=metrics, num_thresholds=len(plan.thresholds)) for item in generations

@@ -6,17 +6,17 @@ import re
 
 import pytest
 
+from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, publish
-from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import entries_of, external_manifest, setting_rows
-from calm_beam.external.rows import LossRow
-from calm_beam.external.sweep import SweepLosses
+from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings_plan import all_tests, plan_of
+from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_external_manifest
 from calm_beam.report import ReportError, build_external_page
 from calm_beam.report.external import promise_html
 from calm_beam.report.parts import source_hash
-from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser
 from tests.calm_beam.report.pages import ParsedPage
@@ -24,7 +24,7 @@ from tests.calm_beam.report.pages import ParsedPage
 
 def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] = ORDER, delta: float = 0.2) -> str:
     folder.mkdir()
-    sweep = SweepLosses.of(dataclasses.replace(row, cluster=None) for row in rows)
+    sweep = LossTable.of(dataclasses.replace(row, cluster=None) for row in rows)
     groups = sorted(set(sweep.groups or ()))
     tests = all_tests(groups=groups, deltas=(delta,), epsilons=(0.04,), tails=(0.5,), joint=True)
     plan = plan_of(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)

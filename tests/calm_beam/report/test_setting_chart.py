@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from calm_beam.external.result import SettingRow
+from calm_beam.calibration.settings import SettingRow
 from calm_beam.report.setting_chart import setting_chart
 
 

@@ -7,7 +7,7 @@ _MODULES = "calm_beam.upkeep.excess, calm_beam.upkeep.monitor, " + ", ".join(
     f"calm_beam.risk.{name}"
     for name in (
         "totals",
-        "loss_table",
+        "betting_table",
         "clusters",
         "pvalues",
         "fwer",

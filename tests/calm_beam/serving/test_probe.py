@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from calm_beam.calibration.scoring import score_generation
-from calm_beam.calibration.specs import Objective
 from calm_beam.launch.cli import main
-from calm_beam.manifest import Calibration, ManifestError, write_manifest
+from calm_beam.manifest import Calibration, ManifestError, Objective, write_manifest
 from calm_beam.metrics import rouge_l
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation, Output

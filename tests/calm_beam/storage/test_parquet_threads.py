@@ -12,10 +12,14 @@ import os, pathlib, sys
 import pyarrow
 from calm_beam.evaluation.files import read_grid, write_grid
 from calm_beam.inputs.examples import Example
-from calm_beam.outputs import (
-    Generation, Output, read_generations, stored_examples, stored_failures, stored_prompts, stored_shard,
-    write_generations,
-)
+from calm_beam.outputs import Generation
+from calm_beam.outputs import Output
+from calm_beam.outputs import read_generations
+from calm_beam.outputs import stored_examples
+from calm_beam.outputs import stored_failures
+from calm_beam.outputs import stored_prompts
+from calm_beam.outputs import stored_shard
+from calm_beam.outputs import write_generations
 from calm_beam.inputs import read_examples
 from calm_beam.report.exit_counts import count_exits
 

@@ -11,7 +11,7 @@ from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.evidence import EvidenceError
-from calm_beam.upkeep.verification import FreshLosses, objective_of, promised_thresholds, verify
+from calm_beam.upkeep.verification import FreshLosses, promised_thresholds, verify
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.calm_beam.manifest.builders import (
     build_calibration,
@@ -27,12 +27,12 @@ def _entry(**changes: Any) -> Calibration:
 
 def _fresh(columns: Sequence[np.ndarray], entries: Sequence[Calibration]) -> FreshLosses:
     """Returns losses of which entry k sees column k; entries differ in their thresholds or objectives."""
-    objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
+    objectives = tuple(dict.fromkeys(entry.objective for entry in entries))
     thresholds = promised_thresholds(entries)
     table = np.zeros((len(columns[0]), len(objectives), len(thresholds)))
     for column, entry in zip(columns, entries, strict=True):
         assert entry.threshold is not None
-        table[:, objectives.index(objective_of(entry)), thresholds.index(entry.threshold)] = column
+        table[:, objectives.index(entry.objective), thresholds.index(entry.threshold)] = column
     return FreshLosses(
         objectives=objectives,
         thresholds=thresholds,
@@ -194,9 +194,9 @@ def test_no_examples_are_an_error() -> None:
 
 def test_manifests_that_do_not_say_mean_the_loss_of_the_paper() -> None:
     """Early manifests had one loss for each consistency."""
-    assert objective_of(build_calibration(consistency="risk")).loss == "relu"
-    assert objective_of(build_calibration()).loss == "dissimilarity"
-    assert objective_of(build_signed_calibration()).loss == "signed"
+    assert build_calibration(consistency="risk").objective.loss == "relu"
+    assert build_calibration().objective.loss == "dissimilarity"
+    assert build_signed_calibration().objective.loss == "signed"
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.errors import UsageError
-from calm_beam.external.direction import known_direction, settled_direction
-from calm_beam.external.runs import Run, RunScores, losses_of_runs
+from calm_beam.inputs.losses.direction import known_direction, settled_direction
+from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
 from calm_beam.risk.setting_sums import LossesError
-from tests.calm_beam.external.builders import write_helm, write_inspect, write_lighteval, write_lm_eval
+from tests.calm_beam.inputs.losses.builders import write_helm, write_inspect, write_lighteval, write_lm_eval
 
 _Writer = Callable[[pathlib.Path, bool], pathlib.Path]
 _WRITERS: dict[str, _Writer] = {

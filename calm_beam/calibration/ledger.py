@@ -46,7 +46,7 @@ class Ledger:
         assert plan.sequential is not None
         if plan.digest == self.plan.digest:
             return self
-        if _tests_digest(plan) != _tests_digest(self.plan):
+        if plan.without_rule().digest != self.plan.without_rule().digest:
             raise UsageError(
                 f"the plan was settled at the first call, and {' and '.join(_differing(plan, self.plan))} of it cannot "
                 "be changed: losses may have been seen since. Ask for what was settled, or begin anew in another "
@@ -135,17 +135,6 @@ class Ledger:
             ) from error
 
 
-def _tests_digest(plan: ExternalPlan) -> str:
-    """Returns a digest of everything but when to stop."""
-    return _without_rule(plan).digest
-
-
-def _without_rule(plan: ExternalPlan) -> ExternalPlan:
-    assert plan.sequential is not None
-    watched = dataclasses.replace(plan.sequential, stop_at_setting=None, stop_at_cost=None, stop_gain=None)
-    return dataclasses.replace(plan, sequential=watched)
-
-
 # What parts of a plan are called, by key.
 _NAMES = {
     "order": "the order of the settings",
@@ -163,7 +152,7 @@ _NAMES = {
 
 def _differing(one: ExternalPlan, other: ExternalPlan) -> list[str]:
     def flat(plan: ExternalPlan) -> dict[str, object]:
-        sequential = _without_rule(plan).sequential
+        sequential = plan.without_rule().sequential
         assert sequential is not None
         return {**plan.to_dict(), **sequential.to_dict()}
 

@@ -10,19 +10,24 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.calibration.fingerprint import fingerprint_text, merged_sums
+from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.shown import named
+from calm_beam.manifest import ExternalTest
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.clusters import means_up
 from calm_beam.risk.digest_sums import sum_of_digests
+from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
+from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
+from calm_beam.risk.statistics import Loss
 
-from .rows import LossRow
-from .shown import named
+from .fingerprint import fingerprint_text, merged_sums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SweepLosses:
+class LossTable:
     """The losses of a sweep, complete.
 
     Attributes:
@@ -134,6 +139,10 @@ class SweepLosses:
             return None
         return len({self.clusters[index] for index in self.rows_of(group)})
 
+    def ordered(self, order: Sequence[str], *, salt: str) -> "OrderedLosses":
+        """Returns the losses with their settings in testing order; arguments as in `OrderedLosses`."""
+        return OrderedLosses(table=self, order=order, salt=salt)
+
     def units(
         self, *, order: Sequence[str], group: str | None = None, tail: float | None = None
     ) -> tuple[list[str], np.ndarray]:
@@ -157,6 +166,36 @@ class SweepLosses:
         sums = np.zeros((len(names), len(order)), np.int64)
         np.add.at(sums, places, fixed)
         return list(names), means_up(sums, np.bincount(places)[:, None])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OrderedLosses:
+    """The losses of a table with its settings in testing order, of which guarantees are tested.
+
+    Attributes:
+      table: The losses.
+      order: Its settings, in testing order.
+      salt: Decides the betting order of the units.
+    """
+
+    table: LossTable
+    order: Sequence[str]
+    salt: str
+
+    def evidence(self, asked: ExternalTest, /) -> Evidence:
+        """Returns what the losses say about one guarantee, in its group or in all examples.
+
+        Raises:
+          EvidenceError: If every single loss is needed, and they are too many.
+        """
+        names, fixed = self.table.units(order=self.order, group=asked.group, tail=asked.tail)
+        method = P_VALUES[asked.p_value]
+        statistics = dict.fromkeys((Loss(), *method.statistics(asked.delta)))
+        return Evidence(
+            n=len(fixed),
+            sums={statistic: statistic.values(fixed).sum(axis=0) for statistic in statistics},
+            table=BettingTable.of(names, fixed, salt=self.salt).in_order() if method.needs_table else None,
+        )
 
 
 class _Column:

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from calm_beam.launch.cli import main
-from tests.calm_beam.external.builders import (
+from tests.calm_beam.inputs.losses.builders import (
     pack_in_zstandard,
     write_helm,
     write_inspect,

@@ -12,13 +12,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from calm_beam.calibration.fingerprint import fingerprint_text
+from calm_beam.inputs.losses.rows import check_there, name_of
+from calm_beam.inputs.losses.shown import named
+from calm_beam.risk.betting_table import betting_order
 from calm_beam.risk.digest_sums import sum_of_digests
-from calm_beam.risk.loss_table import betting_order
 from calm_beam.risk.setting_sums import LossesError
 
-from .rows import check_there, name_of
-from .shown import named
+from .fingerprint import fingerprint_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

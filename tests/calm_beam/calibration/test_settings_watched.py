@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calm_beam.calibration.declared import DeclaredExample, DeclaredExamples
+from calm_beam.calibration.evaluated import EvaluatedLosses
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import Plan
-from calm_beam.calibration.sequential import watched
+from calm_beam.calibration.ledger import Ledger
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.calibration.plan import layout_of
+from calm_beam.calibration.sequential import WatchedSettings, watched, watched_settings
+from calm_beam.calibration.settings import external_manifest, setting_rows
+from calm_beam.calibration.settings_plan import all_tests, plan_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.errors import UsageError
-from calm_beam.external.declared import DeclaredExample, DeclaredExamples
-from calm_beam.external.evaluated import EvaluatedLosses
-from calm_beam.external.ledger import Ledger
-from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import external_manifest, setting_rows
-from calm_beam.external.rows import LossRow
-from calm_beam.external.sequential import WatchedSettings, watched_settings
-from calm_beam.external.sweep import SweepLosses
+from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import (
     ExternalManifest,
     ExternalPlan,
     ExternalSequentialPlan,
     ExternalSequentialRecord,
+    Plan,
     SequentialPlan,
 )
 from calm_beam.risk.fixed_point import to_signed_fixed_point
@@ -35,7 +35,7 @@ from calm_beam.risk.losses import tail_loss
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
 from tests.calm_beam.calibration.builders import build_plan
-from tests.calm_beam.external.builders import ORDER, coin_rows, declared_examples
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, declared_examples
 
 _ROUND = 40
 
@@ -73,7 +73,7 @@ def _manifest(
     found = watched_settings(evaluated, plan, of_rounds=declared.rounds)
     assert found.ended_by is not None
     manifest = external_manifest(
-        SweepLosses.joined(evaluated.rounds[: found.rounds]),
+        LossTable.joined(evaluated.rounds[: found.rounds]),
         plan,
         entries=found.calibrations,
         costs=evaluated.costs[found.rounds - 1],
@@ -154,18 +154,18 @@ def _shuffled(rows: Sequence[LossRow], generator: np.random.Generator) -> list[L
 
 def _totals(losses: Sequence[np.ndarray], plan: Plan) -> CalibrationTotals:
     table = np.stack(losses)[:, None]
-    objectives = plan.layout().objectives
+    objectives = layout_of(plan).objectives
     of_objectives = [table if each.tail is None else tail_loss(table, above=each.tail) for each in objectives]
     fixed = to_signed_fixed_point(np.concatenate(of_objectives, axis=1))
     totals = CalibrationTotals.of_losses(
-        [str(index) for index in range(len(fixed))], fixed, layout=plan.layout(), salt=""
+        [str(index) for index in range(len(fixed))], fixed, layout=layout_of(plan), salt=""
     )
-    return dataclasses.replace(
-        totals,
-        by_shard=((0, len(fixed)),),
-        layer_sums=(40, *(40 - 5 * place for place in range(plan.layout().thresholds))),
-        token_counts=(10,) * (plan.layout().thresholds + 1),
+    whole = dataclasses.replace(
+        totals.whole,
+        layer_sums=(40, *(40 - 5 * place for place in range(layout_of(plan).thresholds))),
+        token_counts=(10,) * (layout_of(plan).thresholds + 1),
     )
+    return dataclasses.replace(totals, by_shard=((0, len(fixed)),), whole=whole)
 
 
 def test_one_round_is_an_ordinary_certification() -> None:
@@ -174,7 +174,7 @@ def test_one_round_is_an_ordinary_certification() -> None:
     declared = _plain(30)
     plan = _plan(declared)
     assert _watched(rows, declared, plan).rows == setting_rows(
-        SweepLosses.of(_bare(rows)), plan, costs={"8bit": 8.0, "6bit": 6.0, "4bit": 4.0, "3bit": 3.0}
+        LossTable.of(_bare(rows)), plan, costs={"8bit": 8.0, "6bit": 6.0, "4bit": 4.0, "3bit": 3.0}
     )
 
 

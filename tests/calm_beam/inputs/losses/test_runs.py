@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from calm_beam.external.frameworks import format_of
-from calm_beam.external.frameworks.example import digest_of_asked
-from calm_beam.external.rows import LossRow
-from calm_beam.external.runs import Run, RunScores, losses_of_runs
-from calm_beam.external.shown import named
-from calm_beam.external.sweep import SweepLosses
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.inputs.losses.frameworks import format_of
+from calm_beam.inputs.losses.frameworks.example import digest_of_asked
+from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
+from calm_beam.inputs.losses.shown import named
 from calm_beam.risk.setting_sums import LossesError
-from tests.calm_beam.external.builders import (
+from tests.calm_beam.inputs.losses.builders import (
     pack_in_zstandard,
     write_helm,
     write_inspect,
@@ -306,7 +306,7 @@ def test_clusters_of_logs(write: Callable[[pathlib.Path], pathlib.Path], key: st
     assert sorted(scores.clusters.values()) == ["p0", "p0", "p1"]
     rows = list(losses_of_runs(scores, [(run, scores)], loss="signed", direction="higher"))
     assert sorted(row.cluster or "" for row in rows) == ["p0", "p0", "p1"]
-    assert SweepLosses.of(rows).clusters_of(None) == 2
+    assert LossTable.of(rows).clusters_of(None) == 2
     elsewhere = dataclasses.replace(scores, clusters=dict.fromkeys(scores.clusters, "p0"))
     with pytest.raises(LossesError, match=r"has 1 id \('(id)?2'\) in other clusters than the baseline does"):
         list(losses_of_runs(elsewhere, [(run, scores)], loss="signed", direction="higher"))

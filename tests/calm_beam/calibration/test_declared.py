@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from calm_beam.external.declared import DeclaredExample, DeclaredExamples, IdReading
-from calm_beam.external.tables import read_rows, table_files
-from calm_beam.risk.loss_table import LossTable
+from calm_beam.calibration.declared import DeclaredExample, DeclaredExamples, IdReading
+from calm_beam.inputs.losses.tables import read_rows, table_files
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.setting_sums import LossesError
-from tests.calm_beam.external.builders import declared_examples
+from tests.calm_beam.inputs.losses.builders import declared_examples
 
 
 def _declared(examples: list[DeclaredExample], *, salt: str = "salt", round_examples: int = 10) -> DeclaredExamples:
@@ -19,10 +19,10 @@ def _declared(examples: list[DeclaredExample], *, salt: str = "salt", round_exam
 
 
 def test_the_order_is_that_of_bets() -> None:
-    """Examples come in the order in which `LossTable` has them, whatever the order in which they were declared."""
+    """Examples come in the order in which `BettingTable` has them, whatever the order in which they were declared."""
     examples = [DeclaredExample(f"e{index}") for index in range(95)]
     found = _declared(examples)
-    table = LossTable.of([each.id for each in examples], np.arange(95)[:, None], salt="salt")
+    table = BettingTable.of([each.id for each in examples], np.arange(95)[:, None], salt="salt")
     assert found.ids == tuple(examples[index].id for index in table.in_order()[:, 0].tolist())
     assert found.ends == (*range(10, 100, 10), 95)
     assert found.round(9) == slice(90, 95)

@@ -2,10 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Self
 
-import numpy as np
-
-from calm_beam.calibration.fingerprint import fingerprint_text
 from calm_beam.manifest import (
     EarlierPlan,
     ExternalCalibration,
@@ -20,19 +18,16 @@ from calm_beam.manifest import (
     external_guarantee,
     time_of_now,
 )
-from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.loss_table import LossTable
-from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import Loss
+from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
 
+from .fingerprint import fingerprint_text
 from .id_sample import id_sample
-from .sweep import SweepLosses
+from .loss_table import LossTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SettingRow:
+class SettingRow(TestedSetting):
     """One line of the risk table: one setting under one test.
 
     Attributes:
@@ -42,12 +37,6 @@ class SettingRow:
       delta: Risk tolerance.
       epsilon: Allowed probability of error.
       setting: The setting.
-      n: Number of independent units: examples, or clusters of them.
-      loss_sum: Exact sum of losses in units of 2^-32.
-      risk: Mean loss.
-      p_value: Of "the risk exceeds delta".
-      tested: Whether the procedure looked at this setting.
-      rejected: Whether it was found safe.
       cost: What the setting costs; None where nobody told.
     """
 
@@ -57,13 +46,12 @@ class SettingRow:
     delta: float
     epsilon: float
     setting: str
-    n: int
-    loss_sum: int
-    risk: float
-    p_value: float
-    tested: bool
-    rejected: bool
     cost: float | None
+
+    @classmethod
+    def columns(cls, rows: Sequence[Self]) -> tuple[str, ...]:
+        """Returns the columns of a table in their order."""
+        return ("group", "loss", "tail", "delta", "epsilon", "setting", *TESTED_COLUMNS, "cost")
 
     def step(self) -> ExternalStep:
         """Returns what a manifest says of the test of this setting."""
@@ -77,28 +65,8 @@ class SettingRow:
         )
 
 
-def evidence_of(names: Sequence[str], fixed: np.ndarray, *, p_value: str, delta: float, salt: str) -> Evidence:
-    """Returns what a p-value is computed from, as a calibration gathers it.
-
-    Args:
-      names: Of the independent units.
-      fixed: Their losses, shape (units, settings), int64 in units of 2^-32.
-      p_value: A key of `P_VALUES`.
-      delta: Risk tolerance.
-      salt: Decides the betting order.
-
-    Raises:
-      EvidenceError: If every single loss is needed, and they are too many.
-    """
-    method = P_VALUES[p_value]
-    statistics = dict.fromkeys((Loss(), *method.statistics(delta)))
-    table = LossTable.of(names, fixed, salt=salt).in_order() if method.needs_table else None
-    sums = {statistic: statistic.values(fixed).sum(axis=0) for statistic in statistics}
-    return Evidence(n=len(fixed), sums=sums, table=table)
-
-
 def setting_rows(
-    sweep: SweepLosses, plan: ExternalPlan, *, costs: Mapping[str, float]
+    sweep: LossTable, plan: ExternalPlan, *, costs: Mapping[str, float]
 ) -> tuple[tuple[SettingRow, ...], ...]:
     """Returns for every test the risk of every setting, and what the test says of it.
 
@@ -112,59 +80,41 @@ def setting_rows(
 
     Source: Angelopoulos et al. (2021), "Learn then Test"; CALM Algorithm 1 for thresholds.
     """
-    return tuple(_rows(sweep, test, plan=plan, costs=costs) for test in plan.tests)
+    tests = grid_tests([sweep.ordered(plan.order, salt=plan.salt)], plan.tests)
+    return tuple(
+        rows_of(test, found.after(1), order=plan.order, costs=costs)
+        for test, found in zip(plan.tests, tests, strict=True)
+    )
 
 
-def _rows(
-    sweep: SweepLosses, test: ExternalTest, *, plan: ExternalPlan, costs: Mapping[str, float]
+def rows_of(
+    test: ExternalTest, tested: Sequence[TestedSetting], *, order: Sequence[str], costs: Mapping[str, float]
 ) -> tuple[SettingRow, ...]:
-    names, fixed = sweep.units(order=plan.order, group=test.group, tail=test.tail)
-    evidence = evidence_of(names, fixed, p_value=test.p_value, delta=test.delta, salt=plan.salt)
-    p_values = P_VALUES[test.p_value].p_values(evidence, test.delta)
-    return tested_rows(test, evidence, p_values=p_values, order=plan.order, costs=costs)
-
-
-def tested_rows(
-    test: ExternalTest,
-    evidence: Evidence,
-    *,
-    p_values: np.ndarray,
-    order: Sequence[str],
-    costs: Mapping[str, float],
-) -> tuple[SettingRow, ...]:
-    """Returns what a test says of every setting, given p-values that were computed before.
+    """Returns the lines of the risk table about one test.
 
     Args:
       test: The test.
-      evidence: What was summed; `Loss` is among it.
-      p_values: shape (settings,).
+      tested: What it says of every setting.
       order: The settings in testing order.
       costs: By setting; of those whose cost is known.
     """
-    risks = loss_sum_upper(evidence.sums[Loss()]) / max(1, evidence.n)
-    found = PROCEDURES[test.procedure](p_values, epsilon=test.epsilon)
     return tuple(
         SettingRow(
+            **vars(found),
             group=test.group or "",
             loss=test.loss,
             tail=test.tail,
             delta=test.delta,
             epsilon=test.epsilon,
             setting=setting,
-            n=evidence.n,
-            loss_sum=int(evidence.sums[Loss()][index]),
-            risk=float(risks[index]),
-            p_value=float(p_values[index]),
-            tested=bool(found.tested[index]),
-            rejected=bool(found.rejected[index]),
             cost=costs.get(setting),
         )
-        for index, setting in enumerate(order)
+        for setting, found in zip(order, tested, strict=True)
     )
 
 
 def external_manifest(
-    sweep: SweepLosses,
+    sweep: LossTable,
     plan: ExternalPlan,
     *,
     entries: Sequence[ExternalCalibration],
@@ -180,7 +130,7 @@ def external_manifest(
     Args:
       sweep: All losses that were counted.
       plan: What was asked for.
-      entries: What was proved: from `entries_of`, or `calm_beam.external.sequential`.
+      entries: What was proved: from `entries_of`, or `calm_beam.calibration.sequential`.
       costs: By setting; of those whose cost is known.
       patterns: Where the losses came from.
       software: Versions of what computed this.
@@ -220,7 +170,7 @@ def external_manifest(
     )
 
 
-def _with_example_risk(entry: ExternalCalibration, sweep: SweepLosses) -> ExternalCalibration:
+def _with_example_risk(entry: ExternalCalibration, sweep: LossTable) -> ExternalCalibration:
     """Returns an entry with the mean loss over examples beside that over clusters, where those are the units."""
     if sweep.clusters is None or entry.setting is None:
         return entry

@@ -5,17 +5,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from calm_beam.calibration.fingerprint import fingerprint_text
+from calm_beam.calibration.id_sample import come_again
+from calm_beam.calibration.loss_table import LossTable
 from calm_beam.errors import UsageError
+from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.loss_table import LossTable
 from calm_beam.text.counted import counted
 from calm_beam.upkeep.anytime import AnytimeEvidence
 from calm_beam.upkeep.verification import Verdict, judged
-
-from .id_sample import come_again
-from .shown import named
-from .sweep import SweepLosses
 
 
 def promised(manifest: ExternalManifest) -> tuple[ExternalCalibration, ...]:
@@ -23,7 +22,7 @@ def promised(manifest: ExternalManifest) -> tuple[ExternalCalibration, ...]:
     return tuple(entry for entry in manifest.calibrations if entry.setting is not None)
 
 
-def check_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> None:
+def check_fresh(sweep: LossTable, manifest: ExternalManifest) -> None:
     """Refuses losses that cannot test a manifest.
 
     Raises:
@@ -50,7 +49,7 @@ def check_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> None:
         )
 
 
-def why_not_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> str | None:
+def why_not_fresh(sweep: LossTable, manifest: ExternalManifest) -> str | None:
     """Returns a caution if examples that were certified seem to be among fresh ones; None otherwise.
 
     Ids say it, and ids that merely number the rows of a file are the same in every file: so this is no error.
@@ -66,7 +65,7 @@ def why_not_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> str | None:
 
 
 def verify_settings(
-    sweep: SweepLosses, manifest: ExternalManifest, *, alpha: float
+    sweep: LossTable, manifest: ExternalManifest, *, alpha: float
 ) -> tuple[Verdict[ExternalCalibration], ...]:
     """Returns a verdict on each entry that promises something.
 
@@ -89,7 +88,7 @@ def verify_settings(
     )
 
 
-def unit_names(sweep: SweepLosses) -> tuple[frozenset[str], str]:
+def unit_names(sweep: LossTable) -> tuple[frozenset[str], str]:
     """Returns the names of the independent units of a sweep, and what one is called: an example, or a cluster."""
     if sweep.clusters is None:
         return frozenset(sweep.ids), "example"
@@ -97,7 +96,7 @@ def unit_names(sweep: SweepLosses) -> tuple[frozenset[str], str]:
 
 
 def with_settings(
-    evidence: AnytimeEvidence, names: Iterable[str], *, sweep: SweepLosses, manifest: ExternalManifest
+    evidence: AnytimeEvidence, names: Iterable[str], *, sweep: LossTable, manifest: ExternalManifest
 ) -> AnytimeEvidence:
     """Returns the evidence of earlier runs after one more.
 
@@ -116,15 +115,15 @@ def with_settings(
     )
 
 
-def _losses(sweep: SweepLosses, manifest: ExternalManifest) -> list[tuple[np.ndarray, np.ndarray]]:
+def _losses(sweep: LossTable, manifest: ExternalManifest) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the losses of every promise. Nobody says which outputs failed: no loss is more lenient than another."""
     in_order = [_in_order(sweep, entry, salt=manifest.plan.salt) for entry in promised(manifest)]
     return [(of_entry, of_entry) for of_entry in in_order]
 
 
-def _in_order(sweep: SweepLosses, entry: ExternalCalibration, *, salt: str) -> np.ndarray:
+def _in_order(sweep: LossTable, entry: ExternalCalibration, *, salt: str) -> np.ndarray:
     """Returns the losses that an entry is about in betting order, shape (units,)."""
     assert entry.setting is not None
     order: Sequence[str] = (entry.setting,)
     names, fixed = sweep.units(order=order, group=entry.group, tail=entry.tail)
-    return np.asarray(LossTable.of(names, fixed, salt=salt).in_order()[:, 0] / LOSS_SCALE)
+    return np.asarray(BettingTable.of(names, fixed, salt=salt).in_order()[:, 0] / LOSS_SCALE)

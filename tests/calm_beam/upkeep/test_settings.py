@@ -5,19 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings_plan import all_tests, plan_of
 from calm_beam.errors import UsageError
-from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import entries_of, external_manifest, setting_rows
-from calm_beam.external.rows import LossRow
-from calm_beam.external.sweep import SweepLosses
-from calm_beam.external.verification import check_fresh, promised, verify_settings
+from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import ExternalManifest
 from calm_beam.risk.in_memory import p_values_of
-from tests.calm_beam.external.builders import ORDER, coin_rows
+from calm_beam.upkeep.settings import check_fresh, promised, verify_settings
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 
 def _certified(rows: list[LossRow]) -> ExternalManifest:
-    sweep = SweepLosses.of(rows)
+    sweep = LossTable.of(rows)
     tests = all_tests(groups=("a", "b", "c"), deltas=(0.2,), epsilons=(0.05,), clustered=True)
     plan = plan_of(tests, ORDER, group_key="group", cluster_key="cluster")
     return external_manifest(
@@ -33,19 +33,19 @@ def _certified(rows: list[LossRow]) -> ExternalManifest:
 def test_kept_and_broken_promises() -> None:
     """Losses of the same kind prove again what was promised; much larger ones break it."""
     manifest = _certified(coin_rows(600))
-    fresh = SweepLosses.of(coin_rows(600, seed=1))
+    fresh = LossTable.of(coin_rows(600, seed=1))
     check_fresh(fresh, manifest)
     verdicts = verify_settings(fresh, manifest, alpha=0.05)
     assert [verdict.entry.setting for verdict in verdicts] == ["4bit"] * 4
     assert all(verdict.is_proved_again and not verdict.is_broken for verdict in verdicts)
-    worse = SweepLosses.of(coin_rows(600, seed=1, wrong=(0.0, 0.0, 0.5, 0.0)))
+    worse = LossTable.of(coin_rows(600, seed=1, wrong=(0.0, 0.0, 0.5, 0.0)))
     assert all(verdict.is_broken for verdict in verify_settings(worse, manifest, alpha=0.05))
 
 
 def test_fresh_p_values_are_those_of_the_losses() -> None:
     """The p-value of an entry is that of the cluster means of its setting and group."""
     manifest = _certified(coin_rows(600))
-    fresh = SweepLosses.of(coin_rows(300, seed=1))
+    fresh = LossTable.of(coin_rows(300, seed=1))
     verdict = verify_settings(fresh, manifest, alpha=0.05)[1]
     assert verdict.entry.group == "a"
     losses = fresh.units(order=["4bit"], group="a")[1][:, 0] / 2**32
@@ -68,4 +68,4 @@ def test_losses_that_cannot_test() -> None:
     ]
     for losses, message in cases:
         with pytest.raises(UsageError, match=message):
-            check_fresh(SweepLosses.of(losses), manifest)
+            check_fresh(LossTable.of(losses), manifest)

@@ -10,14 +10,13 @@ import pytest
 
 from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
-from calm_beam.calibration.specs import Spec
-from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import SettingRow, entries_of, external_manifest, setting_rows
-from calm_beam.external.rows import LossRow
-from calm_beam.external.sweep import SweepLosses
-from calm_beam.manifest import ExternalManifest, ExternalPlan, read_manifest
+from calm_beam.calibration.settings import SettingRow, entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings_plan import all_tests, plan_of
+from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.manifest import ExternalManifest, ExternalPlan, PlannedTest, read_manifest
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import EvidenceError
@@ -25,13 +24,13 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.losses import losses_of_scores
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossSums, RiskTest, control_risk
-from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.builders import GRID, random_generations, write_calibration
 
 _SETTINGS = tuple(map(repr, GRID))
 
 
-def _manifest(sweep: SweepLosses, plan: ExternalPlan) -> ExternalManifest:
+def _manifest(sweep: LossTable, plan: ExternalPlan) -> ExternalManifest:
     rows = setting_rows(sweep, plan, costs=sweep.costs)
     return external_manifest(
         sweep, plan, entries=entries_of(plan, rows), costs=sweep.costs, patterns=["a.csv"], software={"calm-beam": "0"}
@@ -70,12 +69,12 @@ def _same(found: Sequence[SettingRow], expected: Sequence[RiskRow]) -> None:
 def test_entries_are_those_of_a_calibration(tmp_path: pathlib.Path, consistency: str, p_value: str) -> None:
     """Of the losses of stored generations, n, sums, risks, p-values and decisions equal `calibrate`'s, bit for bit."""
     generations = random_generations(150)
-    specs: tuple[Spec, ...] = all_specs(
+    specs: tuple[PlannedTest, ...] = all_specs(
         consistencies=(consistency,), metrics=("token_f1",), deltas=(0.2, 0.3), epsilons=(0.1,), p_value=p_value
     )
     folder = write_calibration(tmp_path / "out", generations, specs=specs)
     expected = read_risk_table(folder / RISK_TABLE, RiskRow)
-    sweep = SweepLosses.of(reversed(_losses(generations, consistency)))
+    sweep = LossTable.of(reversed(_losses(generations, consistency)))
     loss = "signed" if consistency == "risk" else "given"
     plan = plan_of(all_tests(groups=(), deltas=(0.2, 0.3), epsilons=(0.1,), loss=loss, p_value=p_value), _SETTINGS)
     rows = setting_rows(sweep, plan, costs={})
@@ -96,7 +95,7 @@ def test_tails_are_those_of_a_calibration(tmp_path: pathlib.Path) -> None:
     )
     folder = write_calibration(tmp_path / "out", generations, specs=specs)
     tests = all_tests(groups=(), deltas=(0.2,), epsilons=(0.1,), tails=(0.0, 0.25))
-    rows = setting_rows(SweepLosses.of(_losses(generations, "textual")), plan_of(tests, _SETTINGS), costs={})
+    rows = setting_rows(LossTable.of(_losses(generations, "textual")), plan_of(tests, _SETTINGS), costs={})
     _same([row for of_test in rows for row in of_test], read_risk_table(folder / RISK_TABLE, RiskRow))
 
 
@@ -110,14 +109,14 @@ def test_results_are_those_of_the_sums(procedure: str) -> None:
         sums.add(row.id, row.setting, loss=row.loss)
     expected = control_risk(sums, [test], order=ORDER)
     tests = all_tests(groups=(), deltas=(0.1,), epsilons=(0.05,), procedure=procedure)
-    (found,) = setting_rows(SweepLosses.of(rows), plan_of(tests, ORDER), costs={})
+    (found,) = setting_rows(LossTable.of(rows), plan_of(tests, ORDER), costs={})
     assert [(row.n, row.risk, row.p_value, row.tested, row.rejected) for row in found] == [
         (row.n, row.risk, row.p_value, row.tested, row.accepted) for row in expected
     ]
 
 
-def _grouped(**changes: Any) -> tuple[SweepLosses, ExternalPlan]:
-    sweep = SweepLosses.of(coin_rows(600))
+def _grouped(**changes: Any) -> tuple[LossTable, ExternalPlan]:
+    sweep = LossTable.of(coin_rows(600))
     tests = all_tests(
         groups=("a", "b", "c"), deltas=(0.1, 0.2), epsilons=(0.05,), joint=True, clustered=True, **changes
     )
@@ -130,7 +129,7 @@ def test_groups_and_clusters() -> None:
     manifest = _manifest(sweep, plan)
     assert [(group.name, group.examples) for group in manifest.data.groups] == [("a", 200), ("b", 200), ("c", 200)]
     assert (manifest.data.examples, manifest.data.clusters) == (600, 150)
-    only = SweepLosses.of(row for row in coin_rows(600) if row.group == "b")
+    only = LossTable.of(row for row in coin_rows(600) if row.group == "b")
     alone = plan_of([dataclasses.replace(test, group=None) for test in plan.tests if test.group == "b"], ORDER)
     expected = setting_rows(only, alone, costs=only.costs)
     found = [rows for rows in setting_rows(sweep, plan, costs=sweep.costs) if rows[0].group == "b"]
@@ -153,7 +152,7 @@ def test_the_manifest_says_what_was_found() -> None:
 
 def test_fractions_and_the_binomial_test() -> None:
     """Losses between 0 and 1 end a binomial test, as in a calibration."""
-    sweep = SweepLosses.of([LossRow("a", "x", 0.5)])
+    sweep = LossTable.of([LossRow("a", "x", 0.5)])
     tests = all_tests(groups=(), deltas=(0.1,), epsilons=(0.05,), p_value="exact_binomial")
     with pytest.raises(EvidenceError, match="exact_binomial is for losses of 0 and 1 only"):
         setting_rows(sweep, plan_of(tests, ["x"]), costs={})

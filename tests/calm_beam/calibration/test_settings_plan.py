@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.calibration.settings_plan import all_tests, plan_of, settled_order
 from calm_beam.errors import UsageError
-from calm_beam.external.plan import all_tests, plan_of, settled_order
-from calm_beam.external.sweep import SweepLosses
-from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 
 def test_every_combination_is_a_test() -> None:
@@ -48,7 +48,7 @@ def test_what_cannot_be_asked(changes: dict[str, Any], message: str) -> None:
 
 def test_orders() -> None:
     """The order is the one given, or by costs, the dearest or the cheapest first."""
-    sweep = SweepLosses.of(coin_rows(4))
+    sweep = LossTable.of(coin_rows(4))
     assert settled_order(sweep, order=ORDER[::-1], order_by=None, costs={}) == ORDER[::-1]
     assert settled_order(sweep, order=None, order_by="cost", costs={}) == ORDER
     assert settled_order(sweep, order=None, order_by="cost_ascending", costs={}) == ORDER[::-1]
@@ -67,7 +67,7 @@ def test_orders() -> None:
 def test_orders_of_other_settings(order: tuple[str, ...], message: str) -> None:
     """An order that does not name every setting once is refused."""
     with pytest.raises(UsageError, match=message):
-        settled_order(SweepLosses.of(coin_rows(4)), order=order, order_by=None, costs={})
+        settled_order(LossTable.of(coin_rows(4)), order=order, order_by=None, costs={})
 
 
 def test_costs_that_depend_on_the_data() -> None:
@@ -83,7 +83,7 @@ def test_costs_that_depend_on_the_data() -> None:
     ]
     for changed, message in cases:
         with pytest.raises(UsageError, match=message):
-            settled_order(SweepLosses.of(changed), order=None, order_by="cost", costs={})
+            settled_order(LossTable.of(changed), order=None, order_by="cost", costs={})
 
 
 def test_the_plan_names_all_that_decides() -> None:

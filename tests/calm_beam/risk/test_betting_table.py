@@ -8,16 +8,16 @@ import re
 import numpy as np
 import pytest
 
-from calm_beam.risk import loss_table
+from calm_beam.risk import betting_table
+from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.evidence import EvidenceError
-from calm_beam.risk.loss_table import LossTable
 
 _LOSSES = np.arange(20 * 2 * 3).reshape(20, 2, 3)
 _KEYS = [f"example-{index}" for index in range(20)]
 
 
-def _table(places: list[int], *, salt: str = "salt") -> LossTable:
-    return LossTable.of([_KEYS[place] for place in places], _LOSSES[places], salt=salt)
+def _table(places: list[int], *, salt: str = "salt") -> BettingTable:
+    return BettingTable.of([_KEYS[place] for place in places], _LOSSES[places], salt=salt)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -28,7 +28,7 @@ def test_order_is_that_of_salted_hashes(seed: int) -> None:
     cuts = sorted(rng.sample(range(1, 20), 3))
     tables = [_table(places[start:end]) for start, end in zip([0, *cuts], [*cuts, 20], strict=True)]
     rng.shuffle(tables)
-    merged = LossTable()
+    merged = BettingTable()
     for table in tables:
         merged = merged.merge(table)
     order = sorted(range(20), key=lambda place: hashlib.sha256(f"salt\n{_KEYS[place]}".encode()).hexdigest())
@@ -39,9 +39,9 @@ def test_order_is_that_of_salted_hashes(seed: int) -> None:
 
 def test_many_small_tables_make_few_chunks() -> None:
     """Merging one by one neither piles up chunks nor loses a loss."""
-    merged = LossTable()
+    merged = BettingTable()
     for index in range(300):
-        merged = merged.merge(LossTable.of([f"{index}"], np.full((1, 1, 1), index), salt="salt"))
+        merged = merged.merge(BettingTable.of([f"{index}"], np.full((1, 1, 1), index), salt="salt"))
     assert len(merged.chunks) < 10
     assert sorted(merged.in_order().reshape(-1).tolist()) == list(range(300))
 
@@ -59,15 +59,15 @@ def test_equality_is_by_content() -> None:
     assert table == _table([1, 0])
     assert table != _table([0, 2])
     assert table != _table([0])
-    assert table != LossTable()
-    assert LossTable() == LossTable()
+    assert table != BettingTable()
+    assert BettingTable() == BettingTable()
     assert table != 3
     assert pickle.loads(pickle.dumps(table)) == table
 
 
 def test_more_than_fits_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many losses end the run with their size, the limit and the way out, before they fill the memory."""
-    monkeypatch.setattr(loss_table, "MOST_BYTES", 10 * 2 * 3 * 8)
+    monkeypatch.setattr(betting_table, "MOST_BYTES", 10 * 2 * 3 * 8)
     half = _table(list(range(10)))
     message = (
         "the losses of 20 examples take 0.0 GiB, and p-value wsr keeps up to 4.47035e-07 GiB of them in memory. Take "

@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from calm_beam.calibration.specs import default_p_value
 from calm_beam.errors import UsageError
+from calm_beam.inputs.losses.shown import named
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.manifest import ExternalPlan, ExternalSequentialPlan, ExternalTest
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
-from .shown import named
-from .sweep import SweepLosses
+from .guarantee import default_p_value
+from .loss_table import LossTable
 
 ORDERS = ("cost", "cost_ascending")
 LONGEST_NAME = 1000
@@ -104,7 +104,7 @@ def _check(test: ExternalTest, *, clustered: bool) -> None:
 
 
 def settled_order(
-    sweep: SweepLosses, *, order: Sequence[str] | None, order_by: str | None, costs: dict[str, float]
+    sweep: LossTable, *, order: Sequence[str] | None, order_by: str | None, costs: dict[str, float]
 ) -> tuple[str, ...]:
     """Returns the settings in testing order, which no loss decides.
 

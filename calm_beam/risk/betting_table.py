@@ -19,7 +19,7 @@ MOST_BYTES = _GIB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class LossTable:
+class BettingTable:
     """Losses of units (examples, or clusters of them) with the keys by which they are sorted.
 
     Merging is associative and commutative in `in_order`, and equality compares that.
@@ -72,7 +72,7 @@ class LossTable:
         return np.asarray(losses[_sorted(keys)])
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, LossTable):
+        if not isinstance(other, BettingTable):
             return NotImplemented
         if not (self.chunks and other.chunks):
             return not (self.chunks or other.chunks)
@@ -83,10 +83,10 @@ class LossTable:
 
 
 def betting_order(keys: Sequence[str], *, salt: str) -> np.ndarray:
-    """Returns the indices of units in the order in which `LossTable` has their losses; shape (units,), int64.
+    """Returns the indices of units in the order in which `BettingTable` has their losses; shape (units,), int64.
 
     Args:
-      keys: As in `LossTable.of`.
+      keys: As in `BettingTable.of`.
       salt: As there.
     """
     return _sorted(_sort_keys(keys, salt=salt))

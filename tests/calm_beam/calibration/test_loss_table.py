@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from calm_beam.external.rows import LossRow
-from calm_beam.external.sweep import SweepLosses
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.setting_sums import LossesError
-from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 
 @hypothesis.given(strategies.integers(0, 2**32))
@@ -21,7 +21,7 @@ def test_order_of_rows_does_not_matter(seed: int) -> None:
     """Whatever order rows come in, units, costs and fingerprints are the same."""
     rows = coin_rows(13)
     shuffled = random.Random(seed).sample(rows, len(rows))
-    one, other = SweepLosses.of(rows), SweepLosses.of(shuffled)
+    one, other = LossTable.of(rows), LossTable.of(shuffled)
     assert (one.costs, one.fingerprint(), one.fingerprints) == (other.costs, other.fingerprint(), other.fingerprints)
     for group in (None, "b"):
         names, fixed = one.units(order=ORDER, group=group)
@@ -33,37 +33,37 @@ def test_order_of_rows_does_not_matter(seed: int) -> None:
 def test_units_are_examples_or_clusters() -> None:
     """Without clusters units are examples in the order asked for; with them, exact means that are rounded up."""
     rows = [dataclasses.replace(row, loss=row.loss / 3) for row in coin_rows(30)]
-    plain = SweepLosses.of(dataclasses.replace(row, cluster=None) for row in rows)
+    plain = LossTable.of(dataclasses.replace(row, cluster=None) for row in rows)
     names, fixed = plain.units(order=("3bit", "8bit"))
     by_key = {(row.id, row.setting): row.loss for row in rows}
     assert sorted(names) == sorted({row.id for row in rows})
     expected = [[by_key[name, "3bit"], by_key[name, "8bit"]] for name in names]
     assert np.array_equal(fixed, to_signed_fixed_point(expected))
 
-    clusters, means = SweepLosses.of(rows).units(order=ORDER, group="b")
+    clusters, means = LossTable.of(rows).units(order=ORDER, group="b")
     for name, mean in zip(clusters, means, strict=True):
         ids = sorted({row.id for row in rows if row.cluster == name and row.group == "b"})
         of_cluster = to_signed_fixed_point([[by_key[each, setting] for setting in ORDER] for each in ids])
         assert np.array_equal(mean, ClusterLosses(size=len(ids), sums=of_cluster.sum(axis=0)).mean())
-    assert SweepLosses.of(rows).clusters_of("b") == len(clusters)
+    assert LossTable.of(rows).clusters_of("b") == len(clusters)
 
 
 def test_tails_are_of_losses_as_given() -> None:
     """A loss of just the tail does not exceed it, though it is rounded up when it is summed."""
-    sweep = SweepLosses.of([LossRow("a", "x", 0.3), LossRow("b", "x", 0.30000000000000004)])
+    sweep = LossTable.of([LossRow("a", "x", 0.3), LossRow("b", "x", 0.30000000000000004)])
     assert sweep.units(order=["x"], tail=0.3)[1].tolist() == [[0], [2**32]]
 
 
 def test_fingerprints_tell_losses_apart() -> None:
     """Another loss, another id or another setting changes the fingerprint of that setting alone."""
     rows = coin_rows(5)
-    found = SweepLosses.of(rows).fingerprints
+    found = LossTable.of(rows).fingerprints
     for changes in ({"loss": 0.5}, {"id": "other"}):
         changed = [dataclasses.replace(row, **changes) if row.id == "e0" else row for row in rows]
-        other = SweepLosses.of(changed).fingerprints
+        other = LossTable.of(changed).fingerprints
         assert all(other[name] != found[name] for name in ORDER)
     one = [dataclasses.replace(row, loss=0.5) if row == rows[0] else row for row in rows]
-    assert {name for name, value in SweepLosses.of(one).fingerprints.items() if value != found[name]} == {ORDER[0]}
+    assert {name for name, value in LossTable.of(one).fingerprints.items() if value != found[name]} == {ORDER[0]}
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_fingerprints_tell_losses_apart() -> None:
 def test_what_is_amiss(rows: list[LossRow], message: str) -> None:
     """Every example needs one loss under every setting, one group and one cluster; examples and setting are named."""
     with pytest.raises(LossesError, match=message):
-        SweepLosses.of(rows)
+        LossTable.of(rows)
 
 
 def test_many_missing_examples_are_counted() -> None:
     """The first few are named, and how many there are."""
     rows = [row for row in coin_rows(2000) if row.setting != "4bit" or int(row.id[1:]) >= 1500]
     with pytest.raises(LossesError, match=r"'4bit' has no loss for 1,500 ids \('e0', 'e1', 'e2', 'e3', 'e4', \.\.\.\)"):
-        SweepLosses.of(rows)
+        LossTable.of(rows)
 
 
 def test_costs() -> None:
@@ -102,7 +102,7 @@ def test_costs() -> None:
     rows += [LossRow(str(index), "y", 0, 0.1) for index in range(11)] + [
         LossRow(str(index), "z", 0) for index in range(11)
     ]
-    sweep = SweepLosses.of(rows)
+    sweep = LossTable.of(rows)
     assert sweep.costs == {"x": 0.5, "y": 0.1}
     assert sweep.constant_costs == {"y"}
-    assert SweepLosses.of(rows[::-1]).costs == sweep.costs
+    assert LossTable.of(rows[::-1]).costs == sweep.costs

@@ -9,14 +9,14 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import content_digest
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.text.counted import counted
 
 from .declared import DeclaredExamples
-from .rows import LossRow
-from .shown import named
-from .sweep import SweepLosses, check_every_cost, loss_fingerprint
+from .loss_table import LossTable, check_every_cost, loss_fingerprint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class EvaluatedLosses:
       waiting: Number of losses that are there and do not count yet.
     """
 
-    rounds: tuple[SweepLosses, ...]
+    rounds: tuple[LossTable, ...]
     costs: tuple[Mapping[str, float], ...]
     missing: tuple[tuple[str, ...], ...]
     lacking: tuple[str, ...]
@@ -130,9 +130,9 @@ def _filled(
     return np.frombuffer(losses).reshape(shape), np.frombuffer(costs).reshape(shape)
 
 
-def _round(losses: np.ndarray, declared: DeclaredExamples, settings: Sequence[str], place: slice) -> SweepLosses:
+def _round(losses: np.ndarray, declared: DeclaredExamples, settings: Sequence[str], place: slice) -> LossTable:
     ids = declared.ids[place]
-    return SweepLosses(
+    return LossTable(
         ids=ids,
         settings=tuple(settings),
         losses=losses[place],

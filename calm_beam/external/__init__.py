@@ -1,1 +1,0 @@
-"""Sweeps that were made elsewhere: their losses, read and checked, and what is proved of their settings."""

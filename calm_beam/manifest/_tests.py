@@ -1,0 +1,207 @@
+"""What a manifest says of tests, whatever was tested: thresholds, or settings of a sweep that was made elsewhere."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from ._checks import ManifestError, check_bool, check_choice, check_count, check_number, check_share, check_text, shown
+from ._decisions import check_decisions
+from ._looks import check_capital, check_counted, check_counts, check_last
+from ._record import Record, check_tuple, records_from_json
+
+PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
+PARETO = "pareto"
+"""The procedure where a part of the calibration set has chosen the path, of several variants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedTest(Record):
+    """One promise: with probability at least 1 - epsilon, the expected loss is at most delta.
+
+    Attributes:
+      group: Which group it is about; None for all prompts or examples.
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that what was chosen breaks the tolerance, in (0, 1).
+      p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
+      procedure: How all that was tested is tested together, one of `PROCEDURES`, or `PARETO`.
+    """
+
+    _PROCEDURES: ClassVar[tuple[str, ...]] = PROCEDURES
+
+    group: str | None
+    delta: float
+    epsilon: float
+    p_value: str
+    procedure: str
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            check_text("group", self.group)
+        check_share("delta", self.delta)
+        check_share("epsilon", self.epsilon)
+        check_text("p_value", self.p_value)
+        check_choice("procedure", self.procedure, choices=self._PROCEDURES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Record):
+    """The test of one threshold or setting.
+
+    Attributes:
+      n: Number of independent units the test counted: examples, or clusters of them. 0 only in an entry of a group.
+      risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
+      p_value: For the null "the risk exceeds delta", in [0, 1].
+      rejected: Whether the null was rejected, that is, the threshold or setting accepted.
+    """
+
+    n: int
+    risk: float
+    p_value: float
+    rejected: bool
+
+    def __post_init__(self) -> None:
+        check_count("n", self.n, low=0)
+        check_number("risk", self.risk, low=-1, high=1)
+        check_number("p_value", self.p_value, low=0, high=1)
+        check_bool("rejected", self.rejected)
+
+    @property
+    def tested(self) -> object:
+        """The threshold or setting."""
+        raise NotImplementedError
+
+    def check_of(self, at: str, *, group: str | None, lowest: float) -> None:
+        """Refuses what cannot be in an entry.
+
+        Args:
+          at: Where the test stands in the entry.
+          group: Which group the entry is about.
+          lowest: The least risk there can be.
+        """
+        check_number(f"{at}.risk", self.risk, low=lowest, high=1)
+        check_counted(at, self.n, group=group)
+        if self.n == 0 and (self.p_value, self.risk) != (1, 0):
+            raise ManifestError(
+                f"{at} must have p_value 1 and risk 0 where n is 0, got {shown(self.p_value)} and {shown(self.risk)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookedAt(Record):
+    """What an entry had come to after a round of a calibration or certification that was watched.
+
+    Attributes:
+      n: Independent units that had been counted; 0 only in an entry of a group.
+      risk: Empirical risk at what was chosen in the end, or at the first that was tested where nothing was.
+      log_capital: Natural logarithm of the capital that had been won against "the risk there exceeds delta". Its
+        largest value, with a minus sign, is the logarithm of the p-value.
+    """
+
+    n: int
+    risk: float
+    log_capital: float
+
+    def __post_init__(self) -> None:
+        check_count("n", self.n, low=0)
+        check_number("risk", self.risk, low=-1, high=1)
+        check_number("log_capital", self.log_capital, low=-sys.float_info.max)
+
+
+_Step = TypeVar("_Step", bound=Step)
+_Look = TypeVar("_Look", bound=LookedAt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestedEntry(AskedTest, Generic[_Step, _Look]):
+    """One promise, and the tests it rests on.
+
+    Attributes:
+      path: The test of all that was tested, in that order.
+      looks: What was found after every round, where the tests were watched; None elsewhere.
+      example_risk: Mean loss over the examples at what is promised, where clusters are the independent units and the
+        risk is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
+    """
+
+    _STEP: ClassVar[type[Step]]
+    _LOOK: ClassVar[type[LookedAt]]
+    # What is tested, in words, and what is said where none of them is promised.
+    _TESTED: ClassVar[str]
+    _NOTHING: ClassVar[str]
+
+    path: tuple[_Step, ...]
+    looks: tuple[_Look, ...] | None = None
+    example_risk: float | None = None
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "path":
+                return records_from_json(cls._STEP, value, at=at)
+            case "looks":
+                return records_from_json(cls._LOOK, value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tuple("path", self.path, of=self._STEP)
+        if not self.path:
+            raise ManifestError(f"path must have an entry for every {self._TESTED} tested, got []")
+        for index, step in enumerate(self.path):
+            step.check_of(f"path[{index}]", group=self.group, lowest=self._lowest)
+        check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
+        if self.example_risk is not None:
+            check_number("example_risk", self.example_risk, low=self._lowest, high=1)
+            if not self._is_promised:
+                raise ManifestError(f"example_risk must be left out {self._NOTHING}, got {shown(self.example_risk)}")
+        if self.looks is not None:
+            check_tuple("looks", self.looks, of=self._LOOK)
+            check_counts(self.looks, group=self.group)
+
+    @property
+    def chosen(self) -> _Step | None:
+        """What the tests of the path have chosen, confirmed or not; None where nothing was found safe."""
+        return next((step for step in reversed(self.path) if step.rejected), None)
+
+    @property
+    def _lowest(self) -> float:
+        """The least risk there can be."""
+        raise NotImplementedError
+
+    @property
+    def _is_promised(self) -> bool:
+        """Whether something was found safe, and stands."""
+        raise NotImplementedError
+
+    def _check_end(self, looks: Sequence[_Look], expected: Mapping[str, object]) -> None:
+        """Refuses a last look that is not what was chosen, and capitals that do not make its p-value.
+
+        Args:
+          looks: All.
+          expected: What the last one has to say of what was chosen, but for counts and risks.
+        """
+        step = self.chosen or self.path[0]
+        check_last(looks, {"n": step.n, **expected, "risk": step.risk})
+        check_capital(looks, step.p_value, at=step.tested)
+
+
+def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int | None, is_planned: bool) -> None:
+    """Refuses looks that are not one for each round, or rounds that nobody planned.
+
+    Args:
+      entries: All of a manifest.
+      rounds: How many were looked at; None where all examples count.
+      is_planned: Whether the plan has a rule to stop.
+    """
+    if is_planned != (rounds is not None):
+        raise ManifestError(
+            "sequential must be there exactly if plan.sequential is, "
+            f"got {'none' if rounds is None else 'one'} and {'one' if is_planned else 'none'}"
+        )
+    for index, entry in enumerate(entries):
+        found = None if entry.looks is None else len(entry.looks)
+        if found != rounds:
+            raise ManifestError(
+                f"calibrations[{index}].looks must have one entry for each of sequential.rounds, which is "
+                f"{shown(rounds)}, got {shown(found)}"
+            )

@@ -8,11 +8,10 @@ import apache_beam as beam
 
 from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.outcome import CalibrationOutcome
 from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.plan import layout_of, part_of_unit, plan_of_job
 from calm_beam.calibration.provenance import RunProvenance
-from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows, with_example_risks
+from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError

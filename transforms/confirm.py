@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import apache_beam as beam
 
 from calm_beam.calibration.confirmation import confirmed_outcome
-from calm_beam.calibration.outcome import CalibrationOutcome
+from calm_beam.calibration.result import CalibrationOutcome
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.manifest import Plan, Variant

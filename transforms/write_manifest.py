@@ -4,8 +4,8 @@ import dataclasses
 
 import apache_beam as beam
 
-from calm_beam.calibration.outcome import CalibrationOutcome
 from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.result import CalibrationOutcome
 from calm_beam.storage import absolute, make_folder
 
 

@@ -16,10 +16,9 @@ from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.testing import p_values_for
 
-from .outcome import CalibrationOutcome
 from .plan import promise_of
 from .provenance import data_record
-from .result import RiskRow, example_risk
+from .result import CalibrationOutcome, RiskRow, example_risk
 from .split import check_parts, check_split
 from .totals import CalibrationTotals
 from .variants import whole_of

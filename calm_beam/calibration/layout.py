@@ -9,6 +9,7 @@ import numpy as np
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss, Statistic
+from calm_beam.risk.testing import statistics_for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,7 @@ class Layout:
         objectives = objectives_of(specs)
         needed: list[tuple[Objective, Statistic]] = [(objective, Loss()) for objective in objectives]
         for spec in specs:
-            statistics = P_VALUES[spec.p_value].statistics(spec.delta)
-            needed.extend((spec.objective, statistic) for statistic in statistics)
+            needed.extend((spec.objective, statistic) for statistic in statistics_for([spec]))
         return cls(
             objectives=objectives,
             rows=tuple(dict.fromkeys(needed)),

@@ -21,7 +21,7 @@ from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.risk.statistics import Loss
+from calm_beam.risk.testing import statistics_for
 
 from .fingerprint import fingerprint_text, merged_sums
 
@@ -189,12 +189,11 @@ class OrderedLosses:
           EvidenceError: If every single loss is needed, and they are too many.
         """
         names, fixed = self.table.units(order=self.order, group=asked.group, tail=asked.tail)
-        method = P_VALUES[asked.p_value]
-        statistics = dict.fromkeys((Loss(), *method.statistics(asked.delta)))
+        needs_table = P_VALUES[asked.p_value].needs_table
         return Evidence(
             n=len(fixed),
-            sums={statistic: statistic.values(fixed).sum(axis=0) for statistic in statistics},
-            table=BettingTable.of(names, fixed, salt=self.salt).in_order() if method.needs_table else None,
+            sums={statistic: statistic.values(fixed).sum(axis=0) for statistic in statistics_for([asked])},
+            table=BettingTable.of(names, fixed, salt=self.salt).in_order() if needs_table else None,
         )
 
 

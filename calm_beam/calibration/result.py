@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from calm_beam.manifest import Calibration, PathEntry, Plan, PlannedTest, Variant
+from calm_beam.manifest import Calibration, Manifest, PathEntry, Plan, PlannedTest, Variant
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
 
@@ -104,6 +104,21 @@ class RiskRow(TestedSetting):
             variant=self.variant,
             near_ties=self.near_ties,
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrationOutcome:
+    """What a calibration finds, before it is written.
+
+    Attributes:
+      manifest: The thresholds with their proof.
+      rows: The risk table.
+      failures: Id and reason of every example that counts with loss 1, sorted.
+    """
+
+    manifest: Manifest
+    rows: tuple[RiskRow, ...]
+    failures: tuple[tuple[str, str], ...]
 
 
 def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:

@@ -21,8 +21,7 @@ from calm_beam.manifest import (
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
 
-from .fingerprint import fingerprint_text
-from .id_sample import id_sample
+from .fingerprint import fingerprint_text, id_sample
 from .loss_table import LossTable
 
 

@@ -162,7 +162,7 @@ def order_of_costs(costs: Mapping[str, float], *, order_by: str | None) -> tuple
     return tuple(sorted(costs, key=lambda name: costs[name], reverse=order_by == "cost"))
 
 
-def plan_of(
+def plan_of_settings(
     tests: Sequence[ExternalTest],
     order: Sequence[str],
     *,

@@ -21,8 +21,7 @@ from calm_beam.risk.digest_sums import MODULUS, sum_of_digests
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import Loss, Statistic
-from calm_beam.risk.testing import check_asked, outcomes_of
+from calm_beam.risk.testing import TestedSetting, check_asked, outcomes_of, statistics_for
 
 # Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
 _ID_BYTES = 16
@@ -94,10 +93,7 @@ class LossSums:
         methods = [P_VALUES[test.p_value] for test in tests]
         if not tests:
             raise ValueError("tests must name at least one RiskTest.")
-        needed: list[Statistic] = [Loss()]
-        for test, method in zip(tests, methods, strict=True):
-            needed.extend(method.statistics(test.delta))
-        self.statistics = tuple(dict.fromkeys(needed))
+        self.statistics = statistics_for(tests)
         # Signed losses are allowed where every test can take them.
         self._lowest = -1.0 if all(method.takes_signed for method in methods) else 0.0
         # By setting, losses and the digests of their examples' ids.
@@ -247,26 +243,21 @@ def _is_number(value: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SettingResult:
+class SettingResult(TestedSetting):
     """What a test says of one setting.
 
     Attributes:
       test: The test.
       setting: The setting.
-      n: Number of examples.
-      risk: Mean loss.
-      p_value: Of "the risk exceeds delta".
-      tested: Whether the procedure looked at it.
-      accepted: Whether its risk was shown to be at most delta.
     """
 
     test: RiskTest
     setting: str
-    n: int
-    risk: float
-    p_value: float
-    tested: bool
-    accepted: bool
+
+    @property
+    def accepted(self) -> bool:
+        """Whether its risk was shown to be at most delta."""
+        return self.rejected
 
 
 def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[str]) -> tuple[SettingResult, ...]:
@@ -297,15 +288,7 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
     """
     evidence = sums.evidence(order)
     return tuple(
-        SettingResult(
-            test=test,
-            setting=setting,
-            n=found.n,
-            risk=found.risk,
-            p_value=found.p_value,
-            tested=found.tested,
-            accepted=found.rejected,
-        )
+        SettingResult(**vars(found), test=test, setting=setting)
         for test in tests
         for setting, found in zip(order, outcomes_of(test, evidence), strict=True)
     )

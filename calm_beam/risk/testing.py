@@ -10,6 +10,7 @@ import numpy as np
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.statistics import Loss, Statistic
 
 
 class Asked(Protocol):
@@ -61,6 +62,14 @@ def check_asked(
     for name, choice, known in (("p_value", p_value, tuple(P_VALUES)), ("procedure", procedure, procedures)):
         if choice not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}; got {choice!r}.")
+
+
+def statistics_for(guarantees: Iterable[Asked]) -> tuple[Statistic, ...]:
+    """Returns what is to be summed for guarantees about one loss: it itself, and what their p-values need."""
+    needed: list[Statistic] = [Loss()]
+    for asked in guarantees:
+        needed.extend(P_VALUES[asked.p_value].statistics(asked.delta))
+    return tuple(dict.fromkeys(needed))
 
 
 def p_values_for(asked: Asked, evidence: Evidence) -> np.ndarray:

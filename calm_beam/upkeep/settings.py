@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from calm_beam.calibration.fingerprint import fingerprint_text
-from calm_beam.calibration.id_sample import come_again
+from calm_beam.calibration.fingerprint import come_again, fingerprint_text
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named

@@ -14,10 +14,9 @@ import apache_beam as beam
 
 from calm_beam.calibration.confirmation import chosen_thresholds, confirmed_outcome
 from calm_beam.calibration.file_names import RISK_TABLE
-from calm_beam.calibration.outcome import CalibrationOutcome
 from calm_beam.calibration.plan import set_part
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
-from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.result import CalibrationOutcome, RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import UsageError
 from calm_beam.inputs import DataFiles, read_examples

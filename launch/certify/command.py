@@ -5,7 +5,7 @@ import argparse
 from calm_beam.calibration.ledger import LEDGER
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
-from calm_beam.calibration.settings_plan import plan_of, settled_order
+from calm_beam.calibration.settings_plan import plan_of_settings, settled_order
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, plans_in_words
@@ -41,7 +41,7 @@ def certify(flags: argparse.Namespace) -> int:
     sweep = source.sweep
     declared = _declared_costs(flags, source)
     tests = tests_of(flags, loss=source.loss, groups=groups_of(flags, sweep.groups))
-    plan = plan_of(
+    plan = plan_of_settings(
         tests,
         settled_order(
             sweep,

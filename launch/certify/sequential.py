@@ -15,7 +15,7 @@ from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.sequential import WatchedSettings, watched_settings
 from calm_beam.calibration.settings import external_manifest
-from calm_beam.calibration.settings_plan import order_of_costs, plan_of
+from calm_beam.calibration.settings_plan import order_of_costs, plan_of_settings
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.flags import UsageError, as_usage, naming
@@ -156,7 +156,7 @@ def _plan(flags: argparse.Namespace, declared: DeclaredExamples) -> ExternalPlan
         )
     if flags.stop_at_setting is not None and flags.stop_at_setting not in order:
         raise UsageError(f"--stop_at_setting={flags.stop_at_setting}: is none of the settings {', '.join(order)}.")
-    return plan_of(
+    return plan_of_settings(
         tests_of(flags, loss=loss_of_losses(flags.loss), groups=groups_of(flags, declared.groups)),
         order,
         joint_epsilon=flags.epsilon[0] if flags.joint else None,

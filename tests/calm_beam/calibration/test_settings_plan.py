@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.settings_plan import all_tests, plan_of, settled_order
+from calm_beam.calibration.settings_plan import all_tests, plan_of_settings, settled_order
 from calm_beam.errors import UsageError
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
@@ -89,14 +89,14 @@ def test_costs_that_depend_on_the_data() -> None:
 def test_the_plan_names_all_that_decides() -> None:
     """Each argument changes the digest; losses are none of them."""
     tests = all_tests(groups=(), deltas=[0.1], epsilons=[0.05])
-    plan = plan_of(tests, ["x", "y"])
+    plan = plan_of_settings(tests, ["x", "y"])
     others = [
-        plan_of(tests, ["y", "x"]),
-        plan_of(all_tests(groups=(), deltas=[0.2], epsilons=[0.05]), ["x", "y"]),
-        plan_of(tests, ["x", "y"], seed=1),
-        plan_of(tests, ["x", "y"], cluster_key="c"),
-        plan_of(tests, ["x", "y"], group_key="c"),
-        plan_of(tests, ["x", "y"], joint_epsilon=0.05),
-        plan_of(tests, ["x", "y"], metric="acc"),
+        plan_of_settings(tests, ["y", "x"]),
+        plan_of_settings(all_tests(groups=(), deltas=[0.2], epsilons=[0.05]), ["x", "y"]),
+        plan_of_settings(tests, ["x", "y"], seed=1),
+        plan_of_settings(tests, ["x", "y"], cluster_key="c"),
+        plan_of_settings(tests, ["x", "y"], group_key="c"),
+        plan_of_settings(tests, ["x", "y"], joint_epsilon=0.05),
+        plan_of_settings(tests, ["x", "y"], metric="acc"),
     ]
     assert len({each.digest for each in (plan, *others)}) == len(others) + 1

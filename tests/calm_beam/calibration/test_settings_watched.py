@@ -18,7 +18,7 @@ from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.sequential import WatchedSettings, watched, watched_settings
 from calm_beam.calibration.settings import external_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of
+from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
@@ -46,7 +46,7 @@ def _declared(examples: Sequence[DeclaredExample]) -> DeclaredExamples:
 
 def _plan(declared: DeclaredExamples, *, rule: dict[str, Any] | None = None, **tests: Any) -> ExternalPlan:
     asked: dict[str, Any] = {"groups": (), "deltas": (0.05, 0.15), "epsilons": (0.05,), "watched": True, **tests}
-    return plan_of(
+    return plan_of_settings(
         all_tests(**asked),
         ORDER,
         group_key="group" if asked["groups"] else None,

@@ -9,7 +9,7 @@ import pytest
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of
+from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_external_manifest
@@ -27,7 +27,7 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
     sweep = LossTable.of(dataclasses.replace(row, cluster=None) for row in rows)
     groups = sorted(set(sweep.groups or ()))
     tests = all_tests(groups=groups, deltas=(delta,), epsilons=(0.04,), tails=(0.5,), joint=True)
-    plan = plan_of(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
+    plan = plan_of_settings(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
     found = setting_rows(sweep, plan, costs=sweep.costs)
     manifest = external_manifest(
         sweep,

@@ -7,7 +7,7 @@ import pytest
 
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of
+from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import ExternalManifest
@@ -19,7 +19,7 @@ from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 def _certified(rows: list[LossRow]) -> ExternalManifest:
     sweep = LossTable.of(rows)
     tests = all_tests(groups=("a", "b", "c"), deltas=(0.2,), epsilons=(0.05,), clustered=True)
-    plan = plan_of(tests, ORDER, group_key="group", cluster_key="cluster")
+    plan = plan_of_settings(tests, ORDER, group_key="group", cluster_key="cluster")
     return external_manifest(
         sweep,
         plan,

@@ -24,7 +24,7 @@ from calm_beam.evaluation.cost import Cost, Job, forecast
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.launch.plan.pilot_run import read_pilot
 from calm_beam.outputs import DecodeJob
-from calm_beam.outputs.folder import find_generations
+from calm_beam.outputs.folder import SweepHome
 
 from .machine import describe_machine
 
@@ -72,7 +72,7 @@ def _measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
         pilot = read_pilot(str(paths.output)).pilot
         for count in workers:
             seconds[count].append(_calibrate(paths.run, paths.output, workers=count, flags=flags))
-            shards = DecodeJob.read(find_generations(str(paths.output))).num_shards
+            shards = DecodeJob.read(SweepHome(str(paths.output)).only_folder()).num_shards
             job = Job(examples=examples, workers=count, num_shards=shards, workers_per_machine=count)
             forecasts[count].append(forecast(pilot, job))
             expected = forecasts[count][-1].seconds

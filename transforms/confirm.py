@@ -8,10 +8,10 @@ import apache_beam as beam
 from calm_beam.calibration.confirmation import confirmed_outcome
 from calm_beam.calibration.result import CalibrationOutcome
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.failures import check_failures, failure_limit
 from calm_beam.manifest import Plan, Variant
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import StoredGenerations
+from calm_beam.outputs.failures import check_failures, failure_limit
 
 from .calibrate import summed_variants
 from .scoring import ShardScorer

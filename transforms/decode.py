@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
-from calm_beam.failures import check_failures, failure_limit
 from calm_beam.inputs.examples import Example
 from calm_beam.outputs import StoredShard
 from calm_beam.outputs.assignment import Assignment, SweepAssignment
+from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.outputs.shard_order import with_unique_ids
 from calm_beam.outputs.stored_shards import (
     check_above,
@@ -32,7 +32,7 @@ from .progress import ProgressLog
 if TYPE_CHECKING:
     from calm_beam.outputs import Generation
     from calm_beam.outputs.stopwatch import ShardStopwatch
-    from calm_beam.outputs.worker import Loaded, Outcome
+    from calm_beam.outputs.worker import Loaded
 
 
 @dataclasses.dataclass
@@ -203,7 +203,7 @@ class _DecodeShard(beam.DoFn):
             self._progress.report("compiling", 1)
             limit = failure_limit(first.max_failures, examples=count)
             outcomes = self._outcomes(loaded, examples, above=above, limit=limit, watch=watch)
-            losses = loaded.losses(first, outcomes)
+            losses = loaded.losses(outcomes)
             engine = loaded.decoder.engine
         loads = models.take_load_msecs()
         made: list[StoredShard | None] = []
@@ -230,12 +230,12 @@ class _DecodeShard(beam.DoFn):
         above: "Mapping[str, Generation] | None",
         limit: int,
         watch: "ShardStopwatch",
-    ) -> "list[tuple[Outcome, ...]]":
+    ) -> list[tuple[Any, ...]]:
         """Returns what becomes of every example for each assignment, by id."""
         outcomes: list[tuple[Any, ...]] = []
         failures: list[tuple[str, str]] = []
         start, before = time.perf_counter(), loaded.decoder.work
-        for of_example in loaded.outcomes(self._assignments[0], examples, above=above):
+        for of_example in loaded.outcomes(examples, above=above):
             outcomes.append(of_example)
             self._progress.report("decoded", 1)
             watch.lap()

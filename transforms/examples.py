@@ -30,7 +30,49 @@ class ExamplesRead(NamedTuple):
 
 
 @dataclasses.dataclass
-class ReadExamples(beam.PTransform):
+class ReadsFiles(beam.PTransform):
+    """What reads data files into shards.
+
+    Attributes:
+      data: Paths or globs, names of SeqIO data, or files that were found already.
+      num_shards: Number of shards; None goes by the size of the data.
+      group_key: Key of the name of a group; None reads no groups. Found files say so themselves.
+      progress: Where to report.
+    """
+
+    data: str | Sequence[str] | DataFiles
+    _: dataclasses.KW_ONLY
+    num_shards: int | None = None
+    group_key: str | None = None
+    progress: ProgressLog = NOWHERE
+
+    def __post_init__(self) -> None:
+        # Files are looked for now, so that a wrong name is told before a pipeline runs.
+        if not isinstance(self.data, DataFiles):
+            self.data = DataFiles.found(self.data, reading=self._reading())
+
+    def shard_count(self) -> int:
+        """Returns into how many shards the examples are divided."""
+        if self.num_shards is None:
+            self.num_shards = self._usual_shards()
+        return self.num_shards
+
+    def files(self) -> DataFiles:
+        """Returns the files, and how they are read."""
+        assert isinstance(self.data, DataFiles), "they were found when this was made"
+        return self.data
+
+    def _reading(self) -> Reading:
+        """Returns how files are read that are yet to be found."""
+        return Reading(group_key=self.group_key)
+
+    def _usual_shards(self) -> int:
+        """Returns the number of shards for the size of the data."""
+        return default_shards(self.files())
+
+
+@dataclasses.dataclass
+class ReadExamples(ReadsFiles):
     """Reads a calibration set into shards, and fails before anything is decoded if its files are not one data set.
 
         pipeline | ReadExamples("data/*.jsonl.gz") | Sweep(model="model", thresholds=grid(0.05), output="out")
@@ -43,42 +85,22 @@ class ReadExamples(beam.PTransform):
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
       num_shards: Number of shards; None goes by the size of the data.
+      group_key: Key of the name of an example's group; None reads no groups. Found files say so themselves.
+      progress: Where to report.
       needs_references: Whether an example without references is an error; those of found files say so themselves.
       cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
-      group_key: Key of the name of an example's group, likewise; None reads no groups.
       order: Salt of the hash of ids, or of clusters' names, that divides examples into shards; None divides by prompts.
       part: The part of the set that is kept; None for all of it. The rest is read and checked, but goes no further.
-      progress: Where to report.
     """
 
-    data: str | Sequence[str] | DataFiles
     _: dataclasses.KW_ONLY
-    num_shards: int | None = None
     needs_references: bool = False
     cluster_key: str | None = None
-    group_key: str | None = None
     order: str | None = None
     part: SetPart | None = None
-    progress: ProgressLog = NOWHERE
 
-    def __post_init__(self) -> None:
-        # Files are looked for now, so that a wrong name is told before a pipeline runs.
-        if not isinstance(self.data, DataFiles):
-            reading = Reading(
-                needs_references=self.needs_references, cluster_key=self.cluster_key, group_key=self.group_key
-            )
-            self.data = DataFiles.found(self.data, reading=reading)
-
-    def shard_count(self) -> int:
-        """Returns into how many shards the examples are divided."""
-        if self.num_shards is None:
-            self.num_shards = default_shards(self.files())
-        return self.num_shards
-
-    def files(self) -> DataFiles:
-        """Returns the files, and how they are read."""
-        assert isinstance(self.data, DataFiles), "they were found when this was made"
-        return self.data
+    def _reading(self) -> Reading:
+        return Reading(needs_references=self.needs_references, cluster_key=self.cluster_key, group_key=self.group_key)
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations

@@ -7,8 +7,8 @@ import apache_beam as beam
 from calm_beam.errors import UsageError
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.outputs.answer_request import AnswerRequest
 from calm_beam.outputs.folder import AnswerHome
+from calm_beam.outputs.request import AnswerRequest
 from calm_beam.storage import absolute, is_folder, joined
 
 from .decode import DecodeExamples

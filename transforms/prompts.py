@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import apache_beam as beam
@@ -11,12 +11,11 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import DEFAULT_KEYS, DataError, Example, RowKeys, example_of_row
 from calm_beam.outputs.shard_count import prompt_shards
 
-from .examples import ExamplesRead, awaited, counted_examples, parsed_examples
-from .progress import NOWHERE, ProgressLog
+from .examples import ExamplesRead, ReadsFiles, awaited, counted_examples, parsed_examples
 
 
 @dataclasses.dataclass
-class ReadPrompts(beam.PTransform):
+class ReadPrompts(ReadsFiles):
     """Reads prompts to be answered into shards, and fails before anything is decoded if two of them have one id.
 
         pipeline | ReadPrompts("prompts/*.jsonl.gz") | Generate(manifest="calibration", model="model", output="answers")
@@ -31,27 +30,8 @@ class ReadPrompts(beam.PTransform):
       progress: Where to report.
     """
 
-    data: str | Sequence[str] | DataFiles
-    _: dataclasses.KW_ONLY
-    num_shards: int | None = None
-    group_key: str | None = None
-    progress: ProgressLog = NOWHERE
-
-    def __post_init__(self) -> None:
-        # Files are looked for now, so that a wrong name is told before a pipeline runs.
-        if not isinstance(self.data, DataFiles):
-            self.data = DataFiles.found(self.data, reading=Reading(group_key=self.group_key))
-
-    def shard_count(self) -> int:
-        """Returns into how many shards the prompts are divided."""
-        if self.num_shards is None:
-            self.num_shards = prompt_shards(self.files())
-        return self.num_shards
-
-    def files(self) -> DataFiles:
-        """Returns the files, and how they are read."""
-        assert isinstance(self.data, DataFiles), "they were found when this was made"
-        return self.data
+    def _usual_shards(self) -> int:
+        return prompt_shards(self.files())
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations

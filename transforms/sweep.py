@@ -17,7 +17,7 @@ from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import GroupRecord, Plan
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
-from calm_beam.outputs.folder import SweepHome, check_may_choose, find_generations
+from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.outputs.request import SweepRequest
 from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute, make_folder
@@ -205,7 +205,7 @@ class ReadGenerations(beam.PTransform):
     on_error: str = "fail"
 
     def __post_init__(self) -> None:
-        self.folder = find_generations(absolute(self.directory))
+        self.folder = SweepHome(absolute(self.directory)).only_folder()
         self.job = DecodeJob.read(self.folder)
         check_may_choose(self.folder, self.job)
         self.plans = PlanList(home_of(self.folder))

@@ -2,11 +2,9 @@
 
 import dataclasses
 import itertools
-from typing import Any
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
 from calm_beam.decoding.engine_choice import Machine
-from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
@@ -19,9 +17,10 @@ from calm_beam.serving.loss_meter import check_exits, check_watchable
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
 
-from .answer_request import AnswerRequest
 from .assignment import AnswerAssignment
 from .job import AnswerJob, Probe
+from .prepared import check_fits
+from .request import AnswerRequest
 from .shard_count import prompt_shards
 
 # In every file; the rest is checked by the workers.
@@ -69,14 +68,7 @@ class PreparedAnswers:
             confidence=request.confidence,
             metric=request.metric,
             metric_settings=request.metric_settings,
-            batch_size=request.batch_size,
-            token_budget=request.token_budget,
-            exit_head=request.exit_head,
-            engine=request.engine,
-            on_error=request.on_error,
-            max_failures=request.max_failures,
-            model_copies=request.model_copies,
-            model_parallelism=request.model_parallelism,
+            **request.told_to_workers(),
         )
 
 
@@ -116,8 +108,9 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
         manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
     )
     request, engine = _with_engine(request, settings, checkpoint, runs_here=runs_here)
-    memory = _check_fits(request, settings, checkpoint, engine, runs_here=runs_here)
     config = checkpoint.config
+    of_engine = dataclasses.replace(settings, engine=engine)
+    memory = check_fits(request, of_engine, config, lanes=1, runs_here=runs_here)
     return PreparedAnswers(
         request=request,
         data=data,
@@ -197,29 +190,3 @@ def _with_engine(
     # Workers elsewhere may have another machine, and all have to do the same.
     asked = served.asked if runs_here else {**served.asked, "engine": served.batch.name}
     return dataclasses.replace(request, **asked), served.batch
-
-
-def _check_fits(
-    request: AnswerRequest, settings: DecodeSettings, checkpoint: Checkpoint, engine: EngineRecord, *, runs_here: bool
-) -> str:
-    """Refuses what does not fit into the memory here, and returns in words what memory it takes."""
-    sizes: dict[str, Any] = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
-    decides: dict[str, Any] = {"exit_head": engine.head, "engine": engine.name}
-    if runs_here:
-        check_memory(
-            checkpoint.config,
-            **sizes,
-            token_budget=request.token_budget,
-            copies=request.model_copies,
-            **decides,
-            arithmetic=settings.arithmetic,
-        )
-    return memory_in_words(
-        checkpoint.config,
-        **sizes,
-        token_budget=request.token_budget,
-        model_parallelism=request.model_parallelism,
-        runs_here=runs_here,
-        **decides,
-        arithmetic=settings.arithmetic,
-    )

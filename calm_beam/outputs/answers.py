@@ -1,21 +1,41 @@
 """Answers: what every prompt became by one branch, a row each of a shard's file, and of what users read."""
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.inputs.examples import Example
 from calm_beam.storage import absolute, replacing
-from calm_beam.tally import Tally
 
 from .finished import FinishedAnswers
 from .job import AnswerJob, OutputsError
 from .shards import AnsweredShard, Failure, ProbedLoss, shard_rows, stored_shard, write_shard
+from .tally import Tally
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from .worker import Answered
+    from calm_beam.serving import Answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What became of a prompt.
+
+    Attributes:
+      example: The prompt.
+      answer: Its answer; None if it has none.
+      failure: Why it has none, in words; None if it has one.
+      is_refused: Whether it was unfit to be decoded. If it has no answer otherwise, it should have been answered, and
+        counts as a loss of 1 where losses are measured.
+    """
+
+    example: Example
+    answer: "Answer | None" = None
+    failure: str | None = None
+    is_refused: bool = False
 
 
 def write_answers(path: str, rows: Sequence[Mapping[str, Any]], *, shard: AnsweredShard, has_groups: bool) -> None:
@@ -38,7 +58,7 @@ def write_answers(path: str, rows: Sequence[Mapping[str, Any]], *, shard: Answer
 
 def write_outcomes(
     path: str,
-    outcomes: Iterable["Answered"],
+    outcomes: Iterable[Answered],
     *,
     shard: int,
     digest: str,

@@ -8,6 +8,7 @@ from calm_beam.manifest import Calibration, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
 from .job import AnswerJob, DecodeJob, Job, StoredGenerations
+from .request import WorkerSettings
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
@@ -19,7 +20,7 @@ BATCH = "batch"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assignment:
+class Assignment(WorkerSettings):
     """Which outputs a worker is to make, and how.
 
     Attributes:
@@ -28,29 +29,12 @@ class Assignment:
       declared: Of the model, for layouts that do not say it.
       vocabulary_path: Path of the SentencePiece model. None where there is none and prompts are token ids; for answers,
         also where it is looked for in and beside the model.
-      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
-      token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
-      engine: One of `engine_choice.ENGINE_CHOICES`: what decodes. Likewise; what it comes to on a worker must be the
-        engine of the job.
-      on_error: `fail`, or what lets prompts fail that cannot be decoded: `worst_case` in a sweep, `list` for answers.
-      max_failures: Most examples that may fail; None as in `failure_limit`.
-      model_copies: Most copies of the model in one process; threads beyond them wait.
-      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
     """
 
     directory: str
     job: Job
     declared: "Declared"
     vocabulary_path: str | None
-    batch_size: int | None = None
-    token_budget: int | None = None
-    exit_head: str = "auto"
-    engine: str = "auto"
-    on_error: str = "fail"
-    max_failures: int | None = None
-    model_copies: int = 1
-    model_parallelism: int = 1
 
     @property
     def lanes(self) -> int:

@@ -352,11 +352,6 @@ class AnswerHome(Home[AnswerJob]):
         return [path for path in found if _LOSSES_NAME.fullmatch(base_name(path))]
 
 
-def find_generations(path: str) -> str:
-    """Returns the folder of generations that `--generations` names; errors are those of `SweepHome.only_folder`."""
-    return SweepHome(path).only_folder()
-
-
 def check_may_choose(folder: str, job: DecodeJob) -> None:
     """Refuses generations of examples that have confirmed what others chose: their losses have been looked at.
 

@@ -28,7 +28,7 @@ from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabular
 
 from .assignment import BATCH, SweepAssignment
 from .job import DecodeJob
-from .request import SweepRequest
+from .request import SweepRequest, WorkerSettings
 from .shard_count import default_shards
 
 _WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
@@ -150,14 +150,7 @@ class PreparedSweep:
             job=self.job(),
             vocabulary_path=self.vocabulary_path,
             declared=stored_architecture(config).declared(config),
-            batch_size=request.batch_size,
-            token_budget=request.token_budget,
-            exit_head=request.exit_head,
-            engine=request.engine,
-            on_error=request.on_error,
-            max_failures=request.max_failures,
-            model_copies=request.model_copies,
-            model_parallelism=request.model_parallelism,
+            **request.told_to_workers(),
         )
 
 
@@ -204,7 +197,13 @@ def prepare_sweep(
         vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path, preview))
     _check_model(request, checkpoint.config)
     request = _with_engine(request, checkpoint.config, machine)
-    memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
+    memory = check_fits(
+        request,
+        request.settings,
+        checkpoint.config,
+        lanes=1 + len(request.settings.thresholds),
+        runs_here=runs_here,
+    )
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
         raise UsageError(
@@ -310,31 +309,31 @@ def _check_model(request: SweepRequest, config: ModelConfig) -> None:
     architecture.check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
 
 
-def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
-    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken."""
-    settings = request.settings
+def check_fits(
+    request: WorkerSettings, settings: DecodeSettings, config: ModelConfig, *, lanes: int, runs_here: bool
+) -> str:
+    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken.
+
+    Args:
+      request: How workers decode.
+      settings: How prompts are decoded; they name the engine.
+      config: The model.
+      lanes: Branches of a prompt.
+      runs_here: Whether it is this machine that decodes.
+
+    Raises:
+      ValueError: If it does not fit; says which flag to lower.
+    """
+    assert settings.engine is not None, "it was chosen before"
     sizes: dict[str, Any] = {
-        "lanes": 1 + len(settings.thresholds),
+        "lanes": lanes,
         "steps": settings.max_decode_length,
         "source": settings.max_input_length,
+        "token_budget": request.token_budget,
+        "exit_head": settings.engine.head,
+        "engine": settings.engine.name,
+        "arithmetic": settings.arithmetic,
     }
-    assert settings.engine is not None, "it was chosen before"
-    decides: dict[str, Any] = {"exit_head": settings.engine.head, "engine": settings.engine.name}
     if runs_here:
-        check_memory(
-            config,
-            **sizes,
-            token_budget=request.token_budget,
-            copies=request.model_copies,
-            **decides,
-            arithmetic=settings.arithmetic,
-        )
-    return memory_in_words(
-        config,
-        **sizes,
-        token_budget=request.token_budget,
-        model_parallelism=request.model_parallelism,
-        runs_here=runs_here,
-        **decides,
-        arithmetic=settings.arithmetic,
-    )
+        check_memory(config, **sizes, copies=request.model_copies)
+    return memory_in_words(config, **sizes, model_parallelism=request.model_parallelism, runs_here=runs_here)

@@ -1,14 +1,46 @@
-"""What a sweep is asked to do."""
+"""What is asked for: a sweep over a data set, or answers to one."""
 
 import dataclasses
+from typing import Any
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import SetPart
-from calm_beam.manifest import ChatRecord
+from calm_beam.manifest import ChatRecord, Manifest
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepRequest:
+class WorkerSettings:
+    """How workers decode, where that is no part of what outputs are.
+
+    Attributes:
+      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
+      token_budget: Most positions held at a time; None for a share of the memory that is free.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
+      engine: One of `engine_choice.ENGINE_CHOICES`: what decodes. Likewise; what it comes to on a worker must be the
+        engine of the job.
+      on_error: `fail`, or what lets prompts fail that cannot be decoded: `worst_case` in a sweep, `list` for answers.
+      max_failures: Most examples that may fail; None as in `failure_limit`.
+      model_copies: Most copies of the model in one process; threads beyond them wait.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
+    """
+
+    batch_size: int | None = None
+    token_budget: int | None = None
+    exit_head: str = "auto"
+    engine: str = "auto"
+    on_error: str = "fail"
+    max_failures: int | None = None
+    model_copies: int = 1
+    model_parallelism: int = 1
+
+    def told_to_workers(self) -> dict[str, Any]:
+        """Returns these settings by name, of whatever else they are a part."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(WorkerSettings)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRequest(WorkerSettings):
     """A sweep over a data set, as a user asks for it.
 
     Attributes:
@@ -25,18 +57,10 @@ class SweepRequest:
       activation: Of the model, where its files do not say it; None goes by the files.
       relative_max_distance: The same.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
-      on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
-      max_failures: Most examples that may fail; None as in `failure_limit`.
-      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
-      token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
-      engine: One of `engine_choice.ENGINE_CHOICES`: what decodes. Likewise.
       num_shards: Shards that examples are divided into, by a hash of their prompts; None goes by the size of the data,
         and a prepared sweep has the number.
       order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
       round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
-      model_copies: Most copies of the model in one process.
-      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       part: The part of the data that is decoded; None for all of it.
       decoder: As in `DecodeJob`.
     """
@@ -52,16 +76,55 @@ class SweepRequest:
     activation: str | None = None
     relative_max_distance: int | None = None
     on_long: str = "truncate"
-    on_error: str = "fail"
-    max_failures: int | None = None
-    batch_size: int | None = None
-    token_budget: int | None = None
-    exit_head: str = "auto"
-    engine: str = "auto"
     num_shards: int | None = None
     order: str | None = None
     round_examples: int | None = None
-    model_copies: int = 1
-    model_parallelism: int = 1
     part: SetPart | None = None
     decoder: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerRequest(WorkerSettings):
+    """Answers to a data set, as a user asks for them.
+
+    Attributes:
+      manifest: The manifest.
+      model: Folder of the model that was calibrated; None takes where the manifest says that it was.
+      consistency: Of the manifest's entry. This and the next five are as in `Generator.from_manifest`.
+      metric: Of the entry. A metric of one's own has to be named, where losses are measured.
+      loss: Of the entry.
+      delta: Of the entry.
+      epsilon: Of the entry.
+      group: Of the entry: the group of prompts that name none.
+      confidence: The confidence measure, if the manifest names code of the user's.
+      vocabulary: Path of the SentencePiece model; None looks in and beside the model.
+      activation: Of the model, where its files do not say it; None goes by the files.
+      relative_max_distance: The same.
+      output_format: One of `FORMATS`.
+      probe_share: Share of the prompts that the full model answers as well, so that their losses are known; None for
+        none.
+      probe_salt: Decides which these are. None takes the manifest's digest, which is no secret from whoever chooses
+        the ids of prompts.
+      metric_settings: What the metric of losses needs.
+      exact_engine: As in `Generator.from_manifest`.
+      num_shards: Shards that prompts are divided into; None goes by the size of the data.
+    """
+
+    manifest: Manifest
+    model: str | None = None
+    consistency: str | None = None
+    metric: str | None = None
+    loss: str | None = None
+    delta: float | None = None
+    epsilon: float | None = None
+    group: str | None = None
+    confidence: str | None = None
+    vocabulary: str | None = None
+    activation: str | None = None
+    relative_max_distance: int | None = None
+    output_format: str = "parquet"
+    probe_share: float | None = None
+    probe_salt: str | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
+    exact_engine: bool = False
+    num_shards: int | None = None

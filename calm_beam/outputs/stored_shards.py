@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from calm_beam.failures import check_failures, failure_limit
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.storage import is_cloud_path, is_file, is_folder, joined, remove_file, replacing
 from calm_beam.text.counted import counted
 
 from .answers import publish_rows, write_outcomes
 from .assignment import AnswerAssignment, Assignment, SweepAssignment
+from .failures import check_failures, failure_limit
 from .finished import FAILURES, Finished, FinishedAnswers, FinishedSweep, mixed_engines
 from .generations import Generation, read_generations, stored_examples, stored_failures, write_generations
 from .job import DecodeJob, Job, OutputsError

@@ -5,7 +5,6 @@ Importing this loads JAX, which a process that only hands out work need not do.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
@@ -25,6 +24,7 @@ from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLos
 from calm_beam.serving.request import AnyPrompt, ServedRequest
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
+from .answers import Answered
 from .assignment import BATCH, AnswerAssignment, Assignment, SweepAssignment
 from .generations import Generation
 from .served_branches import ServedBranches
@@ -34,58 +34,7 @@ from .shards import ProbedLoss
 _LIST = "Pass --on_error=list to list such prompts in failures.jsonl, and to answer the others."
 
 
-class Outcome(Protocol):
-    """What became of one example: a `Generation`, or `Answered`."""
-
-    @property
-    def example(self) -> Example:
-        """The example."""
-        ...
-
-    @property
-    def failure(self) -> str | None:
-        """Why it could not be decoded; None if it was."""
-        ...
-
-
-class Loaded(Protocol):
-    """What one thread needs to decode, whatever becomes of its outputs."""
-
-    @property
-    def decoder(self) -> Decoder | ServedBranches:
-        """What decodes."""
-        ...
-
-    def outcomes(
-        self, assignment: Any, examples: Sequence[Example], *, above: Mapping[str, Generation] | None = None
-    ) -> Iterator[tuple[Outcome, ...]]:
-        """Yields what becomes of every example of a shard, for each assignment that this was loaded for."""
-        ...
-
-    def losses(self, assignment: Any, outcomes: Sequence[tuple[Any, ...]]) -> list[ProbedLoss]:
-        """Returns the losses of the examples that are sampled, by id."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Answered:
-    """What became of a prompt.
-
-    Attributes:
-      example: The prompt.
-      answer: Its answer; None if it has none.
-      failure: Why it has none, in words; None if it has one.
-      is_refused: Whether it was unfit to be decoded. If it has no answer otherwise, it should have been answered, and
-        counts as a loss of 1 where losses are measured.
-    """
-
-    example: Example
-    answer: Answer | None = None
-    failure: str | None = None
-    is_refused: bool = False
-
-
-def load_model(assignment: Assignment, *others: Assignment) -> "LoadedModel | LoadedGenerator":
+def load_model(assignment: Assignment, *others: Assignment) -> "Loaded":
     """Returns what an assignment needs, and sweeps that differ from it in exit rules alone.
 
     Raises:
@@ -96,7 +45,7 @@ def load_model(assignment: Assignment, *others: Assignment) -> "LoadedModel | Lo
     """
     keep_freed_memory()
     use_compilation_cache()
-    loaded: LoadedModel | LoadedGenerator
+    loaded: Loaded
     if isinstance(assignment, AnswerAssignment):
         loaded = LoadedGenerator.of(assignment)
         engine = loaded.generator.engine.batch
@@ -112,12 +61,14 @@ class LoadedModel:
     """What one thread needs to make generations.
 
     Attributes:
+      assignment: How to decode; the first of several that differ in exit rules.
       decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
       rules: How many exit rules it has, each with as many branches.
       vocabulary: None where all prompts are token ids and there is none.
       vocab_size: Number of token ids that the model knows.
     """
 
+    assignment: SweepAssignment
     decoder: Decoder | ServedBranches
     rules: int = 1
     vocabulary: Vocabulary | None
@@ -138,19 +89,20 @@ class LoadedModel:
         vocabulary = _load_vocabulary(first)
         rules = tuple(each.job.settings.rule for each in assignments)
         decoder = _served(first, checkpoint) if job.decoder == BATCH else _sweep(first, checkpoint, rules)
-        return cls(rules=len(rules), decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+        return cls(
+            assignment=first,
+            rules=len(rules),
+            decoder=decoder,
+            vocabulary=vocabulary,
+            vocab_size=checkpoint.config.vocab_size,
+        )
 
     def outcomes(
-        self,
-        assignment: SweepAssignment,
-        examples: Sequence[Example],
-        *,
-        above: Mapping[str, Generation] | None = None,
+        self, examples: Sequence[Example], *, above: Mapping[str, Generation] | None = None
     ) -> Iterator[tuple[Generation, ...]]:
         """Yields the generations of every example by each rule, first of those whose prompt is unfit, or failed above.
 
         Args:
-          assignment: How to decode; the first of several that differ in exit rules.
           examples: Those of a shard, in their order.
           above: Their generations at the upper part of the grid, by id; None if there is no such part.
 
@@ -164,7 +116,7 @@ class LoadedModel:
             if above is not None and above[example.id].failure is not None:
                 yield (above[example.id],)
                 continue
-            encoded = self._encode(example, assignment)
+            encoded = self._encode(example)
             if isinstance(encoded, Prompt):
                 prompts.append(encoded)
             else:
@@ -177,20 +129,21 @@ class LoadedModel:
             self.decoder,
             prompts,
             vocabulary=self.vocabulary,
-            on_error=assignment.on_error,
+            on_error=self.assignment.on_error,
             duplicates=duplicates,
             above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
-            goes_on=assignment.goes_on,
+            goes_on=self.assignment.goes_on,
             rules=self.rules,
-            end_ids=assignment.job.end_ids,
+            end_ids=self.assignment.job.end_ids,
         )
 
-    def losses(self, assignment: SweepAssignment, outcomes: Sequence[tuple[Generation, ...]]) -> list[ProbedLoss]:
+    def losses(self, outcomes: Sequence[tuple[Generation, ...]]) -> list[ProbedLoss]:
         """Returns none: losses of generations are made of what is stored."""
         return []
 
-    def _encode(self, example: Example, assignment: SweepAssignment) -> Prompt | str:
+    def _encode(self, example: Example) -> Prompt | str:
         """Returns the prompt of an example, or in words why it has none, where examples may fail."""
+        assignment = self.assignment
         try:
             return encode_prompt(
                 example,
@@ -262,10 +215,12 @@ class LoadedGenerator:
     """What one thread needs to answer prompts.
 
     Attributes:
+      assignment: How to answer.
       generator: Answers under the manifest.
       meter: Measures losses; None where none are.
     """
 
+    assignment: AnswerAssignment
     generator: Generator
     meter: LossMeter | None
 
@@ -305,19 +260,14 @@ class LoadedGenerator:
                 metric=assignment.metric,
                 metric_settings=assignment.metric_settings,
             )
-        return cls(generator=generator, meter=meter)
+        return cls(assignment=assignment, generator=generator, meter=meter)
 
     def outcomes(
-        self,
-        assignment: AnswerAssignment,
-        examples: Sequence[Example],
-        *,
-        above: Mapping[str, Generation] | None = None,
+        self, examples: Sequence[Example], *, above: Mapping[str, Generation] | None = None
     ) -> Iterator[tuple[Answered]]:
         """Yields what becomes of every prompt of a shard: first of those that are unfit, then of each as it ends.
 
         Args:
-          assignment: How to answer.
           examples: The prompts.
           above: None, since nothing of an answer is known before.
 
@@ -325,7 +275,7 @@ class LoadedGenerator:
           DataError: If a prompt is unfit and the assignment does not let prompts fail.
           DecodeError: If one cannot be decoded, likewise; or if the device has no memory left.
         """
-        generator = self.generator
+        assignment, generator = self.assignment, self.generator
         fit: list[Example] = []
         requests: list[ServedRequest] = []
         for example in examples:
@@ -352,14 +302,13 @@ class LoadedGenerator:
                 raise DecodeError(f"{answered.failure} Check the checkpoint. {_LIST}")
             yield (answered,)
 
-    def losses(self, assignment: AnswerAssignment, outcomes: Sequence[tuple[Answered]]) -> list[ProbedLoss]:
+    def losses(self, outcomes: Sequence[tuple[Answered]]) -> list[ProbedLoss]:
         """Returns the losses of the prompts that are sampled, by id.
 
         A prompt that was refused has no output and no loss; one that should have been answered and was not has loss 1.
         What is answered by an entry that is not about its group has no promise to watch.
 
         Args:
-          assignment: What is answered.
           outcomes: What became of every prompt of a shard, by id.
         """
         meter = self.meter
@@ -370,7 +319,7 @@ class LoadedGenerator:
         answered: list[tuple[Example, Answer]] = []
         for (outcome,) in outcomes:
             example = outcome.example
-            place = self._watched_place(assignment, example)
+            place = self._watched_place(example)
             if place is None or not meter.is_sampled(example.id) or outcome.is_refused:
                 continue
             if outcome.answer is not None:
@@ -401,14 +350,18 @@ class LoadedGenerator:
                 reason = reason_of(error)
         return Answered(example=example, failure=f"{request.name}: {reason}.")
 
-    def _watched_place(self, assignment: AnswerAssignment, example: Example) -> int | None:
+    def _watched_place(self, example: Example) -> int | None:
         """Returns the place of the entry whose promise is about a prompt; None if none is, or it has no risk."""
         entry = self.generator.entry_for(example.group)
         group = example.group or self.generator.entry.group
         if entry.group != group:
             return None
-        place = assignment.manifest.calibrations.index(entry)
-        return place if place in assignment.watched() else None
+        place = self.assignment.manifest.calibrations.index(entry)
+        return place if place in self.assignment.watched() else None
+
+
+Loaded = LoadedModel | LoadedGenerator
+"""What one thread needs to decode, whatever becomes of its outputs."""
 
 
 def prompt_of(example: Example) -> AnyPrompt:

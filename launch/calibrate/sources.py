@@ -25,7 +25,7 @@ from calm_beam.manifest import GroupRecord, Plan, Variant
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
-from calm_beam.outputs.folder import SweepHome, check_may_choose, find_generations
+from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute
 from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
@@ -147,7 +147,9 @@ class DecodedSource:
                 withdraw=functools.partial(withdraw, self.home, self._earlier),
             )
         assignment = self._assignment(index, folder)
-        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment), assignment=assignment)
+        block = Block(
+            stored=assignment.stored, make=functools.partial(self._decode, [assignment]), assignment=assignment
+        )
         self._begun.append(block)
         return block
 
@@ -206,13 +208,15 @@ class DecodedSource:
             sweep.data, num_shards=sweep.num_shards, order=request.order, part=request.part, progress=progress
         )
 
-    def _decode(self, assignment: SweepAssignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
+    def _decode(
+        self, assignments: Sequence[SweepAssignment], pipeline: beam.Pipeline, progress: ProgressLog
+    ) -> beam.PCollection:
         return (
             pipeline
             | "ReadExamples" >> self._read(progress)
             | "DecodeExamples"
             >> DecodeExamples(
-                [assignment],
+                assignments,
                 progress,
                 accelerator_hint=self._workers.accelerator_hint,
                 needs_accelerator=self._workers.needs_accelerator,
@@ -231,18 +235,7 @@ class VariantsSource(DecodedSource):
         self, blocks: Sequence[Block], pipeline: beam.Pipeline, progress: ProgressLog
     ) -> beam.PCollection:
         """Adds to a pipeline what decodes several variants in one sweep."""
-        assignments = [block.assignment for block in blocks if block.assignment is not None]
-        return (
-            pipeline
-            | "ReadExamples" >> self._read(progress)
-            | "DecodeVariants"
-            >> DecodeExamples(
-                assignments,
-                progress,
-                accelerator_hint=self._workers.accelerator_hint,
-                needs_accelerator=self._workers.needs_accelerator,
-            )
-        )
+        return self._decode([block.assignment for block in blocks if block.assignment is not None], pipeline, progress)
 
     def finish(self) -> None:
         """Does nothing: the generations of all variants stay."""
@@ -331,7 +324,7 @@ def decoded_source(
 def stored_source(flags: argparse.Namespace) -> StoredSource:
     """Returns generations that are stored completely."""
     with naming("--generations"):
-        folder = find_generations(absolute(flags.generations))
+        folder = SweepHome(absolute(flags.generations)).only_folder()
         job = DecodeJob.read(folder)
         check_may_choose(folder, job)
         finished = FinishedSweep.read(folder, job)

@@ -20,9 +20,9 @@ from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.outputs import COMPLETE, FAILURES, FinishedAnswers, OutputsError
-from calm_beam.outputs.answer_request import AnswerRequest
 from calm_beam.outputs.assignment import AnswerAssignment
 from calm_beam.outputs.folder import AnswerHome
+from calm_beam.outputs.request import AnswerRequest
 from calm_beam.outputs.shard_count import prompt_shards
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.text.counted import counted

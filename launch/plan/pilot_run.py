@@ -12,7 +12,7 @@ from calm_beam.launch.flags import naming
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, Objective, read_manifest
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, StoredShard, read_generations
-from calm_beam.outputs.folder import find_generations
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.timing import RunTiming, ShardTiming, read_run_timing, read_timings
 from calm_beam.storage import absolute, is_file, joined, parent
 
@@ -108,7 +108,7 @@ def read_pilot(path: str) -> PilotRun:
 
 def _found(path: str) -> str:
     try:
-        return find_generations(path)
+        return SweepHome(path).only_folder()
     except UsageError as error:
         raise UsageError(str(error).replace("--generations", "--pilot", 1)) from error
 

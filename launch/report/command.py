@@ -10,7 +10,7 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, ManifestError, read_any_manifest
-from calm_beam.outputs.folder import find_generations
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.report import (
     Calibrated,
     StoredOutputs,
@@ -151,10 +151,10 @@ def _stored(flags: argparse.Namespace, calibrated: Calibrated, *, remarks: list[
     """Returns the generations; None if nobody named them and there are none."""
     if flags.generations is not None:
         with naming("--generations"):
-            folder = find_generations(absolute(flags.generations))
+            folder = SweepHome(absolute(flags.generations)).only_folder()
         return StoredOutputs.read(folder, calibrated.manifest)
     try:
-        folder = find_generations(flags.calibration)
+        folder = SweepHome(flags.calibration).only_folder()
     except UsageError:
         remarks.append(
             "Exit layers and outputs are not shown: the generations are not beside the manifest (calm-beam report "

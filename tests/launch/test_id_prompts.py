@@ -11,7 +11,7 @@ import pytest
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.outputs import DecodeJob, read_generations
-from calm_beam.outputs.folder import find_generations
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.serving import Generator
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 from tests.data_files import write_parquet, write_tfrecord
@@ -133,7 +133,7 @@ def test_without_a_vocabulary_ids_are_compared(bare: pathlib.Path) -> None:
     """Outputs and references are then ids joined by spaces, in what is stored too, and losses say something."""
     manifest = read_manifest(bare / "out" / "manifest.json")
     assert manifest.vocabulary is None
-    (path,) = DecodeJob.shard_files(find_generations(str(bare / "out")))
+    (path,) = DecodeJob.shard_files(SweepHome(str(bare / "out")).only_folder())
     for generation in read_generations(path):
         assert generation.example.references == (" ".join(map(str, [7, 9, *range(20, 40)])),)
         output = generation.outputs[0]
@@ -276,7 +276,7 @@ def test_generations_of_the_first_form_are_refused(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They may hold ids where there was a vocabulary: neither calibrated again nor gone on with."""
-    stored = pathlib.Path(find_generations(str(folder / "text")))
+    stored = pathlib.Path(SweepHome(str(folder / "text")).only_folder())
     output = tmp_path / "out"
     shutil.copytree(stored, output / "generations" / stored.name)
     (job,) = output.rglob("decode.json")

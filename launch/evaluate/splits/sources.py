@@ -10,7 +10,7 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import ManifestError
 from calm_beam.outputs import DecodeJob, FinishedSweep, stored_examples
-from calm_beam.outputs.folder import find_generations
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
@@ -66,7 +66,7 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
     found = []
     for directory in directories:
         with naming("--generations"):
-            folder = find_generations(absolute(directory))
+            folder = SweepHome(absolute(directory)).only_folder()
         job = DecodeJob.read(folder)
         found.append((folder, job, FinishedSweep.read(folder, job)))
     names = _names([job.settings.rule for _, job, _ in found])

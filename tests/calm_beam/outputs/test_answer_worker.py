@@ -13,8 +13,8 @@ from calm_beam.decoding.result import PromptResult
 from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.manifest import ManifestError, read_manifest
 from calm_beam.outputs.answer_prepared import prepare_answers
-from calm_beam.outputs.answer_request import AnswerRequest
 from calm_beam.outputs.assignment import AnswerAssignment
+from calm_beam.outputs.request import AnswerRequest
 from calm_beam.outputs.worker import LoadedGenerator, load_model
 from tests.answers import write_served_folder
 
@@ -59,7 +59,7 @@ def test_a_crash_takes_no_other_prompt_along(folder: pathlib.Path, monkeypatch: 
     # Of the fourth prompt alone.
     culprit = next(iter(set(ids["row-003"]) - {each for name in ids if name != "row-003" for each in ids[name]}))
     monkeypatch.setattr(Decoder, "decode", _crashing(culprit))
-    outcomes = {outcome.example.id: outcome for (outcome,) in loaded.outcomes(assignment, examples)}
+    outcomes = {outcome.example.id: outcome for (outcome,) in loaded.outcomes(examples)}
     assert outcomes.keys() == expected.keys()
     for name, outcome in outcomes.items():
         if name == "row-003":
@@ -70,9 +70,9 @@ def test_a_crash_takes_no_other_prompt_along(folder: pathlib.Path, monkeypatch: 
             assert outcome.answer is not None
             found, wanted = outcome.answer, expected[name]
             assert (found.tokens, found.exit_layers) == (wanted.tokens, wanted.exit_layers)
-    strict = dataclasses.replace(assignment, on_error="fail")
+    strict = dataclasses.replace(loaded, assignment=dataclasses.replace(assignment, on_error="fail"))
     with pytest.raises(DecodeError, match=r"row-003\): RuntimeError: the kernel failed\. Check the checkpoint\."):
-        list(loaded.outcomes(strict, examples))
+        list(strict.outcomes(examples))
 
 
 def test_a_model_that_changed_is_not_served(folder: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ from calm_beam.decoding.work import Work
 from calm_beam.outputs import StoredGenerations, stored_shard, write_generations
 from calm_beam.outputs.stopwatch import ShardStopwatch
 from calm_beam.outputs.timing import read_timings
-from tests.calm_beam.outputs.test_folder import build_job
+from tests.calm_beam.outputs.test_job import build_job
 
 
 class _Decoder:

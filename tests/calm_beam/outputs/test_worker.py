@@ -33,7 +33,6 @@ class _Echo:
             )
 
 
-_LOADED = LoadedModel(decoder=cast(Decoder, _Echo()), vocabulary=None, vocab_size=16)
 _FIT, _UNFIT = (
     build_example(id=name, input=None, input_ids=ids, references=(), reference_ids=((3,),))
     for name, ids in (("fit", (5, 6, 1)), ("unfit", (5, 99, 1)))
@@ -42,7 +41,8 @@ _FIT, _UNFIT = (
 
 def _decoded(**options: Any) -> dict[str, Generation]:
     assignment = dataclasses.replace(build_assignment("/nowhere", model="model"), on_error=options.pop("on_error"))
-    generations = _LOADED.outcomes(assignment, **{"examples": [_FIT, _UNFIT], **options})
+    loaded = LoadedModel(assignment=assignment, decoder=cast(Decoder, _Echo()), vocabulary=None, vocab_size=16)
+    generations = loaded.outcomes(**{"examples": [_FIT, _UNFIT], **options})
     return {generation.example.id: generation for (generation,) in generations}
 
 

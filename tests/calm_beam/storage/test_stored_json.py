@@ -16,7 +16,7 @@ from calm_beam.outputs import COMPLETE, DecodeJob, FinishedSweep, stored_shard
 from calm_beam.report import read_calibrated, read_speedups
 from calm_beam.training.saved_state import StateFolder
 from tests.calm_beam.manifest.builders import build_manifest
-from tests.calm_beam.outputs.test_folder import build_job
+from tests.calm_beam.outputs.test_job import build_job
 from tests.calm_beam.report.builders import random_generations, write_calibration
 
 _REPEATED = '{"schema": 1, "id": "a", "reason": "b", "id": "c"}'

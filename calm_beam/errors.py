@@ -1,6 +1,15 @@
-"""The base class of the errors that calm-beam raises in words of its own, and words for the system's."""
+"""The base class of the errors that calm-beam raises in words of its own, and words for those of others.
+
+What the user wrote is run within `UserCode`: a metric that calls `sys.exit(0)` would otherwise end a run as if it had
+succeeded, with nothing written.
+"""
 
 import os
+import threading
+import types
+from collections.abc import Callable
+
+_LONGEST_TEXT = 500
 
 
 class CalmBeamError(Exception):
@@ -21,3 +30,60 @@ def os_error_in_words(error: OSError) -> str:
     if error.filename is None or not error.strerror:
         return str(error)
     return f"{os.fspath(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}."
+
+
+class UserCode:
+    """A context for code of the user: any exception that leaves it is raised anew as an error of ours.
+
+    That includes `SystemExit` and whatever else is no `Exception`. Ctrl-C stays what it is: Python raises it in the
+    main thread, so that a `KeyboardInterrupt` in another thread is the user's own. Do not yield within this context.
+
+    >>> with UserCode(lambda said: CalmBeamError(f"my_metric raised {said}")):
+    ...     raise SystemExit(0)
+    Traceback (most recent call last):
+    calm_beam.errors.CalmBeamError: my_metric raised SystemExit: 0, which would have ended the process
+    """
+
+    def __init__(self, error: Callable[[str], CalmBeamError], *, passing: type[CalmBeamError] | tuple[()] = ()) -> None:
+        """Takes what makes the error, given the exception in words, and the errors of ours that pass as they are."""
+        self._error = error
+        self._passing = passing
+
+    def __enter__(self) -> None:
+        """Begins the context."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Raises the error if an exception left the context; the exception is its cause."""
+        if raised is None or isinstance(raised, self._passing) or _is_ctrl_c(raised):
+            return
+        ends = ", which would have ended the process" if isinstance(raised, SystemExit) else ""
+        raise self._error(f"{type(raised).__name__}: {text_of(raised)}{ends}") from raised
+
+
+def text_of(raised: BaseException) -> str:
+    """Returns what an exception says, in one line and cut where it is long."""
+    return _in_one_line(lambda: str(raised))
+
+
+def shown(value: object) -> str:
+    """Returns the `repr` of a value, in one line and cut where it is long."""
+    return _in_one_line(lambda: repr(value))
+
+
+def _in_one_line(text_of_it: Callable[[], str]) -> str:
+    try:
+        text = text_of_it()
+    # That text is the user's code as well.
+    except BaseException as error:
+        if _is_ctrl_c(error):
+            raise
+        return "(its text is not available)"
+    # Whoever reads a traceback takes a line that looks like an error for the error.
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: _LONGEST_TEXT + 1])
+    return line if len(text) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"
+
+
+def _is_ctrl_c(raised: BaseException) -> bool:
+    return isinstance(raised, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()

@@ -23,9 +23,9 @@ from calm_beam.manifest import (
     VocabularyRecord,
     time_of_now,
 )
+from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.registry import source_digests
 from calm_beam.outputs import DecodeJob
-from calm_beam.versions import run_versions
 
 from .pareto import CHOOSING
 from .plan import promise_of

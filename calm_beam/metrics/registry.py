@@ -9,7 +9,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import CalmBeamError, UserCode, shown, text_of
 from calm_beam.metrics.best_reference import Metric as Metric
 from calm_beam.metrics.chrf import CHRF_SIGHT, chrf
 from calm_beam.metrics.edit_distance import EDIT_DISTANCE_SIGHT, edit_distance
@@ -21,7 +21,6 @@ from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.sight import SightedMetric
 from calm_beam.metrics.squad_text import SQUAD_SIGHT
 from calm_beam.metrics.token_f1 import token_f1
-from calm_beam.user_code import UserCode, shown, text_of
 
 METRICS: Mapping[str, SightedMetric] = types.MappingProxyType(
     {

@@ -10,12 +10,12 @@ from calm_beam.errors import UsageError
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration, EngineRecord, Manifest
+from calm_beam.manifest.versions import decoding_versions
 from calm_beam.metrics.registry import check_may_run, check_source, get_metric, metric_source_digest
 from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
 from calm_beam.serving.engine import check_exact, other_engine_in_words, served_engine
 from calm_beam.serving.loss_meter import check_exits, check_watchable
 from calm_beam.storage import absolute
-from calm_beam.versions import decoding_versions
 
 from .assignment import AnswerAssignment
 from .job import AnswerJob, Probe

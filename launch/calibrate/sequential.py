@@ -17,12 +17,12 @@ from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import EarlierEnd, Manifest, Objective, Plan, SequentialRecord
+from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.registry import get_metric, metric_source_digest
 from calm_beam.outputs import STOPPED, FinishedSweep, OutputsError, stored_shard, whole_shard
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.storage import is_file, joined, make_folder, remove_file
 from calm_beam.text.counted import counted
-from calm_beam.versions import run_versions
 
 from .run import CalibrationRun
 from .sources import Block, DecodedSource

@@ -12,6 +12,7 @@ from calm_beam.calibration.declared import DeclaredExamples, IdReading
 from calm_beam.calibration.evaluated import EvaluatedLosses
 from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.loss_table import LossTable
+from calm_beam.calibration.plan_list import AskedPlan, PlanList
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.sequential import WatchedSettings, watched_settings
 from calm_beam.calibration.settings import external_manifest
@@ -31,10 +32,9 @@ from calm_beam.manifest import (
     plans_in_words,
     read_external_manifest,
 )
-from calm_beam.plan_list import AskedPlan, PlanList
+from calm_beam.manifest.versions import certifying_versions
 from calm_beam.storage import joined, remove_file, replacing, version
 from calm_beam.text.counted import counted
-from calm_beam.versions import certifying_versions
 
 from .asked import groups_of, tests_of
 from .published import NEXT_IDS, prepare_output, publish_and_tell, report_if_missing

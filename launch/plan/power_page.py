@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from calm_beam.manifest.versions import certifying_versions
 from calm_beam.report.document import Document, Section, paragraphs, sentence
 from calm_beam.report.line_chart import Line, LineChart, legend
 from calm_beam.report.tables import Cell, table
-from calm_beam.versions import certifying_versions
 
 from .power_plot import Curve
 

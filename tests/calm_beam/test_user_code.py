@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import CalmBeamError, UserCode, shown, text_of
 from calm_beam.inputs.examples import DataError
-from calm_beam.user_code import UserCode, shown, text_of
 
 
 class _MuteError(Exception):

@@ -703,7 +703,7 @@ def test_other_software_is_told_apart(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Shards of two versions are never mixed; calibrated again, the manifest names the versions of both steps."""
-    from calm_beam import versions
+    from calm_beam.manifest import versions
 
     _interrupted(whole, tmp_path / "out")
     monkeypatch.setattr(versions, "__version__", "99")

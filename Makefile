@@ -24,9 +24,10 @@ COMPUTING = $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/se
     $(filter tests/calm_beam/decoding/% tests/calm_beam/exits/%,$(COMPILED))
 # What takes a minute: neither computes with models, nor runs a pipeline, a browser or TensorFlow.
 FAST := calm_beam tests/tools/demo_task tests/validity \
-    $(filter-out $(addprefix tests/calm_beam/,__pycache__/ analysis/ decoding/ exits/ model/ serving/ test_reference_goldens.py training/), \
+    $(filter-out $(addprefix tests/calm_beam/,__pycache__/ decoding/ evaluation/ exits/ model/ serving/ test_reference_goldens.py training/), \
         $(wildcard tests/calm_beam/*/ tests/calm_beam/test_*.py)) \
-    $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,generate.py prompts.py settings.py)) \
+    $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,prompts.py settings.py) \
+        $(addprefix evaluation/test_,cost.py device_forecast.py flops.py outcomes.py speedup.py splits.py totals.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,accessibility.py browser.py labels.py reading.py) metrics/test_bleurt.py \

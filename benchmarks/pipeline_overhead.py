@@ -36,7 +36,6 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.generate import generate
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.request import Request
@@ -51,6 +50,7 @@ from calm_beam.launch.runners import make_runner, run_pipeline
 from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation, read_generations, write_generations
+from calm_beam.outputs.generate import generate
 from calm_beam.transforms import ReadExamples
 from calm_beam.vocabularies.vocabulary import Vocabulary
 

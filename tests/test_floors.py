@@ -126,7 +126,7 @@ _OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
         ("calm_beam.inputs", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
         ("calm_beam.metrics.bleurt", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
         ("calm_beam.metrics.registry", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
-        ("calm_beam.decoding.generate", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
+        ("calm_beam.outputs.generate", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.serving", ("pyarrow", "rouge_score", *_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.training.train", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch", "apache_beam.ml", *_OF_EXTRAS)),

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.csv_cells import allow_long_cells, csv_line, text_of_cell, text_to_cell
 from calm_beam.storage import open_input, replacing
-from calm_beam.text.csv_cells import allow_long_cells, csv_line, text_of_cell, text_to_cell
 
 from .result import RiskRow
 

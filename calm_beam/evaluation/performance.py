@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.decoding.branches import sweep_branches
-from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.outputs import Generation
+from calm_beam.outputs.generate import generate
 
 from .estimates import Estimate, estimated_mean, estimated_ratio
 from .task import Task

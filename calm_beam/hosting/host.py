@@ -13,6 +13,7 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.recorded import recorded_arithmetic
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise
 from calm_beam.serving import (
     Answer,
     Generator,
@@ -26,7 +27,6 @@ from calm_beam.serving import (
 )
 from calm_beam.serving.generator import on_device
 from calm_beam.serving.loss_meter import AnsweredRequest, check_watchable
-from calm_beam.upkeep.sampled_loss import SampledLoss, WatchedPromise
 
 from .questions import EntryChoice, HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
 

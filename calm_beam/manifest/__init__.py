@@ -5,6 +5,8 @@ is described for other languages by `manifest.schema.json` beside this module; t
 other are enforced by the records.
 """
 
+from calm_beam.storage.digest import content_digest as content_digest
+
 from ._checks import ManifestError as ManifestError
 from ._clusters import clusters_in_words as clusters_in_words
 from ._confirmation import confirmation_in_words as confirmation_in_words
@@ -59,7 +61,6 @@ from ._tests import PARETO as PARETO
 from ._tests import PROCEDURES as PROCEDURES
 from ._unseen import UnseenRecord as UnseenRecord
 from ._unseen import unseen_in_words as unseen_in_words
-from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
 from .reader import read_any_manifest as read_any_manifest
 from .reader import read_external_manifest as read_external_manifest

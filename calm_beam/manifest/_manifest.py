@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from calm_beam.manifest.notebook import html_of
+from calm_beam.storage.digest import content_digest
 
 from ._checks import ManifestError, check_text, check_utc_time, shown
 from ._earlier_plans import EarlierPlan, check_earlier
@@ -12,7 +13,6 @@ from ._plan import Plan
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
 from ._schedule import check_positions
 from ._tests import PARETO, check_looked_at
-from .digest import content_digest
 from .records import (
     Calibration,
     ConfirmationRecord,

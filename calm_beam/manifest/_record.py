@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import ClassVar, Self, TypeVar
 
+from calm_beam.storage.digest import content_digest
+
 from ._checks import ManifestError, shown
-from .digest import content_digest
 
 SCHEMA = "calm-beam/manifest/v1"
 

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from calm_beam.manifest.digest import content_digest
 from calm_beam.storage import is_file, joined
+from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 from calm_beam.text.counted import counted
 

@@ -19,8 +19,8 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engine_difference
-from calm_beam.manifest.digest import content_digest
 from calm_beam.storage import base_name, joined, list_files
+from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.text.counted import check_count
 from calm_beam.vocabularies.vocabulary import EOS_ID

@@ -11,13 +11,13 @@ from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine_choice import check_assigned
-from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.outputs.generate import generate
 from calm_beam.serving.answer import Answer, PromptError
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
-from calm_beam.upkeep.sampled_loss import SampledLoss, WatchedPromise
 
 from .answer import Answer
 from .generator import Generator

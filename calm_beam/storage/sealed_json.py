@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest.digest import content_digest
 from calm_beam.storage import open_input, replacing, strict_json
+from calm_beam.storage.digest import content_digest
 
 
 def write_sealed(path: str, content: Mapping[str, Any], *, replaces: str | None = None) -> None:

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self
 
+from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise, in_fixed_order
+
 from .monitor import RiskMonitor
-from .sampled_loss import SampledLoss, WatchedPromise, in_fixed_order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ Traceback (most recent call last):
         (_TRACE + "calm_beam.inputs.examples.DataError: bad [while running 'Read/Parse']", "bad"),
         (_TRACE + "calm_beam.metrics.registry.MetricError: m [while running 'A [B] C-ptransform-12']\n\n", "m"),
         (_TRACE + "jaxlib._jax.XlaRuntimeError: RESOURCE_EXHAUSTED", "XlaRuntimeError: RESOURCE_EXHAUSTED"),
-        ("RuntimeError: " + _TRACE + "calm_beam.decoding.generate.DecodeError: example x: no", "example x: no"),
+        ("RuntimeError: " + _TRACE + "calm_beam.outputs.generate.DecodeError: example x: no", "example x: no"),
         ("plain words [while running 'X']", "plain words"),
     ],
 )

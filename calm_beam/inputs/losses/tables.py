@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from calm_beam.inputs.csv_cells import allow_long_cells
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.inputs.files import matching_files
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import open_input, strict_json
-from calm_beam.text.csv_cells import allow_long_cells
 
 _BATCH = 4096
 _Row = TypeVar("_Row", covariant=True)

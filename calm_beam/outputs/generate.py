@@ -5,13 +5,12 @@ from typing import Protocol
 
 import numpy as np
 
+from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
+from calm_beam.decoding.prompts import Prompt
+from calm_beam.decoding.request import Request
+from calm_beam.decoding.result import KnownOutput, PromptResult
 from calm_beam.outputs import Generation, Output
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
-
-from .isolation import DecodeError, reason_of, results_or_reasons
-from .prompts import Prompt
-from .request import Request
-from .result import KnownOutput, PromptResult
 
 
 class DecodesRequests(Protocol):

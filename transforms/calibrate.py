@@ -25,6 +25,7 @@ from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
+from .summing import SumMerged
 from .sweep import ReadGenerations, Sweep, Swept
 from .upstream import maker_of
 
@@ -240,7 +241,9 @@ def summed(sweeps: beam.PCollection, scorer: ShardScorer) -> beam.PCollection:
         totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), beam.pvalue.AsSingleton(sweeps))
     else:
         totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
-    return totals | "SumLosses" >> beam.CombineGlobally(SumTotals(layout_of(scorer.plan)))
+    return totals | "SumLosses" >> beam.CombineGlobally(
+        SumMerged(functools.partial(CalibrationTotals.zero, layout_of(scorer.plan)))
+    )
 
 
 def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard]]:
@@ -281,7 +284,7 @@ class _ScoreClusters(beam.PTransform):
         ).with_outputs("losses", main="examples")
         units = (
             scored.losses
-            | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
+            | "GroupByCluster" >> beam.CombinePerKey(SumMerged())
             | "AverageClusters" >> beam.Map(totals_of_cluster, layout=layout_of(plan), plan=plan)
         )
         return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
@@ -309,13 +312,6 @@ class _ScoreMembers(beam.DoFn):
         yield whole
 
 
-def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
-    first, *others = parts
-    for part in others:
-        first = first.merge(part)
-    return first
-
-
 def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, plan: Plan) -> CalibrationTotals:
     """Returns the totals of a cluster, given its name and the losses of all its examples, in the plan's layout."""
     cluster, losses = element
@@ -331,33 +327,6 @@ def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, pla
     if part == CHOOSING:
         return totals
     return dataclasses.replace(totals, over_examples=RiskTotals(n=losses.size, sums=losses.sums))
-
-
-class SumTotals(beam.CombineFn):
-    """Merges `CalibrationTotals`; the arithmetic is theirs."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Keeps what is gathered."""
-        self._layout = layout
-
-    def create_accumulator(self) -> CalibrationTotals:
-        """Returns the totals of no examples."""
-        return CalibrationTotals.zero(self._layout)
-
-    def add_input(self, accumulator: CalibrationTotals, element: CalibrationTotals) -> CalibrationTotals:
-        """Adds totals."""
-        return accumulator.merge(element)
-
-    def merge_accumulators(self, accumulators: Iterable[CalibrationTotals]) -> CalibrationTotals:
-        """Adds totals."""
-        merged = self.create_accumulator()
-        for accumulator in accumulators:
-            merged = merged.merge(accumulator)
-        return merged
-
-    def extract_output(self, accumulator: CalibrationTotals) -> CalibrationTotals:
-        """Returns the totals."""
-        return accumulator
 
 
 def _outcome(

@@ -16,14 +16,17 @@ pipeline
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 
 import apache_beam as beam
 
 from calm_beam.risk.setting_sums import LossSums, RiskTest, SettingResult, control_risk
 
+from .summing import SumMerged
 
-class SumLosses(beam.CombineFn):
+
+class SumLosses(SumMerged):
     """Sums losses exactly, by setting; for `CombineGlobally` and, for groups, `CombinePerKey`.
 
     Takes tuples of id, setting and loss, and gives `LossSums`, which do not depend on order, sharding or workers. Ids
@@ -34,28 +37,12 @@ class SumLosses(beam.CombineFn):
 
     def __init__(self, tests: Sequence[RiskTest]) -> None:
         """Keeps what will be asked of the sums."""
-        super().__init__()
-        self._tests = tuple(tests)
-
-    def create_accumulator(self) -> LossSums:
-        """Returns the sums of no losses."""
-        return LossSums(self._tests)
+        super().__init__(functools.partial(LossSums, tuple(tests)))
 
     def add_input(self, accumulator: LossSums, element: tuple[str, str, float]) -> LossSums:
         """Adds one loss."""
         example_id, setting, loss = element
         accumulator.add(example_id, setting, loss=loss)
-        return accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[LossSums]) -> LossSums:
-        """Adds sums."""
-        merged = self.create_accumulator()
-        for accumulator in accumulators:
-            merged.merge(accumulator)
-        return merged
-
-    def extract_output(self, accumulator: LossSums) -> LossSums:
-        """Returns the sums."""
         return accumulator
 
 

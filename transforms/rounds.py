@@ -15,11 +15,12 @@ from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.risk.clusters import ClusterLosses
 
-from .calibrate import SumTotals, totals_of_cluster
+from .calibrate import totals_of_cluster
 from .decode import CheckFolders, decoding
 from .examples import ExamplesRead
 from .progress import ProgressLog
 from .scoring import ShardScorer
+from .summing import SumMerged
 
 
 @dataclasses.dataclass
@@ -95,7 +96,7 @@ class CountRounds(beam.PTransform):
             | "CountShardsOnce" >> beam.GroupByKey()
             | "ScoreShards" >> beam.ParDo(_ScoreWhole(scorer), count)
             | "KeyByRound" >> beam.Map(_by_round, places)
-            | "SumRounds" >> beam.CombinePerKey(SumTotals(layout_of(self.plan)))
+            | "SumRounds" >> beam.CombinePerKey(SumMerged())
             | "WriteRounds"
             >> beam.Map(
                 _write_round,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import apache_beam as beam
 import numpy as np
@@ -25,6 +25,7 @@ from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .scoring import ShardScorer
+from .summing import SumMerged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,13 +107,13 @@ class SplitGenerations(beam.PTransform):
             scored = shards | "ScoreMembers" >> beam.ParDo(score).with_outputs("members", main="totals")
             clusters = (
                 scored.members
-                | "GroupByCluster" >> beam.CombinePerKey(_merged_members)
+                | "GroupByCluster" >> beam.CombinePerKey(SumMerged())
                 | "SplitClusters" >> beam.Map(_totals_of_cluster, sources=self.sources, splits=self.splits)
             )
             totals = (scored.totals, clusters) | "JoinTotals" >> beam.Flatten()
         return (
             totals
-            | "SumSplits" >> beam.CombinePerKey(_merged_totals)
+            | "SumSplits" >> beam.CombinePerKey(SumMerged())
             | "GatherMeasures" >> beam.combiners.ToList()
             | "WriteResults"
             >> beam.Map(
@@ -132,6 +133,10 @@ class _Members:
 
     losses: ClusterLosses
     counts: np.ndarray
+
+    def merge(self, other: Self) -> Self:
+        """Returns the sums over both parts of the cluster."""
+        return type(self)(losses=self.losses.merge(other.losses), counts=self.counts + other.counts)
 
 
 class _ScoreShard(beam.DoFn):
@@ -210,13 +215,6 @@ class _ScoreShard(beam.DoFn):
         return len(prompt.ids)
 
 
-def _merged_members(parts: Iterable[_Members]) -> _Members:
-    first, *others = parts
-    for part in others:
-        first = _Members(losses=first.losses.merge(part.losses), counts=first.counts + part.counts)
-    return first
-
-
 def _totals_of_cluster(
     element: tuple[tuple[int, str], _Members], *, sources: tuple[SplitSource, ...], splits: Splits
 ) -> tuple[int, SplitTotals]:
@@ -230,13 +228,6 @@ def _totals_of_cluster(
         scored=members.losses.size,
     )
     return index, totals
-
-
-def _merged_totals(parts: Iterable[SplitTotals]) -> SplitTotals:
-    first, *others = parts
-    for part in others:
-        first = first.merge(part)
-    return first
 
 
 def _write_results(

@@ -126,8 +126,8 @@ class LossSums:
         if len(losses) == _WAITING:
             self._settle(setting)
 
-    def merge(self, other: Self) -> None:
-        """Adds all losses of another.
+    def merge(self, other: Self) -> Self:
+        """Adds all losses of another, and returns itself.
 
         Raises:
           LossesError: If there are too many examples to compare their ids.
@@ -145,6 +145,7 @@ class LossSums:
             )
         if other._first is not None:
             self._compare(other._first, other._first_ids)
+        return self
 
     def by_setting(self) -> Mapping[str, SettingSums]:
         """Returns the sums of every setting, by its name."""

@@ -1,16 +1,17 @@
 """The mark of success of a folder: every shard that is there, each once, and what all of them come to."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from calm_beam.storage import is_file, joined
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 from calm_beam.text.counted import counted
 
-from .job import AnswerJob, DecodeJob, Job, OutputsError
+from .job import AnswerJob, DecodeJob, Job, OutputsError, Words
 from .shards import AnsweredShard, StoredShard
 from .tally import Tally, merged
 
@@ -32,6 +33,8 @@ class Finished:
     """What is finished."""
     SCHEMA: ClassVar[str]
     """Form of the file."""
+    LOST: ClassVar[str]
+    """What is said where the examples are others than were read, after their number."""
 
     job: str
     shards: tuple[StoredShard, ...]
@@ -45,6 +48,28 @@ class Finished:
     def failed(self) -> int:
         """Number of examples that could not be decoded."""
         return sum(shard.failed for shard in self.shards)
+
+    @classmethod
+    def of(cls, shards: Iterable[StoredShard], *, job: str, examples: int) -> Self:
+        """Returns the mark of a finished run.
+
+        Args:
+          shards: What was decoded; a shard that was decoded twice may come twice.
+          job: Digest of the job.
+          examples: Number of examples that were read.
+
+        Raises:
+          OutputsError: If the shards do not hold the examples that were read, each once, or two engines have decoded.
+        """
+        words, once = cls.JOB.WORDS, each_once(shards, words=cls.JOB.WORDS)
+        finished = cls._joined(once, job=job)
+        engines = sorted({shard.engine for shard in finished.shards if shard.engine is not None})
+        if len(engines) > 1:
+            raise OutputsError(mixed_engines(*engines[:2]))
+        if finished.examples != examples:
+            read = counted(examples, f"{words.example} was", several=f"{words.example}s were")
+            raise OutputsError(f"{read} read, but {finished.examples} {cls.LOST}")
+        return finished
 
     def write(self, folder: str, name: str = COMPLETE) -> None:
         """Writes the mark: `complete.json`, or another name for shards that are not all."""
@@ -101,16 +126,9 @@ class Finished:
         return finished
 
     @classmethod
-    def _each_once(cls, shards: Iterable[StoredShard]) -> tuple[StoredShard, ...]:
-        """Returns shards by number, of which some may come twice."""
-        by_number: dict[int, StoredShard] = {}
-        for shard in shards:
-            if by_number.setdefault(shard.shard, shard) != shard:
-                raise OutputsError(
-                    f"shard {shard.shard} was {cls.JOB.WORDS.made} twice, with different results. Did the data change "
-                    "meanwhile?"
-                )
-        return tuple(shard for _, shard in sorted(by_number.items()))
+    def _joined(cls, shards: Sequence[StoredShard], *, job: str) -> Self:
+        """Returns the mark of shards that are there once, by number."""
+        raise NotImplementedError
 
     def _counts(self) -> dict[str, Any]:
         """Returns what all shards come to, as JSON has it."""
@@ -133,29 +151,11 @@ class FinishedSweep(Finished):
 
     JOB = DecodeJob
     SCHEMA = DecodeJob.SCHEMA
+    LOST = "decoded. Counting others than were drawn would void the guarantee."
 
     @classmethod
-    def of(cls, shards: Iterable[StoredShard], *, job: str, examples: int) -> Self:
-        """Returns the mark of a finished run.
-
-        Args:
-          shards: What was decoded; a shard that was decoded twice may come twice.
-          job: Digest of the job.
-          examples: Number of examples that were read.
-
-        Raises:
-          OutputsError: If the shards do not hold the examples that were read, each once.
-        """
-        finished = cls(job=job, shards=cls._each_once(shards))
-        engines = sorted({shard.engine for shard in finished.shards if shard.engine is not None})
-        if len(engines) > 1:
-            raise OutputsError(mixed_engines(*engines[:2]))
-        if finished.examples != examples:
-            raise OutputsError(
-                f"{counted(examples, 'example was', several='examples were')} read, but {finished.examples} decoded. "
-                "Counting others than were drawn would void the guarantee."
-            )
-        return finished
+    def _joined(cls, shards: Sequence[StoredShard], *, job: str) -> Self:
+        return cls(job=job, shards=tuple(shards))
 
     def digest(self) -> str:
         """Returns `sha256:` and 64 digits, over the job and every shard's content."""
@@ -180,6 +180,7 @@ class FinishedAnswers(Finished):
 
     JOB = AnswerJob
     SCHEMA = "calm-beam/answered/v1"
+    LOST = "answered or listed as failed. Did the data change meanwhile? Repeat the run with --resume."
 
     tallies: Mapping[str | None, Tally]
     losses: Mapping[int, int]
@@ -190,28 +191,17 @@ class FinishedAnswers(Finished):
         return sum(self.tallies.values(), Tally())
 
     @classmethod
-    def of(cls, shards: Sequence[AnsweredShard], *, job: str, examples: int) -> Self:
-        """Returns the mark of a finished run; arguments and errors are those of `FinishedSweep.of`."""
-        ordered = cls._each_once(shards)
-        by_shard = {shard.shard: shard for shard in shards}
-        once = [by_shard[shard.shard] for shard in ordered]
-        tallies: dict[str | None, Tally] = functools.reduce(merged, (shard.tallies for shard in once), {})
-        losses: dict[int, int] = {}
-        for loss in (loss for shard in once for loss in shard.losses):
-            losses[loss.calibration] = losses.get(loss.calibration, 0) + 1
-        finished = cls(
+    def _joined(cls, shards: Sequence[StoredShard], *, job: str) -> Self:
+        answered = [shard for shard in shards if isinstance(shard, AnsweredShard)]
+        tallies: dict[str | None, Tally] = functools.reduce(merged, (shard.tallies for shard in answered), {})
+        losses = collections.Counter(loss.calibration for shard in answered for loss in shard.losses)
+        return cls(
             job=job,
-            shards=tuple(shard.in_short() for shard in once),
+            shards=tuple(shard.in_short() for shard in answered),
             # In an order that no worker decides.
             tallies={name: tallies[name] for name in sorted(tallies, key=lambda name: (name is not None, name))},
             losses=dict(sorted(losses.items())),
         )
-        if finished.examples != examples:
-            raise OutputsError(
-                f"{counted(examples, 'prompt was', several='prompts were')} read, but {finished.examples} answered "
-                "or listed as failed. Did the data change meanwhile? Repeat the run with --resume."
-            )
-        return finished
 
     def _counts(self) -> dict[str, Any]:
         return {
@@ -246,6 +236,24 @@ class FinishedAnswers(Finished):
             tallies={**({None: Tally(**of_none)} if of_none["prompts"] else {}), **groups},
             losses={each["calibration"]: each["losses"] for each in content["losses"]},
         )
+
+
+S = TypeVar("S", bound=StoredShard)
+
+
+def each_once(shards: Iterable[S], *, words: Words) -> list[S]:
+    """Returns shards by number, of which some may come twice.
+
+    Raises:
+      OutputsError: If two of one number differ.
+    """
+    by_number: dict[int, S] = {}
+    for shard in shards:
+        if by_number.setdefault(shard.shard, shard) != shard:
+            raise OutputsError(
+                f"shard {shard.shard} was {words.made} twice, with different results. Did the data change meanwhile?"
+            )
+    return [shard for _, shard in sorted(by_number.items())]
 
 
 def mixed_engines(one: str, other: str) -> str:

@@ -1,9 +1,8 @@
 """The life of a shard: taken over if it is stored already, else stored once, and counted when all are there."""
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calm_beam.inputs.examples import DataError, Example
@@ -13,7 +12,7 @@ from calm_beam.text.counted import counted
 from .answers import publish_rows, write_outcomes
 from .assignment import AnswerAssignment, Assignment, SweepAssignment
 from .failures import check_failures, failure_limit
-from .finished import FAILURES, Finished, FinishedAnswers, FinishedSweep, mixed_engines
+from .finished import FAILURES, Finished, FinishedAnswers, FinishedSweep, each_once, mixed_engines
 from .generations import Generation, read_generations, stored_examples, stored_failures, write_generations
 from .job import DecodeJob, Job, OutputsError
 from .shards import AnsweredShard, ProbedLoss, StoredShard, stored_shard, whole_shard
@@ -136,17 +135,19 @@ def store_shard(
       engine: As in `StoredShard`.
 
     Raises:
-      OutputsError: If another engine has decoded what is there.
+      OutputsError: If another engine has decoded what is there, or it is of other examples.
       OSError: If it cannot be written.
     """
     path, digest = assignment.shard_path(shard), assignment.job.shard_digest(shard, examples=examples)
-    with contextlib.suppress(FileExistsError):
+    try:
         if isinstance(assignment, AnswerAssignment):
             write_outcomes(path, outcomes, shard=shard, digest=digest, losses=losses, has_groups=assignment.has_groups)
         else:
             if engine is not None:
                 check_one_engine(assignment.directory, engine)
             write_generations(path, outcomes, shard=shard, digest=digest, engine=engine, overwrite=False)
+    except FileExistsError:
+        _checked_shard(path, assignment.job, shard=shard, examples=examples)
     # As it was stored, not as it is remembered.
     return whole_shard(path)
 
@@ -198,28 +199,25 @@ def finish(assignment: Assignment, shards: Sequence[StoredShard], *, examples: i
       DataError: If more examples failed than may.
       OSError: If a file cannot be written.
     """
-    job, answered = assignment.job.digest(), [shard for shard in shards if isinstance(shard, AnsweredShard)]
-    finished: Finished
-    if isinstance(assignment, AnswerAssignment):
-        finished = FinishedAnswers.of(answered, job=job, examples=examples)
-    else:
-        finished = FinishedSweep.of(shards, job=job, examples=examples)
+    job = assignment.job
+    kind: type[Finished] = FinishedAnswers if isinstance(assignment, AnswerAssignment) else FinishedSweep
+    finished = kind.of(shards, job=job.digest(), examples=examples)
+    once = each_once(shards, words=job.WORDS)
     limit = failure_limit(assignment.max_failures, examples=examples)
     if finished.failed > limit:
-        by_path = {assignment.shard_path(shard.shard): shard for shard in shards if shard.failed}
-        failures = [failure for path, shard in by_path.items() for failure in _failures(path, shard)]
+        failing = [(assignment.shard_path(shard.shard), shard) for shard in once if shard.failed]
+        failures = [failure for path, shard in failing for failure in _failures(path, shard)]
         check_failures(sorted(failures), failed=finished.failed, limit=limit)
     if isinstance(assignment, AnswerAssignment):
-        once = {shard.shard: shard for shard in answered}
-        _write_lists(assignment, [once[shard.shard] for shard in finished.shards])
+        _write_lists(assignment, [shard for shard in once if isinstance(shard, AnsweredShard)])
     finished.write(assignment.directory)
     return finished
 
 
-def _write_lists(assignment: AnswerAssignment, shards: Iterable[AnsweredShard]) -> None:
+def _write_lists(assignment: AnswerAssignment, shards: Sequence[AnsweredShard]) -> None:
     """Writes the lists of failures, and of losses by entry, of shards that are given by number."""
-    ordered, job, folder = list(shards), assignment.job, assignment.directory
-    failures = [failure for shard in ordered for failure in shard.failures]
+    job, folder = assignment.job, assignment.directory
+    failures = [failure for shard in shards for failure in shard.failures]
     _write_lines(joined(folder, FAILURES), [dataclasses.asdict(failure) for failure in failures])
     for calibration in assignment.watched():
         rows = [
@@ -231,7 +229,7 @@ def _write_lists(assignment: AnswerAssignment, shards: Iterable[AnsweredShard]) 
                 "manifest": job.manifest,
                 "calibration": calibration,
             }
-            for shard in ordered
+            for shard in shards
             for loss in shard.losses
             if loss.calibration == calibration
         ]

@@ -7,9 +7,16 @@ import re
 import pytest
 
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.outputs import OutputsError, StoredShard, write_generations
+from calm_beam.outputs import OutputsError, StoredShard, read_generations, write_generations
 from calm_beam.outputs.assignment import SweepAssignment
-from calm_beam.outputs.stored_shards import check_above, check_folder, finish, generations_above, taken_over
+from calm_beam.outputs.stored_shards import (
+    check_above,
+    check_folder,
+    finish,
+    generations_above,
+    store_shard,
+    taken_over,
+)
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.pipelines import build_assignment
 
@@ -85,3 +92,14 @@ def test_the_part_above_is_of_the_same_examples(assignment: SweepAssignment, tmp
         check_above(below, 0, examples=_EXAMPLES[:1])
     with pytest.raises(OutputsError, match="the data have no example for this file"):
         check_folder(below, [])
+
+
+def test_the_first_of_two_workers_counts(assignment: SweepAssignment) -> None:
+    """What is stored stays: who decodes the same shard once more gets what the first has stored, to the byte."""
+    one, other = ([build_generation((text,) * 6, example=example) for example in _EXAMPLES] for text in ("cat", "dog"))
+    stored = store_shard(assignment, 0, examples=_EXAMPLES, outcomes=one)
+    path = pathlib.Path(assignment.shard_path(0))
+    before = path.read_bytes()
+    assert store_shard(assignment, 0, examples=_EXAMPLES, outcomes=other) == stored
+    assert path.read_bytes() == before
+    assert list(read_generations(path)) == one

@@ -22,7 +22,7 @@ from calm_beam.outputs import DecodeJob, Generation, read_generations, worker
 from calm_beam.outputs.served_branches import ServedBranches
 from calm_beam.serving import Generator
 from calm_beam.transforms import ReadGenerations
-from tests.instruction_sets import AVAILABLE
+from tests.instruction_sets import TUNED
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROWS = 80
@@ -229,7 +229,7 @@ def test_a_killed_run_goes_on(
     (folder / "complete.json").unlink()
     # Another head is another way; without native code there is none.
     assert _calibrate(model, data, output, _CONFIRM, "--exit_head=int8", "--resume") == 2
-    assert ("was begun in another way" if AVAILABLE else "exit_head is int8, but") in capsys.readouterr().err
+    assert ("was begun in another way" if TUNED else "exit_head is int8, but") in capsys.readouterr().err
     next(folder.glob("*.parquet")).unlink()
     assert _calibrate(model, data, output, _CONFIRM) == 2
     assert "of a run that did not finish" in capsys.readouterr().err

@@ -188,17 +188,17 @@ class LaneTree:
         """
         is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_part_lanes
         kept_exits = np.where(is_kept, exit_layers, 0).reshape(-1)
-        is_alive, token = alive.reshape(-1), tokens.reshape(-1)
-        for layer, group in enumerate(self._group, start=1):
-            # What the layer is told of this token.
-            seen = np.minimum(kept_exits, layer - self._shift)
-            parts = np.flatnonzero(is_alive & ((token != token[group]) | (seen != seen[group])))
-            if len(parts):
-                # One number for each group, token and exit.
-                told = token[parts].astype(np.int64) * (self._layers + 1) + seen[parts]
-                keys = group[parts] * (told.max() + 1) + told
-                _, first, of_lane = np.unique(keys, return_index=True, return_inverse=True)
-                group[parts] = parts[first][of_lane]
+        seen = np.minimum(kept_exits, np.arange(1, self._layers + 1)[:, None] - self._shift)
+        # What each layer is told of this token, [layers, slots * lanes].
+        told = tokens.reshape(-1).astype(np.int64) * (self._layers + 1) + seen
+        parted = alive.reshape(-1) & (told != np.take_along_axis(told, self._group, axis=1))
+        parts = np.flatnonzero(parted)
+        if len(parts):
+            lanes = parts % alive.size
+            # One number for each layer, group, token and exit.
+            keys = (parts - lanes + self._group.flat[parts]) * (told.max() + 1) + told.flat[parts]
+            _, first, of_lane = np.unique(keys, return_index=True, return_inverse=True)
+            self._group.flat[parts] = lanes[first][of_lane]
         self.step += alive.any(axis=1)
 
     def _slots_of(self, lanes: np.ndarray) -> np.ndarray:

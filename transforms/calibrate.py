@@ -21,7 +21,6 @@ from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.failures import check_failures, failure_limit
-from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
@@ -308,25 +307,25 @@ class _ScoreMembers(beam.DoFn):
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
-                yield beam.pvalue.TaggedOutput("losses", (cluster, ClusterLosses(size=1, sums=of_example)))
+                yield beam.pvalue.TaggedOutput("losses", (cluster, RiskTotals(n=1, sums=of_example)))
         yield whole
 
 
-def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, plan: Plan) -> CalibrationTotals:
+def totals_of_cluster(element: tuple[str, RiskTotals], *, layout: Layout, plan: Plan) -> CalibrationTotals:
     """Returns the totals of a cluster, given its name and the losses of all its examples, in the plan's layout."""
     cluster, losses = element
     part = part_of_unit(plan, cluster)
     totals = CalibrationTotals.of_losses(
         [cluster],
-        losses.mean()[None],
+        losses.mean_up()[None],
         layout=layout,
         salt=plan.salt,
-        scored=losses.size,
+        scored=losses.n,
         groups=[part],
     )
     if part == CHOOSING:
         return totals
-    return dataclasses.replace(totals, over_examples=RiskTotals(n=losses.size, sums=losses.sums))
+    return dataclasses.replace(totals, over_examples=losses)
 
 
 def _outcome(

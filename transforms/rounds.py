@@ -13,7 +13,7 @@ from calm_beam.manifest import Plan
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
-from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.risk.totals import RiskTotals
 
 from .calibrate import totals_of_cluster
 from .decode import CheckFolders, decoding
@@ -155,14 +155,14 @@ class _ScoreWhole(beam.DoFn):
         plan = self._scorer.plan
         layout = layout_of(plan)
         whole = CalibrationTotals.zero(layout)
-        clusters: dict[str, ClusterLosses] = {}
+        clusters: dict[str, RiskTotals] = {}
         for of_examples, generations, losses in self._scorer.batches(element, examples=count):
             whole = whole.merge(of_examples)
             if plan.cluster_key is None:
                 whole = whole.merge(self._scorer.totals_of_losses(generations, losses))
                 continue
             for generation, of_example in zip(generations, losses, strict=True):
-                cluster, member = generation.example.cluster, ClusterLosses(size=1, sums=of_example)
+                cluster, member = generation.example.cluster, RiskTotals(n=1, sums=of_example)
                 assert cluster is not None
                 clusters[cluster] = clusters[cluster].merge(member) if cluster in clusters else member
         for element_of_cluster in clusters.items():

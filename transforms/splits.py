@@ -21,7 +21,7 @@ from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.failures import check_failures, failure_limit
-from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.risk.totals import RiskTotals
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .scoring import ShardScorer
@@ -131,7 +131,7 @@ class SplitGenerations(beam.PTransform):
 class _Members:
     """Examples of one cluster: sums of their losses and counts."""
 
-    losses: ClusterLosses
+    losses: RiskTotals
     counts: np.ndarray
 
     def merge(self, other: Self) -> Self:
@@ -197,7 +197,7 @@ class _ScoreShard(beam.DoFn):
             for generation, fixed_losses, counted in zip(generations, losses, counts, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
-                members = _Members(losses=ClusterLosses(size=1, sums=fixed_losses), counts=counted)
+                members = _Members(losses=RiskTotals(n=1, sums=fixed_losses), counts=counted)
                 yield beam.pvalue.TaggedOutput("members", ((index, cluster), members))
         yield index, sums
 
@@ -221,11 +221,11 @@ def _totals_of_cluster(
     (index, cluster), members = element
     totals = SplitTotals.of_units(
         [cluster],
-        members.losses.mean()[None],
+        members.losses.mean_up()[None],
         counts=members.counts[None],
         layout=layout_of(sources[index].plan),
         splits=splits,
-        scored=members.losses.size,
+        scored=members.losses.n,
     )
     return index, totals
 

@@ -9,9 +9,9 @@ from ._checks import ManifestError, check_choice, check_count, check_number, che
 from ._earlier_plans import EarlierPlan
 from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
 from ._manifest import EXTERNAL, WrittenManifest, terms_in_words
-from ._plan import SettledPlan, check_joint
+from ._plan import SettledPlan
 from ._record import Record, check_record, check_tuple, checked_list, records_from_json
-from ._tests import AskedTest, LookedAt, Step, TestedEntry
+from ._tests import AskedTest, LookRecord, StepRecord, TestedEntry
 from .records import GroupRecord
 
 EXTERNAL_DIRECTIONS = ("higher", "lower")
@@ -197,49 +197,36 @@ class ExternalTest(AskedTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalPlan(SettledPlan):
+class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
     """What was settled before any loss was summed.
 
     Attributes:
       order: All settings in testing order, the safest first.
-      tests: The promises asked for, one for each calibration, in the same order.
-      joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
-      group_key: What names the group of an example; None where there are no groups.
-      cluster_key: What names the cluster of an example, the independent unit; None: every example is one.
-      salt: Decides the order of examples, for p-values that need one.
       baseline: Run whose scores the others are compared with; None where losses were given.
       task: Task of the scores; None where nobody named one.
       metric: Metric of the scores; None where losses were given.
       direction: Which scores of the metric are better, one of `EXTERNAL_DIRECTIONS`; None where losses were given, and
         in manifests of earlier writers, which took higher ones for better without asking.
-      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("direction", "sequential")
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("order", "tests", "joint_epsilon", "group_key", "cluster_key", "salt"),
+        *("baseline", "task", "metric", "direction"),
+    )
+    _TEST: ClassVar[type[AskedTest]] = ExternalTest
+    _RULE: ClassVar[type[Record]] = ExternalSequentialPlan
     _TESTED: ClassVar[str] = "settings"
 
     order: tuple[str, ...]
-    tests: tuple[ExternalTest, ...]
-    joint_epsilon: float | None
-    group_key: str | None
-    cluster_key: str | None
-    salt: str
     baseline: str | None
     task: str | None
     metric: str | None
     direction: str | None = None
-    sequential: ExternalSequentialPlan | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "order":
-                return tuple(checked_list(value, at=at))
-            case "tests":
-                return records_from_json(ExternalTest, value, at=at)
-            case "sequential":
-                return ExternalSequentialPlan.from_dict(value, at=at)
-        return value
+        return tuple(checked_list(value, at=at)) if key == "order" else super()._from_json(key, value, at=at)
 
     def __post_init__(self) -> None:
         check_tuple("order", self.order)
@@ -247,18 +234,15 @@ class ExternalPlan(SettledPlan):
             check_text(f"order[{index}]", name)
         if not self.order or len(set(self.order)) != len(self.order):
             raise ManifestError(f"order must name one or more settings, each once, got {shown(self.order)}")
-        check_tuple("tests", self.tests, of=ExternalTest)
-        check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
-        for key in ("group_key", "cluster_key", "baseline", "task", "metric"):
+        super().__post_init__()
+        for key in ("baseline", "task", "metric"):
             if getattr(self, key) is not None:
                 check_text(key, getattr(self, key))
-        check_text("salt", self.salt)
         if self.direction is not None:
             check_choice("direction", self.direction, choices=EXTERNAL_DIRECTIONS)
             if self.metric is None:
                 raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
         if self.sequential is not None:
-            check_record("sequential", self.sequential, kind=ExternalSequentialPlan)
             try:
                 self.sequential.check_order(self.order)
             except ManifestError as error:
@@ -270,7 +254,7 @@ class ExternalPlan(SettledPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalStep(Step):
+class ExternalStep(StepRecord):
     """The test of one setting.
 
     Attributes:
@@ -309,8 +293,8 @@ class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook])
         *("group", "loss", "tail", "delta", "epsilon", "p_value", "procedure"),
         *("setting", "cost", "risk"),
     )
-    _STEP: ClassVar[type[Step]] = ExternalStep
-    _LOOK: ClassVar[type[LookedAt]] = ExternalLook
+    _STEP: ClassVar[type[StepRecord]] = ExternalStep
+    _LOOK: ClassVar[type[LookRecord]] = ExternalLook
     _TESTED: ClassVar[str] = "setting"
     _NOTHING: ClassVar[str] = "without a setting"
 

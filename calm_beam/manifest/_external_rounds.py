@@ -9,7 +9,7 @@ from calm_beam.risk.stopping import Proved, StopRule
 
 from ._checks import ManifestError, check_count, check_number, check_share, check_text, shown
 from ._record import Record, check_tuple, checked_list
-from ._tests import LookedAt, TestedEntry, check_looked_at
+from ._tests import LookRecord, TestedEntry, check_looked_at
 from .records import EarlierEnd, SequentialRecord
 
 EXTERNAL_ENDS = ("stop_at_setting", "stop_at_cost", "stop_gain", "all_proved", "end_of_data")
@@ -100,7 +100,7 @@ class ExternalSequentialRecord(SequentialRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalLook(LookedAt):
+class ExternalLook(LookRecord):
     """What an entry had come to after a round.
 
     Attributes:

@@ -1,9 +1,9 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
 from ._objective import CONSISTENCIES, Objective
@@ -111,19 +111,59 @@ class SequentialPlan(Record):
             check_share("stop_gain", self.stop_gain)
 
 
-class SettledPlan(DigestedRecord):
-    """What was settled before any loss was seen, whatever it is that is tested."""
+_Test = TypeVar("_Test", bound=AskedTest)
+_Rule = TypeVar("_Rule", bound=Record)
 
-    tests: tuple[Any, ...]
-    sequential: Any
+
+@dataclass(frozen=True, kw_only=True)
+class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
+    """What was settled before any loss was seen, whatever it is that is tested.
+
+    Attributes:
+      tests: The promises asked for, one for each calibration, in the same order.
+      joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
+      cluster_key: What names the cluster of an example, the independent unit; None: every example is one.
+      group_key: What names the group of an example, where groups have promises of their own; None where none has.
+      salt: Decides the order of examples, for p-values that need one.
+      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
+    """
+
+    _TEST: ClassVar[type[AskedTest]]
+    _RULE: ClassVar[type[Record]]
     # What is tested, in words.
     _TESTED: ClassVar[str]
+
+    tests: tuple[_Test, ...]
+    joint_epsilon: float | None
+    cluster_key: str | None
+    group_key: str | None
+    salt: str
+    sequential: _Rule | None = None
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "tests":
+                return records_from_json(cls._TEST, value, at=at)
+            case "sequential":
+                return cls._RULE.from_dict(value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        check_tuple("tests", self.tests, of=self._TEST)
+        check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
+        for key, name in (("cluster_key", self.cluster_key), ("group_key", self.group_key)):
+            if name is not None:
+                check_text(key, name)
+        check_text("salt", self.salt)
+        if self.sequential is not None:
+            check_record("sequential", self.sequential, kind=self._RULE)
 
     def without_rule(self) -> Self:
         """Returns the plan without its rule to stop, which may be changed after losses were seen."""
         if self.sequential is None:
             return self
-        rules = {each.name: None for each in fields(self.sequential) if each.name.startswith("stop_")}
+        rules = {name: None for name in self.sequential.file_keys() if name.startswith("stop_")}
         return replace(self, sequential=replace(self.sequential, **rules))  # type: ignore[type-var]
 
     def check_calibrations(self, calibrations: Sequence[TestedEntry[Any, Any]]) -> None:
@@ -162,22 +202,16 @@ class SettledPlan(DigestedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(SettledPlan):
+class Plan(SettledPlan[PlannedTest, SequentialPlan]):
     """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
 
     Attributes:
       thresholds: The grid in testing order: descending.
-      tests: The promises asked for, one for each calibration, in the same order.
-      joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
-      cluster_key: Field of a data row that names its cluster, the independent unit; None: every example is one.
-      group_key: Field of a data row that names its group, where each has promises of its own; None where none has.
-      salt: Decides the order of examples, for p-values that need one, and which units choose where `pareto` is there,
-        and confirm where `confirm_share` is.
+      salt: As above, and which units choose where `pareto` is there, and confirm where `confirm_share` is.
       on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
       on_long: What became of prompts that were too long, one of `ON_LONG`.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
-      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
       pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
       confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
         (0, 1). The salt and its name alone decide (`calm_beam.inputs.set_parts.part_of`). None where nothing is
@@ -189,19 +223,20 @@ class Plan(SettledPlan):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "near_ties", "serve")
 
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("thresholds", "tests", "joint_epsilon", "cluster_key", "group_key", "salt"),
+        *("on_error", "on_long", "model", "outputs", "sequential"),
+    )
+    _TEST: ClassVar[type[AskedTest]] = PlannedTest
+    _RULE: ClassVar[type[Record]] = SequentialPlan
     _TESTED: ClassVar[str] = "thresholds"
 
     thresholds: tuple[float, ...]
-    tests: tuple[PlannedTest, ...]
-    joint_epsilon: float | None
-    cluster_key: str | None
     group_key: str | None = None
-    salt: str
     on_error: str
     on_long: str
     model: str
     outputs: str
-    sequential: SequentialPlan | None = None
     pareto: ParetoPlan | None = None
     confirm_share: float | None = None
     near_ties: str | None = None
@@ -212,13 +247,9 @@ class Plan(SettledPlan):
         match key:
             case "thresholds":
                 return tuple(checked_list(value, at=at))
-            case "tests":
-                return records_from_json(PlannedTest, value, at=at)
-            case "sequential":
-                return SequentialPlan.from_dict(value, at=at)
             case "pareto":
                 return ParetoPlan.from_dict(value, at=at)
-        return value
+        return super()._from_json(key, value, at=at)
 
     def __post_init__(self) -> None:
         check_tuple("thresholds", self.thresholds)
@@ -226,19 +257,11 @@ class Plan(SettledPlan):
             check_number(f"thresholds[{index}]", threshold, low=0, high=1)
         if any(lower >= upper for upper, lower in pairwise(self.thresholds)):
             raise ManifestError(f"thresholds must be strictly descending, got {shown(self.thresholds)}")
-        check_tuple("tests", self.tests, of=PlannedTest)
-        check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
-        if self.cluster_key is not None:
-            check_text("cluster_key", self.cluster_key)
-        if self.group_key is not None:
-            check_text("group_key", self.group_key)
-        check_text("salt", self.salt)
+        super().__post_init__()
         check_choice("on_error", self.on_error, choices=ON_ERROR)
         check_choice("on_long", self.on_long, choices=ON_LONG)
         check_text("model", self.model)
         check_text("outputs", self.outputs)
-        if self.sequential is not None:
-            check_record("sequential", self.sequential, kind=SequentialPlan)
         if self.confirm_share is not None:
             check_share("confirm_share", self.confirm_share)
         if self.near_ties is not None:

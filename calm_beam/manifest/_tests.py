@@ -45,7 +45,7 @@ class AskedTest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Record):
+class StepRecord(Record):
     """The test of one threshold or setting.
 
     Attributes:
@@ -88,7 +88,7 @@ class Step(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookedAt(Record):
+class LookRecord(Record):
     """What an entry had come to after a round of a calibration or certification that was watched.
 
     Attributes:
@@ -108,8 +108,8 @@ class LookedAt(Record):
         check_number("log_capital", self.log_capital, low=-sys.float_info.max)
 
 
-_Step = TypeVar("_Step", bound=Step)
-_Look = TypeVar("_Look", bound=LookedAt)
+_Step = TypeVar("_Step", bound=StepRecord)
+_Look = TypeVar("_Look", bound=LookRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,8 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         risk is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
     """
 
-    _STEP: ClassVar[type[Step]]
-    _LOOK: ClassVar[type[LookedAt]]
+    _STEP: ClassVar[type[StepRecord]]
+    _LOOK: ClassVar[type[LookRecord]]
     # What is tested, in words, and what is said where none of them is promised.
     _TESTED: ClassVar[str]
     _NOTHING: ClassVar[str]

@@ -23,7 +23,7 @@ from ._checks import (
 )
 from ._objective import CONSISTENCIES, LOSSES, Objective
 from ._record import Record, check_record, check_tuple, checked_list, records_from_json
-from ._tests import PARETO, PROCEDURES, LookedAt, Step, TestedEntry
+from ._tests import PARETO, PROCEDURES, LookRecord, StepRecord, TestedEntry
 from ._unseen import UnseenRecord, check_unseen
 
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
@@ -560,7 +560,7 @@ class SequentialRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathEntry(Step):
+class PathEntry(StepRecord):
     """The test of one threshold.
 
     Attributes:
@@ -599,7 +599,7 @@ class PathEntry(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look(LookedAt):
+class Look(LookRecord):
     """What an entry had come to after a round of a sequential calibration.
 
     Attributes:
@@ -658,8 +658,8 @@ class Calibration(TestedEntry[PathEntry, Look]):
         *("threshold", "variant", "threshold_by_position", "layers", "risk", "path", "confirmation"),
     )
     _PROCEDURES: ClassVar[tuple[str, ...]] = (*PROCEDURES, PARETO)
-    _STEP: ClassVar[type[Step]] = PathEntry
-    _LOOK: ClassVar[type[LookedAt]] = Look
+    _STEP: ClassVar[type[StepRecord]] = PathEntry
+    _LOOK: ClassVar[type[LookRecord]] = Look
     _TESTED: ClassVar[str] = "threshold"
     _NOTHING: ClassVar[str] = "when threshold is null"
 

@@ -37,8 +37,8 @@ class Asked(Protocol):
         ...
 
 
-_Asked = TypeVar("_Asked", bound=Asked)
-_AskedOf = TypeVar("_AskedOf", bound=Asked, contravariant=True)
+_Test = TypeVar("_Test", bound=Asked)
+_OfTest = TypeVar("_OfTest", bound=Asked, contravariant=True)
 
 
 def check_asked(
@@ -139,15 +139,15 @@ def outcomes_of(
     )
 
 
-class MeasuredLosses(Protocol[_AskedOf]):
+class MeasuredLosses(Protocol[_OfTest]):
     """Losses under every setting in testing order: summed over stored outputs, or of anybody's table."""
 
-    def evidence(self, asked: _AskedOf, /) -> Evidence:
+    def evidence(self, asked: _OfTest, /) -> Evidence:
         """Returns what they say about a guarantee."""
         ...
 
 
-def grid_tests(rounds: Sequence[MeasuredLosses[_Asked]], guarantees: Sequence[_Asked]) -> "tuple[GridTest, ...]":
+def grid_tests(rounds: Sequence[MeasuredLosses[_Test]], guarantees: Sequence[_Test]) -> "tuple[GridTest, ...]":
     """Returns the test of every guarantee: what calibrations and certifications compute, once or round by round.
 
     Args:

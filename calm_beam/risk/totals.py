@@ -6,6 +6,8 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.risk.clusters import means_up
+
 _INT64_MAX = int(np.iinfo(np.int64).max)
 
 
@@ -13,13 +15,15 @@ _INT64_MAX = int(np.iinfo(np.int64).max)
 class RiskTotals:
     """The number of units seen (examples, or clusters of them) and exact sums of integers made of their losses.
 
+    So are the losses of the examples of one cluster summed, of which the mean is its loss.
+
     What a row sums is up to the caller: see `calm_beam.risk.statistics`. Merging is exactly associative and
     commutative, with `zero` as its unit, so the totals do not depend on how the calibration set was sharded, ordered or
     retried. Values compare, hash and pickle by content; the arrays are read-only.
 
     Attributes:
       n: Number of units.
-      sums: shape (rows, thresholds), int64.
+      sums: shape (rows, thresholds), int64; with leading axes, several of these.
 
     >>> totals = RiskTotals.of(np.array([[[1, 2]], [[3, 5]]])).merge(RiskTotals.of(np.array([[[0, -1]]])))
     >>> totals.n, totals.sums
@@ -36,7 +40,7 @@ class RiskTotals:
         given = np.asarray(self.sums)
         if given.dtype != np.int64:
             raise TypeError(f"sums must be int64 (see to_fixed_point), got dtype {given.dtype}.")
-        if given.ndim != 2:
+        if given.ndim < 2:
             raise ValueError(f"sums must have shape (rows, thresholds), got {given.shape}.")
         # A copy of our own, so that nobody changes a value that has been compared, hashed or sent.
         owned = given.copy()
@@ -108,12 +112,20 @@ class RiskTotals:
             )
         merged, has_overflowed = added(self.sums, other.sums)
         if has_overflowed.any():
-            index = tuple(int(i) for i in np.argwhere(has_overflowed)[0])
+            index = tuple(np.argwhere(has_overflowed)[0].tolist())
             raise OverflowError(
-                f"sums[{index[0]}, {index[1]}] overflows int64 at n = {self.n + other.n}: {int(self.sums[index])} + "
+                f"sums{list(index)} overflows int64 at n = {self.n + other.n}: {int(self.sums[index])} + "
                 f"{int(other.sums[index])}. Use a smaller calibration set."
             )
         return type(self)(n=self.n + other.n, sums=merged)
+
+    def mean_up(self) -> np.ndarray:
+        """Returns the means of losses, rounded up to a multiple of 2^-32; the shape of `sums`, int64.
+
+        >>> RiskTotals(n=2, sums=np.array([[3, -3]])).mean_up()
+        array([[ 2, -1]])
+        """
+        return means_up(self.sums, np.asarray(self.n))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RiskTotals):

@@ -29,10 +29,10 @@ from calm_beam.manifest import Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.betting_table import BettingTable
-from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.totals import RiskTotals
 
 from .excess import excess_p_values
 
@@ -91,7 +91,7 @@ class FreshLosses:
         objectives = tuple(dict.fromkeys(entry.objective for entry in entries))
         thresholds = promised_thresholds(entries)
         lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
-        units: dict[str, ClusterLosses] = {}
+        units: dict[str, RiskTotals] = {}
         members: dict[str, list[int]] = {entry.group: [] for entry in entries if entry.group is not None}
         examples = failed = 0
         contrast = Contrast()
@@ -105,7 +105,7 @@ class FreshLosses:
             # Ids are unique, so that each example is a unit where there are no clusters.
             unit = example.id if example.cluster is None else example.cluster
             lenient = losses if generation.failure is None else np.broadcast_to(lowest, losses.shape)
-            of_example = ClusterLosses(size=1, sums=np.stack([losses, lenient]))
+            of_example = RiskTotals(n=1, sums=np.stack([losses, lenient]))
             if example.group in members:
                 # A group's examples are units by themselves: it is not asked for where there are clusters.
                 members[example.group].append(len(units))
@@ -116,7 +116,7 @@ class FreshLosses:
             raise DataError("there are no fresh examples.")
         contrast.check(objectives, metrics.__getitem__)
         # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
-        means = np.stack([unit.mean() for unit in units.values()], axis=1)
+        means = np.stack([unit.mean_up() for unit in units.values()], axis=1)
         keys = list(units)
         table, lenient_table = (BettingTable.of(keys, part, salt=salt).in_order() / LOSS_SCALE for part in means)
         by_group = {}

@@ -10,9 +10,9 @@ from hypothesis import strategies
 
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.inputs.losses.rows import LossRow
-from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.setting_sums import LossesError
+from calm_beam.risk.totals import RiskTotals
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 
@@ -44,7 +44,7 @@ def test_units_are_examples_or_clusters() -> None:
     for name, mean in zip(clusters, means, strict=True):
         ids = sorted({row.id for row in rows if row.cluster == name and row.group == "b"})
         of_cluster = to_signed_fixed_point([[by_key[each, setting] for setting in ORDER] for each in ids])
-        assert np.array_equal(mean, ClusterLosses(size=len(ids), sums=of_cluster.sum(axis=0)).mean())
+        assert np.array_equal(mean, RiskTotals(n=len(ids), sums=of_cluster.sum(axis=0)[None]).mean_up()[0])
     assert LossTable.of(rows).clusters_of("b") == len(clusters)
 
 

@@ -188,10 +188,12 @@ class LaneTree:
         """
         is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_part_lanes
         kept_exits = np.where(is_kept, exit_layers, 0).reshape(-1)
-        seen = np.minimum(kept_exits, np.arange(1, self._layers + 1)[:, None] - self._shift)
-        # What each layer is told of this token, [layers, slots * lanes].
-        told = tokens.reshape(-1).astype(np.int64) * (self._layers + 1) + seen
-        parted = alive.reshape(-1) & (told != np.take_along_axis(told, self._group, axis=1))
+        is_alive, token = alive.reshape(-1), tokens.reshape(-1).astype(np.int64) * (self._layers + 1)
+        told, parted = (np.empty(self._group.shape, kind) for kind in (np.int64, bool))
+        for layer, group in enumerate(self._group, start=1):
+            # What the layer is told of this token.
+            told[layer - 1] = of_layer = token + np.minimum(kept_exits, layer - self._shift)
+            parted[layer - 1] = is_alive & (of_layer != of_layer.take(group))
         parts = np.flatnonzero(parted)
         if len(parts):
             lanes = parts % alive.size

@@ -10,7 +10,6 @@ Whether a model is the one that was calibrated:
 import argparse
 from collections.abc import Iterator, Sequence
 
-from calm_beam.calibration.plan_list import PlanList
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
 from calm_beam.manifest import (
     ExternalManifest,
@@ -27,6 +26,7 @@ from calm_beam.manifest import (
     served_in_words,
     unseen_in_words,
 )
+from calm_beam.plan_list import PlanList
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line

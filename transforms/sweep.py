@@ -9,7 +9,6 @@ import apache_beam as beam
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
-from calm_beam.calibration.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
@@ -20,6 +19,7 @@ from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.outputs.request import SweepRequest
+from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute, make_folder
 
 from .decode import DecodeExamples

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from calm_beam.inputs.examples import Example
 from calm_beam.storage import absolute, replacing
+from calm_beam.tally import Tally
 
 from .finished import FinishedAnswers
 from .job import AnswerJob, OutputsError
 from .shards import AnsweredShard, Failure, ProbedLoss, shard_rows, stored_shard, write_shard
-from .tally import Tally
 
 if TYPE_CHECKING:
     import pyarrow

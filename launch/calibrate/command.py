@@ -14,7 +14,6 @@ from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import all_specs, place_of_served
 from calm_beam.calibration.plan import plan_of_job, stop_rule
-from calm_beam.calibration.plan_list import PlanList
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -43,6 +42,7 @@ from calm_beam.outputs import DecodeJob, FinishedSweep
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 from calm_beam.outputs.timing import RunTiming
+from calm_beam.plan_list import PlanList
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
 

@@ -10,7 +10,6 @@ import apache_beam as beam
 
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.plan import block_ends
-from calm_beam.calibration.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
 from calm_beam.decoding.memory import checked_least_tokens
@@ -27,6 +26,7 @@ from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
+from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute
 from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog

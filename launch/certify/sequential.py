@@ -12,7 +12,6 @@ from calm_beam.calibration.declared import DeclaredExamples, IdReading
 from calm_beam.calibration.evaluated import EvaluatedLosses
 from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.plan_list import AskedPlan, PlanList
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.sequential import WatchedSettings, watched_settings
 from calm_beam.calibration.settings import external_manifest
@@ -33,6 +32,7 @@ from calm_beam.manifest import (
     read_external_manifest,
 )
 from calm_beam.manifest.versions import certifying_versions
+from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.storage import joined, remove_file, replacing, version
 from calm_beam.text.counted import counted
 

@@ -13,7 +13,6 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.plan import plan_of
-from calm_beam.calibration.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.demo import embedded
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
@@ -38,6 +37,7 @@ from calm_beam.manifest import PlannedTest, content_digest
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
+from calm_beam.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.text.counted import counted

@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 
-from calm_beam.calibration.plan_list import PLANS, AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.errors import UsageError
 from calm_beam.manifest import EarlierPlan, SequentialPlan, plans_in_words, write_manifest
+from calm_beam.plan_list import PLANS, AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import replacing
 from tests.calm_beam.manifest.builders import build_plan_record, build_planned_manifest
 

@@ -44,7 +44,8 @@ def served(
     said += [rule.state_propagation] if rule.state_propagation != "from_exit" else []
     said += [f"exits at every {rule.exit_interval} layers"] if rule.exit_interval > 1 else []
     # Heads of their own ask those who leave, by a conditional more.
-    is_plain = rule.measure().needs.asks_head or not has_own_exits(config)
+    asks_head = rule.measure().needs.asks_head
+    is_plain = asks_head or not has_own_exits(config)
     return Program(
         name=f"served loop, {rows} x {source}, {', '.join(said)}",
         placement=placement,
@@ -62,7 +63,7 @@ def served(
             placement.array(rows),
         ),
         conditionals=len(layers) - 1 if is_plain else None,
-        sums=_sums(config, heads=len(layers), depth=certain_exit) if is_plain else None,
+        sums=_sums(config, heads=len(layers) if asks_head else 1, depth=certain_exit) if is_plain else None,
     )
 
 
@@ -70,7 +71,8 @@ def _sums(config: ModelConfig, *, heads: int, depth: int | None) -> int:
     """Returns how often devices exchange numbers in the program: as written, not as often as the loop goes round.
 
     One for the embedding of prompts and one for that of a token; two for an encoder layer, or for a prompt's way
-    through a decoder layer; three for a decoder layer with an encoder, two for one without; one for every head.
+    through a decoder layer; three for a decoder layer with an encoder, two for one without; one for every head, and
+    one at the end where none is asked before.
     """
     layers = depth or config.num_decoder_layers
     if architecture_of(config).encoder_width(config):

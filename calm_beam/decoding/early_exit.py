@@ -326,6 +326,11 @@ def _decode(
     return {name: end[name] for name in ("tokens", "exit_layers", "confidences", "is_finite")}
 
 
+def _by_head(keys_values: KeysValues) -> KeysValues:
+    """Returns keys and values, each (rows, 1, heads, head_dim), of which each device has its heads."""
+    return tuple(divided(values, 2, of=values.shape[2]) for values in keys_values)
+
+
 def _put(cached: KeysValues, new: KeysValues, step: Numbers) -> KeysValues:
     """Returns a layer's cache, (rows, 1, heads, positions, head_dim), with a position's keys and values."""
     return tuple(
@@ -389,7 +394,11 @@ class _Step:
             else:
                 rows, made = run(rows)
             # Else devices would exchange them, for each to have them whole.
-            kept += [tuple(divided(values, 2, of=values.shape[2]) for values in pair) for pair in made]
+            kept += map(_by_head, made)
+            if self._passed_on is PassedOn.KEYS_VALUES:
+                # Of rows that had left before, it is theirs again. Not a result of the conditional: devices would
+                # exchange it.
+                rows = rows._replace(copied=kept[-1])
         return self._new_token(exits[-1], rows), kept
 
     def _run(self, layers: range, rows: _Rows, *, is_first: bool, is_last: bool) -> tuple[_Rows, list[KeysValues]]:
@@ -415,21 +424,19 @@ class _Step:
                 method="decoder_layer",
             )
             below, rows = rows.hidden, rows.replaced(hidden=output)
-            if self._passed_on is PassedOn.KEYS_VALUES:
-                rows = rows.replaced(copied=own)
         rows = self._with_confidence(layer, rows, below)
         leaves = rows.is_open if is_last else rows.is_open & (rows.confidence >= self.threshold)
         if self.predicts_at_exit:
             rows = self._with_tokens(layer, rows, leaves=leaves)
         if is_first and self._passed_on is PassedOn.FIRST_STATE:
             rows = rows._replace(first=rows.hidden)
-        return rows._replace(is_open=rows.is_open & ~leaves), kept
+        return rows._replace(is_open=rows.is_open & ~leaves, copied=None), kept
 
     def _pass_by(self, layers: range, rows: _Rows) -> tuple[_Rows, list[KeysValues]]:
         """Returns the rows, which have all left, and what layers that they skip keep of them."""
         if self._passed_on is PassedOn.KEYS_VALUES:
             assert rows.copied is not None
-            return rows, [rows.copied for _ in layers]
+            return rows._replace(copied=None), [rows.copied for _ in layers]
         states = rows.hidden if rows.first is None else rows.first
         return rows, [self._project(states, layer) for layer in layers]
 

@@ -30,7 +30,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 
 from .machine import describe_machine
-from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, read_task, searched, single
+from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, read_task, run_in_turns, searched, single
 
 _ONE, _MANY = 1, 64
 
@@ -74,12 +74,7 @@ def _here(task: Task, rule: ExitRule, threshold: float | None, *, size: int) -> 
 
 
 def _print_table(ways: Mapping[str, Run], *, size: int, rounds: int) -> None:
-    for run in ways.values():
-        run.once()
-        run.seconds = float("inf")
-    for _ in range(rounds):
-        for run in ways.values():
-            run.once()
+    run_in_turns([*ways.values()], rounds=rounds)
     full = ways["full model"]
     speeds = {name: run.tokens / run.seconds for name, run in ways.items()}
     baseline = "CTranslate2, "
@@ -102,13 +97,11 @@ def _print_table(ways: Mapping[str, Run], *, size: int, rounds: int) -> None:
 
 def _fastest(peer: Any, folder: str, task: Task, *, kind: str, size: int) -> Run:
     """Returns CTranslate2 on as many threads as are faster, of one and all, in a second pass."""
-    runs = []
-    for threads in sorted({1, os.cpu_count() or 1}):
-        run = Run(decode=_translated(peer, folder, task, kind=kind, size=size, threads=threads))
-        run.once()
-        run.seconds = float("inf")
-        run.once()
-        runs.append(run)
+    runs = [
+        Run(decode=_translated(peer, folder, task, kind=kind, size=size, threads=threads))
+        for threads in sorted({1, os.cpu_count() or 1})
+    ]
+    run_in_turns(runs, rounds=1)
     return min(runs, key=lambda run: run.seconds)
 
 

@@ -198,14 +198,19 @@ def _print_row(task: Task, measure: str, threshold: float, *, size: int, rounds:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
-    """Returns how many times the full model's tokens a second exits give, both decoded in turns after a first pass."""
-    for run in (full, early):
+def run_in_turns(runs: Sequence[Run], *, rounds: int) -> None:
+    """Takes so many rounds of all runs, one after the other, after a first pass that does not count."""
+    for run in runs:
         run.once()
         run.seconds = float("inf")
     for _ in range(rounds):
-        full.once()
-        early.once()
+        for run in runs:
+            run.once()
+
+
+def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
+    """Returns how many times the full model's tokens a second exits give, both decoded in turns after a first pass."""
+    run_in_turns([full, early], rounds=rounds)
     return full.seconds / full.tokens / (early.seconds / early.tokens)
 
 

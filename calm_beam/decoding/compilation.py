@@ -7,7 +7,7 @@ from types import TracebackType
 
 import jax
 
-from calm_beam.storage.cache import cache_folder
+from calm_beam.storage import cache_folder
 
 _COMPILING = "/jax/core/compile/"
 

@@ -5,6 +5,7 @@ Google's client is imported when the first `gs://` path is used. Whatever goes w
 """
 
 from ._append import append_line as append_line
+from ._cache import cache_folder as cache_folder
 from ._cache import cached_folder as cached_folder
 from ._error import StorageError as StorageError
 from ._files import check_writable as check_writable

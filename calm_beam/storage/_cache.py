@@ -12,13 +12,18 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
-from calm_beam.storage.cache import cache_folder
-
 from . import _google
 from ._error import StorageError
 from ._google import CloudFile
 
 _PARALLEL_DOWNLOADS = 8
+
+
+def cache_folder() -> pathlib.Path:
+    """Returns `$CALM_BEAM_CACHE`, else `calm-beam` in `$XDG_CACHE_HOME` or `~/.cache`; it need not exist."""
+    named = os.environ.get("CALM_BEAM_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(named or os.path.join(base, "calm-beam"))
 
 
 def cached_folder(root: str, files: Sequence[CloudFile]) -> pathlib.Path:

@@ -22,8 +22,9 @@ from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.log_capital import log_capital, log_floor
 from calm_beam.risk.pvalues.signed_mixture import BETS, mixture_p_value
+from calm_beam.risk.testing import Promised
 
-from .verification import Promised, Verdict
+from .verification import Verdict
 
 _P = TypeVar("_P", bound=Promised)
 

@@ -17,7 +17,7 @@ called broken. A threshold whose risk is just below delta can hardly ever be pro
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.testing import Promised
 from calm_beam.risk.totals import RiskTotals
 
 from .excess import excess_p_values
@@ -148,25 +149,6 @@ class FreshLosses:
         tables = (self.table, self.lenient_table) if entry.group is None else self.by_group[entry.group]
         table = tables[lenient]
         return table[:, self.objectives.index(entry.objective), self.thresholds.index(entry.threshold)]
-
-
-class Promised(Protocol):
-    """An entry of a manifest, as far as its test goes."""
-
-    @property
-    def delta(self) -> float:
-        """Risk tolerance."""
-        ...
-
-    @property
-    def epsilon(self) -> float:
-        """Allowed probability of error."""
-        ...
-
-    @property
-    def p_value(self) -> str:
-        """Name of the p-value."""
-        ...
 
 
 _P = TypeVar("_P", bound=Promised)

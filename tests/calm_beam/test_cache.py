@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from calm_beam.storage.cache import cache_folder
+from calm_beam.storage import cache_folder
 
 
 def test_the_first_name_that_is_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from calm_beam.arithmetic import FLOAT32
+from calm_beam.decoding.compilation import compiled
 from calm_beam.exits.decision import decide, decide_by_logits
 from calm_beam.exits.measures import measure_named
 
@@ -39,8 +40,8 @@ def _compared(scale: Scale, made: Callable[[], jax.Array], rows: int) -> Case:
     weights = made()
     states = jax.random.normal(jax.random.key(rows), (rows, weights.shape[1]))
     measured = measure_named("softmax")
-    plain = jax.jit(functools.partial(decide_by_logits, vocab_axis=0, measure=measured, arithmetic=FLOAT32))
-    used = jax.jit(functools.partial(decide, vocab_axis=0, measure=measured, arithmetic=FLOAT32))
+    plain = compiled(functools.partial(decide_by_logits, vocab_axis=0, measure=measured, arithmetic=FLOAT32))
+    used = compiled(functools.partial(decide, vocab_axis=0, measure=measured, arithmetic=FLOAT32))
     token, confidence, _ = map(np.asarray, plain(states, weights))
     used_token, used_confidence, _ = map(np.asarray, used(states, weights))
     seconds = fastest(lambda: used(states, weights), runs=scale.runs)

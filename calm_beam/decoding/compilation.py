@@ -1,5 +1,6 @@
-"""Compiled code: kept on disk between runs, and what time it takes."""
+"""Compiled code: how it is made, kept on disk between runs, and what time that takes."""
 
+import functools
 import hashlib
 import pathlib
 import platform
@@ -10,6 +11,14 @@ import jax
 from calm_beam.storage import cache_folder
 
 _COMPILING = "/jax/core/compile/"
+
+compiled = functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
+"""`jax.jit`, for whatever decodes.
+
+On a GPU, XLA times several ways to multiply matrices and keeps the fastest. Two compilations of one program may then
+round differently, so that what was calibrated is not what is served; and it takes a minute where compiling takes
+seconds. Here it does not choose by time. Other devices do not know the option, and take it.
+"""
 
 
 def use_compilation_cache() -> None:

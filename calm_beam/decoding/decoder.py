@@ -105,7 +105,7 @@ class Decoder:
             config=config,
             rule=self._branches.rules[by_logits[0] if by_logits else 0],
             arithmetic=arithmetic,
-            machine=Machine.here(groups[0].devices[0].platform),
+            machine=Machine.of(groups[0].devices[0]),
             model_parallelism=model_parallelism,
         )
         model = network_of(config, arithmetic=arithmetic)

@@ -30,6 +30,7 @@ from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
 
 from .branches import Branch
+from .compilation import compiled
 from .device_groups import device_groups, placed
 from .ends import is_end
 from .engine_choice import Machine, chosen_engine
@@ -93,7 +94,7 @@ class EarlyExitDecoder:
             config=checkpoint.config,
             rule=rule,
             arithmetic=arithmetic,
-            machine=Machine.here(self._group.devices[0].platform),
+            machine=Machine.of(self._group.devices[0]),
             model_parallelism=self._group.division.parts,
             layers_by_xla=True,
         )
@@ -225,7 +226,7 @@ def _result(host: dict[str, np.ndarray], row: int) -> BranchResult:
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(compiled, static_argnums=(0, 1, 2))
 def _decode(
     model: EarlyExitModel,
     rule: ExitRule,

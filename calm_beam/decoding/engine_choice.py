@@ -27,7 +27,7 @@ ENGINE_CHOICES = ("auto", *ENGINES)
 """What `--engine` takes: an engine, or `auto` for native code where the machine has it."""
 
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
-_ASKS_JAX = "import jax; print(jax.default_backend())"
+_ASKS_JAX = "import jax; device = jax.local_devices()[0]; print('device', device.platform, device.device_kind)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,31 +36,47 @@ class Machine:
 
     Attributes:
       platform: Where JAX computes: `cpu`, `gpu` or `tpu`.
+      kind: Of GPUs and TPUs, as JAX names the device; nothing on a CPU.
       native: Instruction set of its native code; None where there is none.
       lacks: Why there is none.
     """
 
     platform: str
+    kind: str = ""
     native: str | None
     lacks: str | None = None
 
     @classmethod
-    def here(cls, platform: str | None = None) -> "Machine":
-        """Returns this machine.
+    def here(cls) -> "Machine":
+        """Returns this machine, without initialising JAX: for processes that start workers."""
+        return cls._on(*_device_here())
+
+    @classmethod
+    def of(cls, device: Any) -> "Machine":
+        """Returns the machine of a device of JAX."""
+        return cls._on(device.platform, device.device_kind)
+
+    @classmethod
+    def _on(cls, platform: str, kind: str) -> "Machine":
+        lacks = library.why_not_loaded() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
+        return cls(
+            platform=platform,
+            kind="" if platform == "cpu" else kind,
+            native=None if lacks else library.instruction_set(),
+            lacks=lacks,
+        )
+
+    def xla_instructions(self, devices: int = 1) -> str:
+        """Returns what XLA compiles for, as far as numbers depend on it.
+
+        That is the platform and, of a CPU, how many numbers it adds at once, since a wider vector adds in another
+        order, and matrix units of bfloat16 round otherwise; else the kind of device, and how many share a model.
 
         Args:
-          platform: As JAX says; None to find out without initialising JAX, for processes that start workers.
+          devices: That share a model.
         """
-        platform = platform or _platform_here()
-        lacks = library.why_not_loaded() if platform == "cpu" else f"it is for CPUs, and JAX computes on {platform}"
-        return cls(platform=platform, native=None if lacks else library.instruction_set(), lacks=lacks)
-
-    def xla_instructions(self) -> str:
-        """Returns what XLA compiles for: the platform and, of a CPU, what decides how many numbers are added at once.
-
-        A wider vector adds in another order, and matrix units of bfloat16 round otherwise.
-        """
-        return f"cpu {_vectors()}" if self.platform == "cpu" else self.platform
+        made_for = f"cpu {_vectors()}" if self.platform == "cpu" else f"{self.platform} {self.kind}".rstrip()
+        return f"{made_for} x {devices}" if devices > 1 else made_for
 
 
 def chosen_engine(
@@ -112,7 +128,7 @@ def chosen_engine(
         )
     if engine != "xla" and not why_not and not layers_by_xla:
         return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
-    instructions = None if machine is None else machine.xla_instructions()
+    instructions = None if machine is None else machine.xla_instructions(model_parallelism)
     if machine is not None and form == "uint8":
         instructions = f"{instructions}, head {machine.native}"
     return EngineRecord(name="xla", instructions=instructions, head=form)
@@ -189,20 +205,26 @@ def slow_arithmetic(arithmetic: Arithmetic, machine: Machine) -> str | None:
     )
 
 
-def _platform_here() -> str:
-    """Returns where JAX computes on this machine; another process asks it where there may be accelerators."""
-    return _asked_platform() if has_accelerators() else "cpu"
+def _device_here() -> tuple[str, str]:
+    """Returns where JAX computes on this machine, and the kind of device.
+
+    Another process asks it where there may be accelerators.
+    """
+    return _asked_device() if has_accelerators() else ("cpu", "")
 
 
 @functools.cache
-def _asked_platform() -> str:
+def _asked_device() -> tuple[str, str]:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASKS_JAX], capture_output=True, text=True, check=True, timeout=300
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"JAX cannot say on which devices it computes here ({error}). Set JAX_PLATFORMS.") from error
-    return done.stdout.split()[-1]
+    # Other lines may be whatever a plugin has to say.
+    (said,) = (line for line in done.stdout.splitlines() if line.startswith("device "))
+    _, platform, kind = said.split(maxsplit=2)
+    return platform, kind
 
 
 def _vectors() -> str:

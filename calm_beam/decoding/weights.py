@@ -19,6 +19,7 @@ from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.model.partitioning import divided
 from calm_beam.native import calls
 
+from .compilation import compiled
 from .device_groups import DeviceGroup
 from .engine import Slots
 from .xla import steps
@@ -122,13 +123,13 @@ def prefixes_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> 
     }
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(compiled, static_argnums=(0, 1))
 def _path_terms(model: EarlyExitModel, steps: int, parameters: Any) -> list[Any]:
     terms: list[Any] = model.apply(parameters, steps, method="path_terms")
     return terms
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("axis", "of"))
+@functools.partial(compiled, static_argnums=0, static_argnames=("axis", "of"))
 def zeros(arrays: tuple[ArrayType, ...], *, axis: int = 0, of: int = 1) -> tuple[jax.Array, ...]:
     """Returns zeros of each shape and type, divided as in `partitioning.divided`, made by one program."""
     return tuple(divided(jnp.zeros(*array), axis, of=of) for array in arrays)

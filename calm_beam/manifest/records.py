@@ -129,9 +129,9 @@ class EngineRecord(Record):
 
     Attributes:
       name: One of `ENGINES`.
-      instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform and, of CPUs,
-        their vector instructions, then the instruction set of the head where native code decides. None where the
-        machines that decoded did not say.
+      instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform with, of CPUs,
+        their vector instructions, of others the kind of device, and how many share a model; then the instruction set of
+        the head where native code decides. None where the machines that decoded did not say.
       head: Form of the output head that decided exits: `exact`, or `uint8`, which is int8 by native code. In records of
         earlier versions also `int8` or `bfloat16`, which XLA certified.
     """

@@ -179,7 +179,7 @@ class Generator:
             config=checkpoint.config,
             engine=engine,
             exit_head=exit_head,
-            machine=Machine.here(jax.default_backend()),
+            machine=Machine.of(jax.local_devices()[0]),
             model_parallelism=model_parallelism,
         )
         if exact_engine:

@@ -19,11 +19,11 @@ _BFLOAT16 = Arithmetic(dtype="bfloat16")
 def _is_jit(decorator: ast.expr) -> bool:
     if isinstance(decorator, ast.Call):
         return any(_is_jit(part) for part in (decorator.func, *decorator.args[:1]))
-    return ast.unparse(decorator) == "jax.jit"
+    return ast.unparse(decorator) in ("jax.jit", "compiled")
 
 
 def _compiled_functions() -> set[tuple[str, str]]:
-    """Returns module and name of every function that `jax.jit` decorates."""
+    """Returns module and name of every function that `jax.jit` or `compiled` decorates."""
     return {
         (".".join(("calm_beam", *path.relative_to(_PACKAGE).with_suffix("").parts)), function.name)
         for path in _PACKAGE.rglob("*.py")

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from calm_beam.decoding.compilation import compiled
 from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide_by_each
 from calm_beam.exits.measures import Need, measure_named
@@ -39,7 +40,7 @@ _TOGETHER, _TOGETHER_IF_WIDE, _WIDE = 128, 256, 512
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=0)
 def prefill(
     model: EarlyExitModel,
     parameters: Parameters,
@@ -52,7 +53,7 @@ def prefill(
     return _gone_through(model, parameters, source_tokens, lengths, prefix)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
+@functools.partial(compiled, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
 def admit(
     model: EarlyExitModel,
     parameters: Parameters,
@@ -141,14 +142,14 @@ def _gone_through(
     return keys_values, mask
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=0)
 def go_through(model: EarlyExitModel, parameters: Parameters, tokens: jax.Array) -> list[KeysValues]:
     """Returns every layer's keys and values of what prompts begin with, (positions,), for `admit`."""
     keys_values, _ = model.apply(parameters, tokens[None], jnp.full(1, len(tokens)), method="prefill")
     return [tuple(divided(values, 1, of=model.config.num_kv_heads) for values in pair) for pair in keys_values]
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames="states")
+@functools.partial(compiled, static_argnums=0, donate_argnames="states")
 def embed(
     model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, tokens: jax.Array, lanes: jax.Array
 ) -> jax.Array:
@@ -156,7 +157,7 @@ def embed(
     return whole(states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop"))
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames=("pending", "cache"))
+@functools.partial(compiled, static_argnums=0, donate_argnames=("pending", "cache"))
 def attend_to_output(
     model: EarlyExitModel,
     parameters: Parameters,
@@ -206,7 +207,7 @@ def attend_to_output(
 
 
 @functools.partial(
-    jax.jit, static_argnums=(0, 1), static_argnames=("num_ranks", "is_gathered"), donate_argnames="states"
+    compiled, static_argnums=(0, 1), static_argnames=("num_ranks", "is_gathered"), donate_argnames="states"
 )
 def finish_layer(
     model: EarlyExitModel,
@@ -281,14 +282,14 @@ def finish_layer(
     return states, confidences
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=0)
 def measure_states(measure: str, output: jax.Array, inputs: jax.Array, layer: jax.Array) -> jax.Array:
     """Returns the confidences of rows, (rows,), by a layer's output and its inputs, each (rows, width)."""
     confidence: jax.Array = measure_named(measure).confidence(output, inputs, layer)
     return confidence
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="head_layer")
+@functools.partial(compiled, static_argnums=(0, 1), static_argnames="head_layer")
 def decide_rows(
     model: EarlyExitModel,
     measures: tuple[str, ...],
@@ -315,7 +316,7 @@ def decide_rows(
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))
+@functools.partial(compiled, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))
 def certify_rows(
     model: EarlyExitModel,
     measure: str,
@@ -333,7 +334,7 @@ def certify_rows(
     return certify(inputs, head, measure=measure_named(measure), is_thorough=is_thorough)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
+@functools.partial(compiled, static_argnums=0, donate_argnames="cache")
 def fill_skipped(
     model: EarlyExitModel,
     parameters: list[Parameters],
@@ -370,7 +371,7 @@ def fill_skipped(
     ]
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
+@functools.partial(compiled, static_argnums=0, donate_argnames="cache")
 def copy_skipped(
     model: EarlyExitModel,
     cache: list[KeysValues],

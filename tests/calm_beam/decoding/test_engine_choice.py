@@ -24,7 +24,7 @@ from tests.instruction_sets import AVAILABLE, TUNED, forced
 _HERE = Machine(platform="cpu", native="avx2")
 _PORTABLE = Machine(platform="cpu", native="portable")
 _NOT_BUILT = Machine(platform="cpu", native=None, lacks="it is not built in, for want of a C compiler")
-_GPU = Machine(platform="gpu", native=None, lacks="it is for CPUs, and JAX computes on gpu")
+_GPU = Machine(platform="gpu", kind="NVIDIA L4", native=None, lacks="it is for CPUs, and JAX computes on gpu")
 _LARGE = build_config(vocab_size=1 << 20)
 _BFLOAT16 = Arithmetic(dtype="bfloat16")
 
@@ -56,11 +56,12 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
         ({"engine": "native", "exit_head": "int8"}, _engine("native", "avx2", "uint8")),
         ({"config": _LARGE, "machine": _NOT_BUILT}, _engine("xla", "cpu avx2", "exact")),
         ({"config": _LARGE, "machine": _PORTABLE}, _engine("native", "portable", "exact")),
-        ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu", "exact")),
+        ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu NVIDIA L4", "exact")),
+        ({"machine": _GPU, "model_parallelism": 4}, _engine("xla", "gpu NVIDIA L4 x 4", "exact")),
         ({"config": _LARGE, "arithmetic": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
         ({"config": _LARGE, "layers_by_xla": True}, _engine("xla", "cpu avx2, head avx2", "uint8")),
         ({"config": _LARGE, "layers_by_xla": True, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
-        ({"config": _LARGE, "model_parallelism": 2}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "model_parallelism": 2}, _engine("xla", "cpu avx2 x 2", "exact")),
         ({"config": _LARGE, "rule": build_rule("oracle")}, _engine("native", "avx2", "exact")),
         ({"config": _LARGE, "machine": None}, _engine("xla", None, "exact")),
         ({"config": _LARGE, "machine": None, "engine": "native"}, _engine("native", None, "uint8")),
@@ -223,17 +224,26 @@ def test_a_processor_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -
 def test_the_platform_is_found_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """By device files; where these show an accelerator, another process is asked."""
     monkeypatch.setattr(engine_choice, "has_accelerators", lambda: False)
-    monkeypatch.setattr(engine_choice, "_asked_platform", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(engine_choice, "_asked_device", lambda: pytest.fail("asked"))
     assert Machine.here().platform == "cpu"
     monkeypatch.setattr(engine_choice, "has_accelerators", lambda: True)
-    monkeypatch.setattr(engine_choice, "_asked_platform", lambda: "gpu")
+    monkeypatch.setattr(engine_choice, "_asked_device", lambda: ("gpu", "NVIDIA L4"))
     found = Machine.here()
-    assert (found.platform, found.native) == ("gpu", None)
+    assert (found.platform, found.kind, found.native) == ("gpu", "NVIDIA L4", None)
     assert found.lacks == "it is for CPUs, and JAX computes on gpu"
 
 
-def test_another_process_says_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What JAX would compute on there."""
+def test_another_process_says_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What JAX would compute on there, whatever else is printed."""
     monkeypatch.setitem(os.environ, "JAX_PLATFORMS", "cpu")
-    engine_choice._asked_platform.cache_clear()
-    assert engine_choice._asked_platform() == "cpu"
+    monkeypatch.setattr(engine_choice, "_ASKS_JAX", f"print('a plugin greets'); {engine_choice._ASKS_JAX}")
+    engine_choice._asked_device.cache_clear()
+    assert engine_choice._asked_device() == ("cpu", "cpu")
+
+
+def test_kinds_of_accelerators_are_different_engines() -> None:
+    """What an H100 has calibrated is not what an L4 serves, nor what four of them do that share a model."""
+    h100, l4 = (Machine(platform="gpu", kind=kind, native=None) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA L4"))
+    engines = [_engine("xla", made_for, "exact") for made_for in (h100.xla_instructions(), l4.xla_instructions())]
+    assert engines[0].is_unlike(engines[1])
+    assert _engine("xla", l4.xla_instructions(4), "exact").is_unlike(engines[1])

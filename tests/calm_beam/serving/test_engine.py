@@ -22,7 +22,7 @@ _ELSEWHERE = EngineRecord(name="native", instructions="avx1024", head="uint8")
 
 
 def _here() -> Machine:
-    return Machine.here("cpu")
+    return Machine.here()
 
 
 def _xla(head: str = "exact") -> EngineRecord:

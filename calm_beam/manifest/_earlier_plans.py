@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._checks import ManifestError, check_bool, check_text, check_utc_time
-from ._record import Record, check_tuple
+from ._checks import ManifestError
+from ._record import Record
+from ._values import Text, UtcTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,24 +19,15 @@ class EarlierPlan(Record):
       answered: Whether a result of it was shown, or may have been.
     """
 
-    plan: str
-    command: str
-    asked: str
+    plan: Text
+    command: Text
+    asked: UtcTime
     answered: bool
 
-    def __post_init__(self) -> None:
-        check_text("plan", self.plan)
-        check_text("command", self.command)
-        check_utc_time("asked", self.asked)
-        check_bool("answered", self.answered)
 
-
-def check_earlier(earlier: object) -> None:
-    """Refuses anything but None or a tuple of at least one plan."""
-    if earlier is None:
-        return
-    check_tuple("earlier_plans", earlier, of=EarlierPlan)
-    if not earlier:
+def check_earlier(earlier: Sequence[EarlierPlan] | None) -> None:
+    """Refuses a list of no plans."""
+    if earlier is not None and not earlier:
         raise ManifestError("earlier_plans must be left out where there are none, got []")
 
 

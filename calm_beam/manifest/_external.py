@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from ._checks import ManifestError, check_choice, check_count, check_number, check_text, shown
+from ._checks import ManifestError, check_count, shown
 from ._earlier_plans import EarlierPlan
 from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
 from ._manifest import EXTERNAL, WrittenManifest, terms_in_words
 from ._plan import SettledPlan
-from ._record import Record, check_record, check_tuple, checked_list, records_from_json
-from ._tests import AskedTest, LookRecord, StepRecord, TestedEntry
+from ._record import Record
+from ._tests import AskedTest, StepRecord, TestedEntry
+from ._values import Cost, Count, Positive, Text, Unit, UtcTime, one_of
 from .records import GroupRecord
 
 EXTERNAL_DIRECTIONS = ("higher", "lower")
@@ -67,14 +68,9 @@ class SettingRecord(Record):
       fingerprint: Identifies examples and losses under this setting.
     """
 
-    name: str
-    cost: float | None
-    fingerprint: str
-
-    def __post_init__(self) -> None:
-        check_text("name", self.name)
-        _check_cost("cost", self.cost)
-        check_text("fingerprint", self.fingerprint)
+    name: Text
+    cost: Cost | None
+    fingerprint: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +81,11 @@ class ExternalGroup(GroupRecord):
       clusters: Number of clusters that they are in, where clusters are the independent units; None otherwise.
     """
 
-    clusters: int | None
+    clusters: Count | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_size(self, low=0)
+        _check_size(self)
 
     @property
     def units(self) -> int:
@@ -113,28 +109,16 @@ class ExternalDataRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("id_sample",)
 
-    patterns: tuple[str, ...]
-    examples: int
-    clusters: int | None
+    patterns: tuple[Text, ...]
+    examples: Positive
+    clusters: Count | None
     groups: tuple[ExternalGroup, ...]
-    fingerprint: str
-    id_sample: tuple[str, ...] | None = None
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "patterns" | "id_sample":
-                return tuple(checked_list(value, at=at))
-            case "groups":
-                return records_from_json(ExternalGroup, value, at=at)
-        return value
+    fingerprint: Text
+    id_sample: tuple[Text, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_tuple("patterns", self.patterns)
-        for index, pattern in enumerate(self.patterns):
-            check_text(f"patterns[{index}]", pattern)
-        _check_size(self, low=1)
-        check_tuple("groups", self.groups, of=ExternalGroup)
+        super().__post_init__()
+        _check_size(self)
         names = [group.name for group in self.groups]
         if names != sorted(set(names)):
             raise ManifestError(f"groups must be sorted by name, each once, got {shown(names)}")
@@ -144,11 +128,7 @@ class ExternalDataRecord(Record):
         total = sum(group.examples for group in self.groups)
         if self.groups and total != self.examples:
             raise ManifestError(f"groups must have {self.examples} examples together, as examples says, got {total}")
-        check_text("fingerprint", self.fingerprint)
         if self.id_sample is not None:
-            check_tuple("id_sample", self.id_sample)
-            for index, digest in enumerate(self.id_sample):
-                check_text(f"id_sample[{index}]", digest)
             expected = min(self.examples, MOST_SAMPLED_IDS)
             if list(self.id_sample) != sorted(set(self.id_sample)) or len(self.id_sample) != expected:
                 raise ManifestError(f"id_sample must have {expected} digests, ascending, got {shown(self.id_sample)}")
@@ -179,16 +159,13 @@ class ExternalTest(AskedTest):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("group", "loss", "tail")
 
-    loss: str
-    tail: float | None
+    loss: Annotated[str, one_of(EXTERNAL_LOSSES)]
+    tail: Unit | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("loss", self.loss, choices=EXTERNAL_LOSSES)
-        if self.tail is not None:
-            check_number("tail", self.tail, low=0, high=1)
-            if self.tail >= 1:
-                raise ManifestError(f"tail must be below 1, got {shown(self.tail)}")
+        if self.tail is not None and self.tail >= 1:
+            raise ManifestError(f"tail must be below 1, got {shown(self.tail)}")
 
     @property
     def is_signed(self) -> bool:
@@ -214,34 +191,20 @@ class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
         *("order", "tests", "joint_epsilon", "group_key", "cluster_key", "salt"),
         *("baseline", "task", "metric", "direction"),
     )
-    _TEST: ClassVar[type[AskedTest]] = ExternalTest
-    _RULE: ClassVar[type[Record]] = ExternalSequentialPlan
     _TESTED: ClassVar[str] = "settings"
 
-    order: tuple[str, ...]
-    baseline: str | None
-    task: str | None
-    metric: str | None
-    direction: str | None = None
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return tuple(checked_list(value, at=at)) if key == "order" else super()._from_json(key, value, at=at)
+    order: tuple[Text, ...]
+    baseline: Text | None
+    task: Text | None
+    metric: Text | None
+    direction: Annotated[str, one_of(EXTERNAL_DIRECTIONS)] | None = None
 
     def __post_init__(self) -> None:
-        check_tuple("order", self.order)
-        for index, name in enumerate(self.order):
-            check_text(f"order[{index}]", name)
+        super().__post_init__()
         if not self.order or len(set(self.order)) != len(self.order):
             raise ManifestError(f"order must name one or more settings, each once, got {shown(self.order)}")
-        super().__post_init__()
-        for key in ("baseline", "task", "metric"):
-            if getattr(self, key) is not None:
-                check_text(key, getattr(self, key))
-        if self.direction is not None:
-            check_choice("direction", self.direction, choices=EXTERNAL_DIRECTIONS)
-            if self.metric is None:
-                raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
+        if self.direction is not None and self.metric is None:
+            raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
         if self.sequential is not None:
             try:
                 self.sequential.check_order(self.order)
@@ -264,13 +227,8 @@ class ExternalStep(StepRecord):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("setting",)
 
-    setting: str
-    cost: float | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_text("setting", self.setting)
-        _check_cost("cost", self.cost)
+    setting: Text
+    cost: Cost | None
 
     @property
     def tested(self) -> str:
@@ -293,8 +251,6 @@ class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook])
         *("group", "loss", "tail", "delta", "epsilon", "p_value", "procedure"),
         *("setting", "cost", "risk"),
     )
-    _STEP: ClassVar[type[StepRecord]] = ExternalStep
-    _LOOK: ClassVar[type[LookRecord]] = ExternalLook
     _TESTED: ClassVar[str] = "setting"
     _NOTHING: ClassVar[str] = "without a setting"
 
@@ -366,14 +322,14 @@ class ExternalManifest(WrittenManifest):
     _HTML: ClassVar[str] = "external_manifest_html"
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("earlier_plans", "sequential")
 
-    created: str
+    created: UtcTime
     settings: tuple[SettingRecord, ...]
     data: ExternalDataRecord
     plan: ExternalPlan
     earlier_plans: tuple[EarlierPlan, ...] | None = None
     sequential: ExternalSequentialRecord | None = None
     calibrations: tuple[ExternalCalibration, ...]
-    guarantee: str
+    guarantee: Text
     # Left out of the hash only because a dict has none; equality does compare it.
     software: Mapping[str, str] = field(hash=False)
 
@@ -385,27 +341,8 @@ class ExternalManifest(WrittenManifest):
                 "calibrate, which have no kind"
             )
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "settings":
-                return records_from_json(SettingRecord, value, at=at)
-            case "data":
-                return ExternalDataRecord.from_dict(value, at=at)
-            case "plan":
-                return ExternalPlan.from_dict(value, at=at)
-            case "calibrations":
-                return records_from_json(ExternalCalibration, value, at=at)
-            case "sequential":
-                return ExternalSequentialRecord.from_dict(value, at=at)
-        return super()._from_json(key, value, at=at)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_tuple("settings", self.settings, of=SettingRecord)
-        check_record("data", self.data, kind=ExternalDataRecord)
-        check_record("plan", self.plan, kind=ExternalPlan)
-        check_tuple("calibrations", self.calibrations, of=ExternalCalibration)
         names = tuple(setting.name for setting in self.settings)
         if names != self.plan.order:
             raise ManifestError(f"settings must be those of plan.order, in that order, got {shown(names)}")
@@ -414,8 +351,6 @@ class ExternalManifest(WrittenManifest):
                 raise ManifestError(f"data.{key}s must be there exactly if plan.{key}_key is not null")
         self.plan.check_calibrations(self.calibrations)
         self._check_steps()
-        if self.sequential is not None:
-            check_record("sequential", self.sequential, kind=ExternalSequentialRecord)
         planned = self.plan.sequential
         check_rounds(
             self.calibrations,
@@ -484,14 +419,8 @@ class ExternalManifest(WrittenManifest):
         raise ManifestError(f"{len(found)} calibrations have {described}, expected one. The manifest has: {there}.")
 
 
-def _check_cost(key: str, cost: object) -> None:
-    if cost is not None:
-        check_number(key, cost, low=0)
-
-
-def _check_size(record: ExternalGroup | ExternalDataRecord, *, low: int) -> None:
-    """Refuses numbers of examples and clusters that cannot be."""
-    check_count("examples", record.examples, low=low)
+def _check_size(record: ExternalGroup | ExternalDataRecord) -> None:
+    """Refuses numbers of clusters that cannot be."""
     if record.clusters is not None:
         # Where there are examples, they are in some cluster.
         check_count("clusters", record.clusters, low=min(1, record.examples))

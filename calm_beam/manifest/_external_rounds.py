@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from calm_beam.risk.stopping import Proved, StopRule
 
-from ._checks import ManifestError, check_count, check_number, check_share, check_text, shown
-from ._record import Record, check_tuple, checked_list
+from ._checks import ManifestError, shown
+from ._record import Record
 from ._tests import LookRecord, TestedEntry, check_looked_at
+from ._values import Cost, Positive, Share, Text, one_of
 from .records import EarlierEnd, SequentialRecord
 
 EXTERNAL_ENDS = ("stop_at_setting", "stop_at_cost", "stop_gain", "all_proved", "end_of_data")
@@ -33,32 +34,13 @@ class ExternalSequentialPlan(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("costs", "stop_at_setting", "stop_at_cost", "stop_gain")
 
-    ids: str
-    examples: int
-    round_examples: int
-    costs: tuple[float, ...] | None = None
-    stop_at_setting: str | None = None
-    stop_at_cost: float | None = None
-    stop_gain: float | None = None
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return tuple(checked_list(value, at=at)) if key == "costs" else value
-
-    def __post_init__(self) -> None:
-        check_text("ids", self.ids)
-        check_count("examples", self.examples, low=1)
-        check_count("round_examples", self.round_examples, low=1)
-        if self.costs is not None:
-            check_tuple("costs", self.costs)
-            for index, cost in enumerate(self.costs):
-                check_number(f"costs[{index}]", cost, low=0)
-        if self.stop_at_setting is not None:
-            check_text("stop_at_setting", self.stop_at_setting)
-        if self.stop_at_cost is not None:
-            check_number("stop_at_cost", self.stop_at_cost, low=0)
-        if self.stop_gain is not None:
-            check_share("stop_gain", self.stop_gain)
+    ids: Text
+    examples: Positive
+    round_examples: Positive
+    costs: tuple[Cost, ...] | None = None
+    stop_at_setting: Text | None = None
+    stop_at_cost: Cost | None = None
+    stop_gain: Share | None = None
 
     def check_order(self, order: Sequence[str]) -> None:
         """Refuses costs and a rule that are not about the settings of the plan.
@@ -89,14 +71,15 @@ class ExternalSequentialPlan(Record):
 class ExternalEnd(EarlierEnd):
     """Where a certification had ended before it was continued; `ended_by` is one of `EXTERNAL_ENDS`."""
 
-    _ENDS: ClassVar[tuple[str, ...]] = EXTERNAL_ENDS
+    ended_by: Annotated[str, one_of(EXTERNAL_ENDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalSequentialRecord(SequentialRecord):
     """How a certification ended that was watched round by round; `ended_by` is one of `EXTERNAL_ENDS`."""
 
-    _EARLIER: ClassVar[type[EarlierEnd]] = ExternalEnd
+    ended_by: Annotated[str, one_of(EXTERNAL_ENDS)]
+    continues: tuple[ExternalEnd, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +93,8 @@ class ExternalLook(LookRecord):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("n", "setting", "cost")
 
-    setting: str | None
-    cost: float | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.setting is not None:
-            check_text("setting", self.setting)
-        if self.cost is not None:
-            check_number("cost", self.cost, low=0)
+    setting: Text | None
+    cost: Cost | None
 
     def proved(self, order: Sequence[str]) -> Proved:
         """Returns what a rule to stop takes, given the settings in testing order."""

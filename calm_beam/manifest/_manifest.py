@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Self
 from calm_beam.manifest.notebook import html_of
 from calm_beam.storage.digest import content_digest
 
-from ._checks import ManifestError, check_text, check_utc_time, shown
+from ._checks import ManifestError, check_text, shown
 from ._earlier_plans import EarlierPlan, check_earlier
 from ._plan import Plan
-from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
+from ._record import SCHEMA, Record, checked_keys
 from ._schedule import check_positions
 from ._tests import PARETO, check_looked_at
+from ._values import Text, UtcTime
 from .records import (
     Calibration,
     ConfirmationRecord,
@@ -115,10 +116,10 @@ class WrittenManifest(Record):
     # What shows it in a notebook.
     _HTML: ClassVar[str]
 
-    created: str
+    created: UtcTime
     earlier_plans: tuple[EarlierPlan, ...] | None
     calibrations: tuple[Any, ...]
-    guarantee: str
+    guarantee: Text
     software: Mapping[str, str]
 
     @classmethod
@@ -149,16 +150,10 @@ class WrittenManifest(Record):
         """Refuses a manifest of another kind."""
         raise NotImplementedError
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return records_from_json(EarlierPlan, value, at=at) if key == "earlier_plans" else value
-
     def __post_init__(self) -> None:
-        check_utc_time("created", self.created)
-        check_tuple("calibrations", self.calibrations)
+        super().__post_init__()
         if not self.calibrations:
             raise ManifestError("calibrations must have at least one entry, got []")
-        check_text("guarantee", self.guarantee)
         object.__setattr__(self, "software", check_software(self.software))
         check_earlier(self.earlier_plans)
 
@@ -204,7 +199,7 @@ class Manifest(WrittenManifest):
     _HTML: ClassVar[str] = "manifest_html"
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "earlier_plans", "sequential", "confirmation")
 
-    created: str
+    created: UtcTime
     model: ModelRecord
     vocabulary: VocabularyRecord | None
     decode: DecodeRecord
@@ -214,7 +209,7 @@ class Manifest(WrittenManifest):
     sequential: SequentialRecord | None = None
     confirmation: ConfirmationRecord | None = None
     calibrations: tuple[Calibration, ...]
-    guarantee: str = GUARANTEE
+    guarantee: Text = GUARANTEE
     # Left out of the hash only because a dict has none; equality does compare it.
     software: Mapping[str, str] = field(hash=False)
 
@@ -222,35 +217,8 @@ class Manifest(WrittenManifest):
     def _check_kind(cls, value: object) -> None:
         check_kind(value)
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "model":
-                return ModelRecord.from_dict(value, at=at)
-            case "vocabulary":
-                return None if value is None else VocabularyRecord.from_dict(value, at=at)
-            case "decode":
-                return DecodeRecord.from_dict(value, at=at)
-            case "data":
-                return DataRecord.from_dict(value, at=at)
-            case "calibrations":
-                return records_from_json(Calibration, value, at=at)
-            case "plan":
-                return Plan.from_dict(value, at=at)
-            case "sequential":
-                return SequentialRecord.from_dict(value, at=at)
-            case "confirmation":
-                return ConfirmationRecord.from_dict(value, at=at)
-        return super()._from_json(key, value, at=at)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_record("model", self.model, kind=ModelRecord)
-        if self.vocabulary is not None:
-            check_record("vocabulary", self.vocabulary, kind=VocabularyRecord)
-        check_record("decode", self.decode, kind=DecodeRecord)
-        check_record("data", self.data, kind=DataRecord)
-        check_tuple("calibrations", self.calibrations, of=Calibration)
         if self.decode.min_exit_layer > self.model.layers:
             raise ManifestError(
                 f"decode.min_exit_layer must be at most model.layers, which is {self.model.layers}, "
@@ -260,7 +228,6 @@ class Manifest(WrittenManifest):
             self._check_against_run(calibration, at=f"calibrations[{index}]")
         self._check_groups()
         if self.plan is not None:
-            check_record("plan", self.plan, kind=Plan)
             self._check_against_plan(self.plan)
         self._check_rounds()
         self._check_variants()
@@ -346,7 +313,6 @@ class Manifest(WrittenManifest):
             )
         if self.confirmation is None:
             return
-        check_record("confirmation", self.confirmation, kind=ConfirmationRecord)
         if self.confirmation.dtype != self.decode.dtype:
             raise ManifestError(
                 f"confirmation.dtype must be decode.dtype, which is {self.decode.dtype}, got {self.confirmation.dtype}"

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
+from ._checks import ManifestError, check_share, shown
 from ._objective import CONSISTENCIES, Objective
-from ._record import DigestedRecord, Record, check_record, check_tuple, checked_list, records_from_json
+from ._record import DigestedRecord, Record
 from ._tests import PARETO, PROCEDURES, AskedTest, TestedEntry
+from ._values import Count, Layers, Positive, Share, Text, Unit, one_of
 from .records import Variant, check_loss
 
 ON_ERROR = ("fail", "worst_case")
@@ -32,18 +33,11 @@ class PlannedTest(AskedTest):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("group",)
     _FIRST: ClassVar[tuple[str, ...]] = ("consistency", "metric", "loss")
-    _PROCEDURES: ClassVar[tuple[str, ...]] = (*PROCEDURES, PARETO)
-
-    consistency: str
-    metric: str
-    loss: str
-    group: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("consistency", self.consistency, choices=CONSISTENCIES)
-        check_text("metric", self.metric)
-        check_loss("loss", self.loss)
+    consistency: Annotated[str, one_of(CONSISTENCIES)]
+    metric: Text
+    loss: Annotated[str, check_loss]
+    procedure: Annotated[str, one_of((*PROCEDURES, PARETO))]
+    group: Text | None = None
 
     @property
     def objective(self) -> Objective:
@@ -62,14 +56,10 @@ class ParetoPlan(Record):
     """
 
     variants: tuple[Variant, ...]
-    choosing_share: float
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return records_from_json(Variant, value, at=at) if key == "variants" else value
+    choosing_share: Share
 
     def __post_init__(self) -> None:
-        check_tuple("variants", self.variants, of=Variant)
+        super().__post_init__()
         if len(self.variants) < 2 or len(set(self.variants)) != len(self.variants):
             raise ManifestError(
                 "variants must be two or more different ones, got "
@@ -80,7 +70,6 @@ class ParetoPlan(Record):
         for name in ("confidence", "exit_interval"):
             if len({getattr(variant, name) is None for variant in self.variants}) > 1:
                 raise ManifestError(f"variants must all have a {name}, or none of them")
-        check_share("choosing_share", self.choosing_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +85,10 @@ class SequentialPlan(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("stop_at_threshold", "stop_at_layers", "stop_gain")
 
-    round_examples: int
-    stop_at_threshold: float | None = None
-    stop_at_layers: float | None = None
-    stop_gain: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("round_examples", self.round_examples, low=1)
-        if self.stop_at_threshold is not None:
-            check_number("stop_at_threshold", self.stop_at_threshold, low=0, high=1)
-        if self.stop_at_layers is not None:
-            check_number("stop_at_layers", self.stop_at_layers, low=1)
-        if self.stop_gain is not None:
-            check_share("stop_gain", self.stop_gain)
+    round_examples: Positive
+    stop_at_threshold: Unit | None = None
+    stop_at_layers: Layers | None = None
+    stop_gain: Share | None = None
 
 
 _Test = TypeVar("_Test", bound=AskedTest)
@@ -128,36 +108,19 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
 
-    _TEST: ClassVar[type[AskedTest]]
-    _RULE: ClassVar[type[Record]]
     # What is tested, in words.
     _TESTED: ClassVar[str]
 
     tests: tuple[_Test, ...]
     joint_epsilon: float | None
-    cluster_key: str | None
-    group_key: str | None
-    salt: str
+    cluster_key: Text | None
+    group_key: Text | None
+    salt: Text
     sequential: _Rule | None = None
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "tests":
-                return records_from_json(cls._TEST, value, at=at)
-            case "sequential":
-                return cls._RULE.from_dict(value, at=at)
-        return value
-
     def __post_init__(self) -> None:
-        check_tuple("tests", self.tests, of=self._TEST)
+        super().__post_init__()
         check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
-        for key, name in (("cluster_key", self.cluster_key), ("group_key", self.group_key)):
-            if name is not None:
-                check_text(key, name)
-        check_text("salt", self.salt)
-        if self.sequential is not None:
-            check_record("sequential", self.sequential, kind=self._RULE)
 
     def without_rule(self) -> Self:
         """Returns the plan without its rule to stop, which may be changed after losses were seen."""
@@ -227,54 +190,29 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         *("thresholds", "tests", "joint_epsilon", "cluster_key", "group_key", "salt"),
         *("on_error", "on_long", "model", "outputs", "sequential"),
     )
-    _TEST: ClassVar[type[AskedTest]] = PlannedTest
-    _RULE: ClassVar[type[Record]] = SequentialPlan
     _TESTED: ClassVar[str] = "thresholds"
 
-    thresholds: tuple[float, ...]
-    group_key: str | None = None
-    on_error: str
-    on_long: str
-    model: str
-    outputs: str
+    thresholds: tuple[Unit, ...]
+    group_key: Text | None = None
+    on_error: Annotated[str, one_of(ON_ERROR)]
+    on_long: Annotated[str, one_of(ON_LONG)]
+    model: Text
+    outputs: Text
     pareto: ParetoPlan | None = None
-    confirm_share: float | None = None
-    near_ties: str | None = None
-    serve: int | None = None
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "thresholds":
-                return tuple(checked_list(value, at=at))
-            case "pareto":
-                return ParetoPlan.from_dict(value, at=at)
-        return super()._from_json(key, value, at=at)
+    confirm_share: Share | None = None
+    near_ties: Annotated[str, one_of((WORST_NEAR_TIES,))] | None = None
+    serve: Count | None = None
 
     def __post_init__(self) -> None:
-        check_tuple("thresholds", self.thresholds)
-        for index, threshold in enumerate(self.thresholds):
-            check_number(f"thresholds[{index}]", threshold, low=0, high=1)
+        super().__post_init__()
         if any(lower >= upper for upper, lower in pairwise(self.thresholds)):
             raise ManifestError(f"thresholds must be strictly descending, got {shown(self.thresholds)}")
-        super().__post_init__()
-        check_choice("on_error", self.on_error, choices=ON_ERROR)
-        check_choice("on_long", self.on_long, choices=ON_LONG)
-        check_text("model", self.model)
-        check_text("outputs", self.outputs)
-        if self.confirm_share is not None:
-            check_share("confirm_share", self.confirm_share)
-        if self.near_ties is not None:
-            check_choice("near_ties", self.near_ties, choices=(WORST_NEAR_TIES,))
-        if self.serve is not None:
-            check_count("serve", self.serve, low=0)
-            if self.serve >= len(self.tests):
-                raise ManifestError(f"serve must be the place of one of {len(self.tests)} tests, got {self.serve}")
+        if self.serve is not None and self.serve >= len(self.tests):
+            raise ManifestError(f"serve must be the place of one of {len(self.tests)} tests, got {self.serve}")
         self._check_pareto()
 
     def _check_pareto(self) -> None:
         if self.pareto is not None:
-            check_record("pareto", self.pareto, kind=ParetoPlan)
             for name in ("group_key", "sequential"):
                 if getattr(self, name) is not None:
                     raise ManifestError(f"pareto must be left out where there is {name}")

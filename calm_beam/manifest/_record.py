@@ -1,12 +1,19 @@
-"""How the parts of a manifest go to plain JSON values and come back, naming the key path of what is refused."""
+"""How the parts of a manifest go to plain JSON values and come back, naming the key path of what is refused.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import ClassVar, Self, TypeVar
+The type of a field says how its value is read and checked: `bool`; a record; `tuple[X, ...]`, which is a list in JSON;
+`X | None`; and one of the types of `_values`, which check a number or a text. Values of other types are taken as they
+are: the record checks them.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from calm_beam.storage.digest import content_digest
 
-from ._checks import ManifestError, shown
+from ._checks import ManifestError, check_bool, shown
 
 SCHEMA = "calm-beam/manifest/v1"
 
@@ -41,17 +48,18 @@ class Record:
             with another value.
         """
         given = checked_keys(value, cls.file_keys(), optional=cls._OPTIONAL, at=at or cls.__name__)
-        arguments = {key: cls._from_json(key, item, at=_join(at, key)) for key, item in given.items()}
+        kinds = _kinds(cls)  # type: ignore[arg-type]
+        arguments = {key: kinds[key].read(item, _join(at, key)) for key, item in given.items()}
         try:
             return cls(**arguments)
         except ManifestError as error:
             # A record knows its own keys, only the caller knows where the record stands.
             raise ManifestError(_join(at, str(error))) from None
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        """Turns a JSON value into the field's value; records with nested records or lists extend it."""
-        return value
+    def __post_init__(self) -> None:
+        """Checks every field alone, by its type; records whose fields must agree extend it."""
+        for key, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
+            kind.check(key, getattr(self, key))
 
     def to_dict(self) -> dict[str, object]:
         """Returns the record as plain JSON values: dicts in the file's order, lists, texts, numbers, booleans, None."""
@@ -82,9 +90,6 @@ class DigestedRecord(Record):
         return content_digest(super().to_dict())
 
 
-_R = TypeVar("_R", bound=Record)
-
-
 def checked_keys(value: object, keys: list[str], *, optional: Sequence[str] = (), at: str) -> dict[str, object]:
     """Returns the dict's items in the order of `keys`, refusing any other set of keys.
 
@@ -103,24 +108,81 @@ def checked_keys(value: object, keys: list[str], *, optional: Sequence[str] = ()
     return {key: value[key] for key in keys if key in value}
 
 
-def checked_list(value: object, *, at: str) -> list[object]:
+def _checked_list(value: object, *, at: str) -> list[object]:
     """Returns the list, refusing anything else."""
     if not isinstance(value, list):
         raise ManifestError(f"{at} must be a list, got {shown(value)}")
     return value
 
 
-def records_from_json(kind: type[_R], value: object, *, at: str) -> tuple[_R, ...]:
-    """Returns the records that a JSON list describes."""
-    return tuple(kind.from_dict(item, at=f"{at}[{i}]") for i, item in enumerate(checked_list(value, at=at)))
+@dataclass(frozen=True)
+class _Kind:
+    """How values of a type are made of JSON, given the value and where it stands, and checked, given key and value."""
+
+    read: Callable[[object, str], object]
+    check: Callable[[str, object], None]
 
 
-def check_tuple(key: str, value: object, *, of: type = object) -> None:
-    """Refuses anything but a tuple whose items are of one kind."""
-    if not isinstance(value, tuple):
-        raise ManifestError(f"{key} must be a tuple, got {shown(value)}")
-    for index, item in enumerate(value):
-        check_record(f"{key}[{index}]", item, kind=of)
+@functools.cache
+def _kinds(cls: type[Any]) -> dict[str, _Kind]:
+    """Returns how each field of a record is read and checked."""
+    hints, given = get_type_hints(cls, include_extras=True), _type_arguments(cls)
+    return {f.name: _kind(hints[f.name], given) for f in fields(cls)}
+
+
+def _type_arguments(cls: type) -> dict[Any, Any]:
+    """Returns what stands for the type variables of the generic records that a record extends."""
+    found: dict[Any, Any] = {}
+    for base in cls.__mro__:
+        for made in getattr(base, "__orig_bases__", ()):
+            generic = get_origin(made)
+            if generic is not None and generic is not Generic:
+                found.update(zip(generic.__parameters__, get_args(made), strict=True))
+    return found
+
+
+def _kind(hint: Any, given: Mapping[Any, Any]) -> _Kind:
+    """Returns how values of a type are read and checked, given what stands for type variables."""
+    hint = given.get(hint, hint) if isinstance(hint, TypeVar) else hint
+    if get_origin(hint) is Annotated:
+        base, *checks = get_args(hint)
+        return _all_of(_kind(base, given), checks)
+    if get_origin(hint) in (Union, types.UnionType):
+        (other,) = (each for each in get_args(hint) if each is not type(None))
+        return _or_none(_kind(other, given))
+    if get_origin(hint) is tuple:
+        return _list_of(_kind(get_args(hint)[0], given))
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return _Kind(lambda value, at: hint.from_dict(value, at=at), functools.partial(check_record, kind=hint))
+    return _Kind(lambda value, _: value, check_bool if hint is bool else lambda *_: None)
+
+
+def _all_of(kind: _Kind, checks: Sequence[Callable[[str, object], None]]) -> _Kind:
+    def check(key: str, value: object) -> None:
+        for each in (kind.check, *checks):
+            each(key, value)
+
+    return _Kind(kind.read, check)
+
+
+def _or_none(kind: _Kind) -> _Kind:
+    return _Kind(
+        lambda value, at: None if value is None else kind.read(value, at),
+        lambda key, value: None if value is None else kind.check(key, value),
+    )
+
+
+def _list_of(kind: _Kind) -> _Kind:
+    def check(key: str, value: object) -> None:
+        if not isinstance(value, tuple):
+            raise ManifestError(f"{key} must be a tuple, got {shown(value)}")
+        for index, item in enumerate(value):
+            kind.check(f"{key}[{index}]", item)
+
+    return _Kind(
+        lambda value, at: tuple(kind.read(item, f"{at}[{i}]") for i, item in enumerate(_checked_list(value, at=at))),
+        check,
+    )
 
 
 def check_record(key: str, value: object, *, kind: type) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from calm_beam.exits.schedules import SCHEDULES
 
 from ._checks import ManifestError, check_number, shown
-from ._record import check_tuple
 from .records import DecodeRecord
 
 # Two correct exponentials differ by a few units in the last place of 2^-52. Less than that moves a float32, whose own
@@ -34,7 +33,6 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
 
     Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.schedules`.
     """
-    check_tuple(key, positions)
     if len(positions) != decode.max_decode_length:
         raise ManifestError(
             f"{key} must have decode.max_decode_length entries, which is {decode.max_decode_length}, "

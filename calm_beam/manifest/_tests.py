@@ -1,14 +1,14 @@
 """What a manifest says of tests, whatever was tested: thresholds, or settings of a sweep that was made elsewhere."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, TypeVar
 
-from ._checks import ManifestError, check_bool, check_choice, check_count, check_number, check_share, check_text, shown
+from ._checks import ManifestError, check_number, shown
 from ._decisions import check_decisions
 from ._looks import check_capital, check_counted, check_counts, check_last
-from ._record import Record, check_tuple, records_from_json
+from ._record import Record
+from ._values import Count, Finite, Share, Signed, Text, Unit, one_of
 
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"
@@ -27,21 +27,11 @@ class AskedTest(Record):
       procedure: How all that was tested is tested together, one of `PROCEDURES`, or `PARETO`.
     """
 
-    _PROCEDURES: ClassVar[tuple[str, ...]] = PROCEDURES
-
-    group: str | None
-    delta: float
-    epsilon: float
-    p_value: str
-    procedure: str
-
-    def __post_init__(self) -> None:
-        if self.group is not None:
-            check_text("group", self.group)
-        check_share("delta", self.delta)
-        check_share("epsilon", self.epsilon)
-        check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, choices=self._PROCEDURES)
+    group: Text | None
+    delta: Share
+    epsilon: Share
+    p_value: Text
+    procedure: Annotated[str, one_of(PROCEDURES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +45,10 @@ class StepRecord(Record):
       rejected: Whether the null was rejected, that is, the threshold or setting accepted.
     """
 
-    n: int
-    risk: float
-    p_value: float
+    n: Count
+    risk: Signed
+    p_value: Unit
     rejected: bool
-
-    def __post_init__(self) -> None:
-        check_count("n", self.n, low=0)
-        check_number("risk", self.risk, low=-1, high=1)
-        check_number("p_value", self.p_value, low=0, high=1)
-        check_bool("rejected", self.rejected)
 
     @property
     def tested(self) -> object:
@@ -98,14 +82,9 @@ class LookRecord(Record):
         largest value, with a minus sign, is the logarithm of the p-value.
     """
 
-    n: int
-    risk: float
-    log_capital: float
-
-    def __post_init__(self) -> None:
-        check_count("n", self.n, low=0)
-        check_number("risk", self.risk, low=-1, high=1)
-        check_number("log_capital", self.log_capital, low=-sys.float_info.max)
+    n: Count
+    risk: Signed
+    log_capital: Finite
 
 
 _Step = TypeVar("_Step", bound=StepRecord)
@@ -123,8 +102,6 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         risk is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
     """
 
-    _STEP: ClassVar[type[StepRecord]]
-    _LOOK: ClassVar[type[LookRecord]]
     # What is tested, in words, and what is said where none of them is promised.
     _TESTED: ClassVar[str]
     _NOTHING: ClassVar[str]
@@ -133,18 +110,8 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
     looks: tuple[_Look, ...] | None = None
     example_risk: float | None = None
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "path":
-                return records_from_json(cls._STEP, value, at=at)
-            case "looks":
-                return records_from_json(cls._LOOK, value, at=at)
-        return value
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_tuple("path", self.path, of=self._STEP)
         if not self.path:
             raise ManifestError(f"path must have an entry for every {self._TESTED} tested, got []")
         for index, step in enumerate(self.path):
@@ -155,7 +122,6 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
             if not self._is_promised:
                 raise ManifestError(f"example_risk must be left out {self._NOTHING}, got {shown(self.example_risk)}")
         if self.looks is not None:
-            check_tuple("looks", self.looks, of=self._LOOK)
             check_counts(self.looks, group=self.group)
 
     @property

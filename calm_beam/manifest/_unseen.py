@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from calm_beam.text.counted import counted
 
-from ._checks import ManifestError, check_count, check_text, shown
-from ._record import Record, check_tuple
+from ._checks import ManifestError, shown
+from ._record import Record
+from ._values import Count, Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +22,12 @@ class UnseenRecord(Record):
         model's output, or of a reference that it is held against.
     """
 
-    metric: str
-    no_token: int
-    few_letters: int
+    metric: Text
+    no_token: Count
+    few_letters: Count
 
     def __post_init__(self) -> None:
-        check_text("metric", self.metric)
-        for key, count in (("no_token", self.no_token), ("few_letters", self.few_letters)):
-            check_count(key, count, low=0)
+        super().__post_init__()
         if not self.no_token and not self.few_letters:
             raise ManifestError("no_token or few_letters must be above 0, got 0 and 0: leave the metric out")
 
@@ -37,7 +36,6 @@ def check_unseen(records: tuple[UnseenRecord, ...] | None, *, examples: int) -> 
     """Refuses records that are not by metric in ascending order, or of more examples than there are."""
     if records is None:
         return
-    check_tuple("unseen", records, of=UnseenRecord)
     names = [record.metric for record in records]
     if not names or any(after <= before for before, after in pairwise(names)):
         raise ManifestError(f"unseen must have one or more metrics, ascending, each once, got {shown(names)}")

@@ -6,7 +6,7 @@ Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from calm_beam.exits.measures import MEASURES, Need, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -22,9 +22,10 @@ from ._checks import (
     shown,
 )
 from ._objective import CONSISTENCIES, LOSSES, Objective
-from ._record import Record, check_record, check_tuple, checked_list, records_from_json
+from ._record import Record
 from ._tests import PARETO, PROCEDURES, LookRecord, StepRecord, TestedEntry
 from ._unseen import UnseenRecord, check_unseen
+from ._values import AnyText, Count, Layers, Positive, Temperature, Text, Unit, one_of
 
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
@@ -49,6 +50,11 @@ def check_loss(key: str, value: object) -> None:
     check_choice(key, loss, choices=LOSSES)
 
 
+def _check_confidence(key: str, value: object) -> None:
+    if not isinstance(value, str) or not is_own(value):
+        check_choice(key, value, choices=tuple(MEASURES))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord(Record):
     """The model that was calibrated.
@@ -59,14 +65,9 @@ class ModelRecord(Record):
       layers: Number of decoder layers, at least 1.
     """
 
-    uri: str
-    fingerprint: str
-    layers: int
-
-    def __post_init__(self) -> None:
-        check_text("uri", self.uri)
-        check_text("fingerprint", self.fingerprint)
-        check_count("layers", self.layers, low=1)
+    uri: Text
+    fingerprint: Text
+    layers: Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +82,17 @@ class ChatRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("system",)
 
-    template: str
+    template: Text
     tokens: Mapping[str, str]
-    system: str | None = None
+    system: AnyText | None = None
 
     def __post_init__(self) -> None:
-        check_text("template", self.template)
+        super().__post_init__()
         if not isinstance(self.tokens, Mapping):
             raise ManifestError(f"tokens must be a JSON object, got {shown(self.tokens)}")
         for name, text in self.tokens.items():
             check_text("a name in tokens", name)
             check_text(f"tokens.{name}", text, empty_allowed=True)
-        if self.system is not None:
-            check_text("system", self.system, empty_allowed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +107,9 @@ class VocabularyRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("chat",)
 
-    fingerprint: str
-    extra_ids: int
+    fingerprint: Text
+    extra_ids: Count
     chat: ChatRecord | None = None
-
-    def __post_init__(self) -> None:
-        check_text("fingerprint", self.fingerprint)
-        check_count("extra_ids", self.extra_ids, low=0)
-        if self.chat is not None:
-            check_record("chat", self.chat, kind=ChatRecord)
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return ChatRecord.from_dict(value, at=at) if key == "chat" else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +127,9 @@ class EngineRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("instructions",)
 
-    name: str
-    instructions: str | None = None
-    head: str
-
-    def __post_init__(self) -> None:
-        check_choice("name", self.name, choices=ENGINES)
-        if self.instructions is not None:
-            check_text("instructions", self.instructions)
-        check_choice("head", self.head, choices=HEAD_FORMS)
+    name: Annotated[str, one_of(ENGINES)]
+    instructions: Text | None = None
+    head: Annotated[str, one_of(HEAD_FORMS)]
 
     def in_words(self) -> str:
         """Returns the engine in a few words.
@@ -214,48 +197,25 @@ class DecodeRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source", "matmul_precision", "engine")
 
-    confidence: str
-    schedule: str
-    tau: float | None
-    state_propagation: str
-    min_exit_layer: int
-    exit_interval: int
-    max_input_length: int
-    max_decode_length: int
-    task_prefix: str
-    dtype: str
-    patience: int | None = None
-    confidence_source: str | None = None
-    matmul_precision: str | None = None
+    confidence: Annotated[str, _check_confidence]
+    schedule: Annotated[str, one_of(tuple(SCHEDULES))]
+    tau: Temperature | None
+    state_propagation: Annotated[str, one_of(tuple(PROPAGATIONS))]
+    min_exit_layer: Positive
+    exit_interval: Positive
+    max_input_length: Positive
+    max_decode_length: Positive
+    task_prefix: AnyText
+    dtype: Text
+    patience: Positive | None = None
+    confidence_source: Text | None = None
+    matmul_precision: Text | None = None
     engine: EngineRecord | None = None
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return EngineRecord.from_dict(value, at=at) if key == "engine" else value
-
     def __post_init__(self) -> None:
-        if not isinstance(self.confidence, str) or not is_own(self.confidence):
-            check_choice("confidence", self.confidence, choices=tuple(MEASURES))
-        check_choice("schedule", self.schedule, choices=tuple(SCHEDULES))
-        if self.tau is not None:
-            check_number("tau", self.tau, low=0)
-        elif SCHEDULES[self.schedule].decays:
+        super().__post_init__()
+        if self.tau is None and SCHEDULES[self.schedule].decays:
             raise ManifestError(f"tau must be a number when schedule is {shown(self.schedule)}, got null")
-        check_choice("state_propagation", self.state_propagation, choices=tuple(PROPAGATIONS))
-        check_count("min_exit_layer", self.min_exit_layer, low=1)
-        check_count("exit_interval", self.exit_interval, low=1)
-        check_count("max_input_length", self.max_input_length, low=1)
-        check_count("max_decode_length", self.max_decode_length, low=1)
-        check_text("task_prefix", self.task_prefix, empty_allowed=True)
-        check_text("dtype", self.dtype)
-        if self.patience is not None:
-            check_count("patience", self.patience, low=1)
-        if self.confidence_source is not None:
-            check_text("confidence_source", self.confidence_source)
-        if self.matmul_precision is not None:
-            check_text("matmul_precision", self.matmul_precision)
-        if self.engine is not None:
-            check_record("engine", self.engine, kind=EngineRecord)
 
     def arithmetic_in_words(self) -> str:
         """Returns in which numbers the model computes, in a few words."""
@@ -277,19 +237,10 @@ class Variant(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("tau", "confidence", "exit_interval")
 
-    tau: float | None = None
-    min_exit_layer: int
-    confidence: str | None = None
-    exit_interval: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.tau is not None:
-            check_number("tau", self.tau, low=0)
-        check_count("min_exit_layer", self.min_exit_layer, low=1)
-        if self.confidence is not None:
-            check_choice("confidence", self.confidence, choices=VARIANT_MEASURES)
-        if self.exit_interval is not None:
-            check_count("exit_interval", self.exit_interval, low=1)
+    tau: Temperature | None = None
+    min_exit_layer: Positive
+    confidence: Annotated[str, one_of(VARIANT_MEASURES)] | None = None
+    exit_interval: Positive | None = None
 
     def fields_of_rule(self) -> dict[str, Any]:
         """Returns what stands in the place of fields of `DecodeRecord` and of an exit rule, by their names."""
@@ -332,12 +283,8 @@ class GroupRecord(Record):
       examples: How many examples it has; 0 where a sequential calibration stopped before the first of them.
     """
 
-    name: str
-    examples: int
-
-    def __post_init__(self) -> None:
-        check_text("name", self.name)
-        check_count("examples", self.examples, low=0)
+    name: Text
+    examples: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,54 +310,34 @@ class DataRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "choosing", "groups", "failed_ids", "unseen")
 
-    patterns: tuple[str, ...]
-    examples: int
-    clusters: int | None = None
-    choosing: int | None = None
+    patterns: tuple[Text, ...]
+    examples: Positive
+    clusters: Positive | None = None
+    choosing: Positive | None = None
     groups: tuple[GroupRecord, ...] | None = None
-    duplicates: int
-    failed: int
-    failed_ids: tuple[str, ...] | None = None
-    truncated: int
+    duplicates: Count
+    failed: Count
+    failed_ids: tuple[Text, ...] | None = None
+    truncated: Count
     unseen: tuple[UnseenRecord, ...] | None = None
-    fingerprint: str
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        if key == "groups":
-            return records_from_json(GroupRecord, value, at=at)
-        if key == "unseen":
-            return records_from_json(UnseenRecord, value, at=at)
-        return tuple(checked_list(value, at=at)) if key in ("patterns", "failed_ids") else value
+    fingerprint: Text
 
     def __post_init__(self) -> None:
-        check_tuple("patterns", self.patterns)
-        for index, pattern in enumerate(self.patterns):
-            check_text(f"patterns[{index}]", pattern)
-        check_count("examples", self.examples, low=1)
+        super().__post_init__()
         for key, count in (("duplicates", self.duplicates), ("failed", self.failed), ("truncated", self.truncated)):
-            check_count(key, count, low=0)
             if count > self.examples:
                 raise ManifestError(f"{key} must be at most examples, which is {self.examples}, got {count}")
-        check_text("fingerprint", self.fingerprint)
         if self.failed_ids is not None:
             self._check_failed_ids(self.failed_ids)
         check_unseen(self.unseen, examples=self.examples)
-        if self.clusters is not None:
-            check_count("clusters", self.clusters, low=1)
-            if self.clusters > self.examples:
-                raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
-        if self.choosing is not None:
-            check_count("choosing", self.choosing, low=1)
-            if self.choosing >= self.units:
-                raise ManifestError(
-                    f"choosing must leave others to test, of {self.units} {self.unit}, got {self.choosing}"
-                )
+        if self.clusters is not None and self.clusters > self.examples:
+            raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
+        if self.choosing is not None and self.choosing >= self.units:
+            raise ManifestError(f"choosing must leave others to test, of {self.units} {self.unit}, got {self.choosing}")
         if self.groups is not None:
             self._check_groups(self.groups)
 
     def _check_groups(self, groups: tuple[GroupRecord, ...]) -> None:
-        check_tuple("groups", groups, of=GroupRecord)
         names = [group.name for group in groups]
         if not names or any(after <= before for before, after in pairwise(names)):
             raise ManifestError(f"groups must have one or more names, ascending, each once, got {shown(names)}")
@@ -425,9 +352,6 @@ class DataRecord(Record):
             raise ManifestError("groups must be left out where some of the examples have chosen what was tested")
 
     def _check_failed_ids(self, failed_ids: tuple[str, ...]) -> None:
-        check_tuple("failed_ids", failed_ids)
-        for index, name in enumerate(failed_ids):
-            check_text(f"failed_ids[{index}]", name)
         if any(after <= before for before, after in pairwise(failed_ids)):
             raise ManifestError(f"failed_ids must ascend, each id once, got {shown(failed_ids)}")
         listed = min(self.failed, MOST_FAILED_IDS)
@@ -471,28 +395,14 @@ class ConfirmationRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("engine",)
 
-    decoder: str
-    exit_head: str
-    dtype: str
+    decoder: Annotated[str, one_of(SERVED_DECODERS)]
+    exit_head: Text
+    dtype: Text
     data: DataRecord
     engine: EngineRecord | None = None
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "data":
-                return DataRecord.from_dict(value, at=at)
-            case "engine":
-                return EngineRecord.from_dict(value, at=at)
-        return value
-
     def __post_init__(self) -> None:
-        check_choice("decoder", self.decoder, choices=SERVED_DECODERS)
-        check_text("exit_head", self.exit_head)
-        check_text("dtype", self.dtype)
-        check_record("data", self.data, kind=DataRecord)
-        if self.engine is not None:
-            check_record("engine", self.engine, kind=EngineRecord)
+        super().__post_init__()
         if self.data.choosing is not None:
             raise ManifestError(f"data.choosing must be left out, since these chose nothing, got {self.data.choosing}")
 
@@ -507,16 +417,9 @@ class EarlierEnd(Record):
       ended_by: As in `SequentialRecord`.
     """
 
-    _ENDS: ClassVar[tuple[str, ...]] = ENDS
-
-    plan: str
-    rounds: int
-    ended_by: str
-
-    def __post_init__(self) -> None:
-        check_text("plan", self.plan)
-        check_count("rounds", self.rounds, low=1)
-        check_choice("ended_by", self.ended_by, choices=self._ENDS)
+    plan: Text
+    rounds: Positive
+    ended_by: Annotated[str, one_of(ENDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -532,28 +435,19 @@ class SequentialRecord(Record):
       continues: Where it had ended before, if it was continued; the earliest first.
     """
 
-    _EARLIER: ClassVar[type[EarlierEnd]] = EarlierEnd
-
-    rounds: int
-    of_rounds: int
-    of_examples: int
-    ended_by: str
+    rounds: Positive
+    of_rounds: Positive
+    of_examples: Positive
+    ended_by: Annotated[str, one_of(ENDS)]
     continues: tuple[EarlierEnd, ...] = ()
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return records_from_json(cls._EARLIER, value, at=at) if key == "continues" else value
-
     def __post_init__(self) -> None:
-        check_count("rounds", self.rounds, low=1)
+        super().__post_init__()
         check_count("of_rounds", self.of_rounds, low=self.rounds)
-        check_count("of_examples", self.of_examples, low=1)
-        check_choice("ended_by", self.ended_by, choices=self._EARLIER._ENDS)
         if self.ended_by == "end_of_data" and self.rounds != self.of_rounds:
             raise ManifestError(
                 f"ended_by must say what stopped it, since rounds is {self.rounds} of {self.of_rounds}, got end_of_data"
             )
-        check_tuple("continues", self.continues, of=self._EARLIER)
         rounds = [*(end.rounds for end in self.continues), self.rounds]
         if any(after < before for before, after in pairwise(rounds)):
             raise ManifestError(f"continues must be of no more rounds than what followed, got {rounds}")
@@ -574,23 +468,10 @@ class PathEntry(StepRecord):
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("variant", "near_ties")
     _FIRST: ClassVar[tuple[str, ...]] = ("threshold",)
 
-    threshold: float
-    layers: float
+    threshold: Unit
+    layers: Layers
     variant: Variant | None = None
-    near_ties: int | None = None
-
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return Variant.from_dict(value, at=at) if key == "variant" else value
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.variant is not None:
-            check_record("variant", self.variant, kind=Variant)
-        check_number("threshold", self.threshold, low=0, high=1)
-        check_number("layers", self.layers, low=1)
-        if self.near_ties is not None:
-            check_count("near_ties", self.near_ties, low=0)
+    near_ties: Count | None = None
 
     @property
     def tested(self) -> float:
@@ -609,14 +490,8 @@ class Look(LookRecord):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("n", "threshold", "layers")
 
-    threshold: float | None
-    layers: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold is not None:
-            check_number("threshold", self.threshold, low=0, high=1)
-        check_number("layers", self.layers, low=1)
+    threshold: Unit | None
+    layers: Layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -657,20 +532,18 @@ class Calibration(TestedEntry[PathEntry, Look]):
         *("consistency", "metric", "loss", "group", "delta", "epsilon", "p_value", "procedure"),
         *("threshold", "variant", "threshold_by_position", "layers", "risk", "path", "confirmation"),
     )
-    _PROCEDURES: ClassVar[tuple[str, ...]] = (*PROCEDURES, PARETO)
-    _STEP: ClassVar[type[StepRecord]] = PathEntry
-    _LOOK: ClassVar[type[LookRecord]] = Look
     _TESTED: ClassVar[str] = "threshold"
     _NOTHING: ClassVar[str] = "when threshold is null"
 
-    consistency: str
-    metric: str
-    loss: str | None = None
-    group: str | None = None
-    threshold: float | None
+    consistency: Annotated[str, one_of(CONSISTENCIES)]
+    metric: Text
+    loss: Annotated[str, check_loss] | None = None
+    group: Text | None = None
+    procedure: Annotated[str, one_of((*PROCEDURES, PARETO))]
+    threshold: Unit | None
     variant: Variant | None = None
     threshold_by_position: tuple[float, ...] | None = None
-    layers: float
+    layers: Layers
     risk: float
     confirmation: PathEntry | None = None
 
@@ -692,37 +565,16 @@ class Calibration(TestedEntry[PathEntry, Look]):
         """The loss that it is about."""
         return Objective(self.consistency, self.metric, loss=self.known_loss)
 
-    @classmethod
-    def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        match key:
-            case "confirmation":
-                return PathEntry.from_dict(value, at=at)
-            case "variant":
-                return Variant.from_dict(value, at=at)
-            case "threshold_by_position":
-                return tuple(checked_list(value, at=at))
-        return super()._from_json(key, value, at=at)
-
     def __post_init__(self) -> None:
         check_number("risk", self.risk, low=self._lowest, high=1)
         super().__post_init__()
-        check_choice("consistency", self.consistency, choices=CONSISTENCIES)
-        check_text("metric", self.metric)
-        if self.variant is not None:
-            check_record("variant", self.variant, kind=Variant)
-        if self.threshold is not None:
-            check_number("threshold", self.threshold, low=0, high=1)
-        elif self.threshold_by_position is not None:
+        if self.threshold is None and self.threshold_by_position is not None:
             raise ManifestError(
                 "threshold_by_position must be left out when threshold is null, "
                 f"got {shown(self.threshold_by_position)}"
             )
-        check_number("layers", self.layers, low=1)
-        if self.loss is not None:
-            check_loss("loss", self.loss)
         self._check_testing_order()
         if self.confirmation is not None:
-            check_record("confirmation", self.confirmation, kind=PathEntry)
             self.confirmation.check_of("confirmation", group=self.group, lowest=self._lowest)
             self._check_confirmation(self.confirmation)
         self._check_choice_follows()

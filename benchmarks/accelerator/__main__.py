@@ -6,16 +6,18 @@
 The first part compiles and calls every program that `make accelerators` has compiled for devices that were not there.
 Each part is a process of its own, so that one that breaks down, or takes too long, leaves the others their figures.
 Weights are random (`benchmarks/paper_model.py`), compilation is done before anything is timed, and of several runs the
-fastest counts. This process does not use JAX, which would take the device's memory from the parts. Needs JAX, Flax and
-NumPy, and this repository.
+fastest counts. All parts but the first share what they compile. This process does not use JAX, which would take the
+device's memory from the parts. Needs JAX, Flax and NumPy, and this repository.
 """
 
 import argparse
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -50,14 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = time.monotonic() + seconds
     table = Table()
     cases: list[dict[str, Any]] = []
-    for place, name in enumerate(chosen):
-        share = 1.0 if place == len(chosen) - 1 else _PARTS[name]
-        for case in _run(name, quick=flags.quick, seconds=share * (end - time.monotonic())):
-            cases.append({"part": name, **table.with_shares(case)})
-            table.print(cases[-1])
-            if flags.json:
-                # After every case: what is there already survives whatever comes.
-                flags.json.write_text(json.dumps(cases, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as compiled:
+        for place, name in enumerate(chosen):
+            share = 1.0 if place == len(chosen) - 1 else _PARTS[name]
+            seconds = share * (end - time.monotonic())
+            for case in _run(name, quick=flags.quick, seconds=seconds, compiled=compiled):
+                cases.append({"part": name, **table.with_shares(case)})
+                table.print(cases[-1])
+                if flags.json:
+                    # After every case: what is there already survives whatever comes.
+                    flags.json.write_text(json.dumps(cases, indent=1) + "\n")
     failed = [case for case in cases if "failed" in case]
     left_out = [case for case in cases if "left_out" in case]
     print(f"{len(cases)} cases; {len(failed)} failed, {len(left_out)} left out for lack of time")
@@ -77,10 +81,21 @@ def _measure(name: str, *, quick: bool, seconds: float) -> None:
         print(json.dumps(case), flush=True)
 
 
-def _run(name: str, *, quick: bool, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yields the cases of a part that runs in a process of its own, and how that ended if not well."""
+def _run(name: str, *, quick: bool, seconds: float, compiled: str) -> Iterator[dict[str, Any]]:
+    """Yields the cases of a part that runs in a process of its own, and how that ended if not well.
+
+    Args:
+      name: Of the part.
+      quick: Whether sizes are small.
+      seconds: That it may take.
+      compiled: Folder for what parts compile that do not measure that.
+    """
+    # A part that broke down may hold memory for a while: the next takes what it needs, and not all from the start.
+    variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if name != "programs":
+        variables |= {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-m", __package__, f"--part={name}", f"--seconds={seconds}", *["--quick"] * quick]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
     most = seconds * (1 + _GRACE)
     killer = threading.Timer(most, process.kill)
     errors: list[str] = []

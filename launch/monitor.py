@@ -34,7 +34,14 @@ from typing import IO
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.inputs.examples import bounded_lines, check_utf_8
-from calm_beam.manifest import Calibration, ExternalManifest, Manifest, ManifestError, no_group, read_any_manifest
+from calm_beam.manifest import (
+    Calibration,
+    EntryChoice,
+    ExternalManifest,
+    Manifest,
+    ManifestError,
+    read_any_manifest,
+)
 from calm_beam.risk.tails import split_tail
 from calm_beam.storage import (
     check_writable,
@@ -54,7 +61,7 @@ from calm_beam.text.written_numbers import written_float
 from calm_beam.upkeep.monitor import RiskMonitor
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
-from .flags.manifest import add_entry_flags, entry_in_words, find_manifest
+from .flags.manifest import add_entry_flags, add_setting_flags, entry_choice, entry_in_words, find_manifest
 from .terminal import say, tell
 
 ALARM = 3
@@ -85,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     if not 0 < flags.alpha < 1:
         raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
     manifest = read_any_manifest(find_manifest(flags.manifest))
-    watched = _watched(manifest, flags)
+    watched = _watched(manifest, entry_choice(flags, manifest))
     with naming("--losses"):
         if flags.losses != _STREAM and not is_file(flags.losses):
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
@@ -133,8 +140,7 @@ def _parser() -> FlagParser:
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of ever raising a false alarm, in (0, 1)")
     parser.add_argument("--state", help="file that keeps the state between calls; made if there is none")
     add_entry_flags(parser)
-    external = parser.add_argument_group("and of a manifest of kind external, next to --delta, --epsilon and --group")
-    external.add_argument("--tail", type=float, help="the loss that an example may have; default: that of the mean")
+    add_setting_flags(parser)
     return parser
 
 
@@ -161,13 +167,11 @@ class _Watched:
     remedy: str
 
 
-def _watched(manifest: Manifest | ExternalManifest, flags: argparse.Namespace) -> _Watched:
-    """Returns the entry that the flags name."""
+def _watched(manifest: Manifest | ExternalManifest, choice: EntryChoice) -> _Watched:
+    """Returns the entry that is chosen."""
     if isinstance(manifest, ExternalManifest):
-        return _watched_setting(manifest, flags)
-    if flags.tail is not None:
-        raise UsageError("--tail is for manifests of kind external, and this one is of calibrate. Name its --loss.")
-    entry = _chosen_entry(manifest, flags)
+        return _watched_setting(manifest, choice)
+    entry = _chosen_entry(manifest, choice)
     return _Watched(
         index=manifest.calibrations.index(entry),
         group=entry.group,
@@ -179,12 +183,9 @@ def _watched(manifest: Manifest | ExternalManifest, flags: argparse.Namespace) -
     )
 
 
-def _watched_setting(manifest: ExternalManifest, flags: argparse.Namespace) -> _Watched:
-    for name in ("consistency", "metric", "loss"):
-        if getattr(flags, name) is not None:
-            raise UsageError(f"--{name} is for manifests of calibrate, and this one is of kind external. Leave it out.")
+def _watched_setting(manifest: ExternalManifest, choice: EntryChoice) -> _Watched:
     try:
-        entry = manifest.calibration(group=flags.group, tail=flags.tail, delta=flags.delta, epsilon=flags.epsilon)
+        entry = manifest.calibration(choice)
     except ManifestError as error:
         raise UsageError(f"{error} Choose by --group, --tail, --delta and --epsilon.") from error
     if entry.setting is None:
@@ -202,20 +203,16 @@ def _watched_setting(manifest: ExternalManifest, flags: argparse.Namespace) -> _
     )
 
 
-def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
-    asked = {name: getattr(flags, name) for name in ("consistency", "metric", "loss", "delta", "epsilon")}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if flags.group is not None and manifest.data.units_of(flags.group) is None:
-        raise UsageError(f"--group: {no_group(flags.group, manifest.data)}")
-    of_group = [entry for entry in manifest.calibrations if entry.group == flags.group]
-    if not asked and manifest.served is not None:
-        of_group = [manifest.calibration(group=flags.group)]
-    named = [entry for entry in of_group if all(getattr(entry, name) == value for name, value in asked.items())]
+def _chosen_entry(manifest: Manifest, choice: EntryChoice) -> Calibration:
+    try:
+        named = manifest.matching(choice)
+    except ManifestError as error:
+        raise UsageError(f"--group: {error}") from error
     found = [entry for entry in named if entry.threshold is not None]
     if named and not found:
         raise UsageError("what was asked for says never exit: there is no risk to watch.")
     if len(found) != 1:
-        there = "; ".join(entry_in_words(entry) for entry in of_group)
+        there = "; ".join(entry_in_words(entry) for entry in manifest.of_group(choice.group))
         raise UsageError(
             f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
             "Choose by --consistency, --metric, --loss, --delta and --epsilon, the entry's own. "

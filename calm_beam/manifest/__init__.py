@@ -8,6 +8,9 @@ other are enforced by the records.
 from calm_beam.storage.digest import content_digest as content_digest
 
 from ._checks import ManifestError as ManifestError
+from ._choice import ANY_ENTRY as ANY_ENTRY
+from ._choice import EntryChoice as EntryChoice
+from ._choice import EntryWords as EntryWords
 from ._clusters import clusters_in_words as clusters_in_words
 from ._confirmation import confirmation_in_words as confirmation_in_words
 from ._confirmation import confirming_in_words as confirming_in_words
@@ -40,7 +43,6 @@ from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
 from ._manifest import check_kind as check_kind
 from ._manifest import guarantee_in_words as guarantee_in_words
-from ._manifest import no_group as no_group
 from ._objective import CONSISTENCIES as CONSISTENCIES
 from ._objective import LOSSES as LOSSES
 from ._objective import LOSSES_OF as LOSSES_OF

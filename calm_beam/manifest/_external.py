@@ -1,11 +1,12 @@
 """The manifest of kind external: what was proved of a sweep that was made elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Unpack
 
 from ._checks import ManifestError, check_count, shown
+from ._choice import ANY_ENTRY, EntryChoice, EntryWords
 from ._earlier_plans import EarlierPlan
 from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
 from ._manifest import EXTERNAL, WrittenManifest, terms_in_words
@@ -384,21 +385,16 @@ class ExternalManifest(WrittenManifest):
                         f"{at}.cost must be {shown(costs[step.setting])}, as settings says, got {shown(step.cost)}"
                     )
 
-    def calibration(
-        self,
-        *,
-        group: str | None = None,
-        tail: float | None = None,
-        delta: float | None = None,
-        epsilon: float | None = None,
-    ) -> ExternalCalibration:
+    def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> ExternalCalibration:
         """Returns the one entry with these values; delta and epsilon may be left out where one matches the rest.
 
         Args:
-          group: Its group of examples; None for the entry of all examples.
-          tail: The loss that an example may have; None for the entry of the mean loss.
-          delta: Risk tolerance, exactly as calibrated.
-          epsilon: Allowed probability of breaking it, exactly as calibrated.
+          choice: Which entry, as one value.
+          words: Or word by word, which counts before `choice`:
+            group: Its group of examples; None for the entry of all examples.
+            tail: The loss that an example may have; None for the entry of the mean loss.
+            delta: Risk tolerance, exactly as calibrated.
+            epsilon: Allowed probability of breaking it, exactly as calibrated.
 
         Returns:
           The entry. Its `setting` is None where none was found safe.
@@ -406,15 +402,16 @@ class ExternalManifest(WrittenManifest):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
-        asked: dict[str, object] = {"group": group, "tail": tail}
-        asked |= {name: value for name, value in (("delta", delta), ("epsilon", epsilon)) if value is not None}
-        found = [entry for entry in self.calibrations if all(getattr(entry, name) == asked[name] for name in asked)]
+        choice = replace(choice, **words)
+        choice.check_for_settings()
+        found = [entry for entry in choice.among(self.calibrations) if entry.tail == choice.tail]
         if len(found) == 1:
             return found[0]
         there = "; ".join(
             ", ".join(f"{name}={shown(getattr(entry, name))}" for name in ("group", "tail", "delta", "epsilon"))
             for entry in self.calibrations
         )
+        asked = {"group": choice.group, "tail": choice.tail, **choice.promise()}
         described = ", ".join(f"{name}={shown(value)}" for name, value in asked.items())
         raise ManifestError(f"{len(found)} calibrations have {described}, expected one. The manifest has: {there}.")
 

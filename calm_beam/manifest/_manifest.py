@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 from calm_beam.manifest.notebook import html_of
 from calm_beam.storage.digest import content_digest
 
 from ._checks import ManifestError, check_text, shown
+from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
 from ._earlier_plans import EarlierPlan, check_earlier
 from ._plan import Plan
 from ._record import SCHEMA, Record, checked_keys
@@ -407,28 +408,21 @@ class Manifest(WrittenManifest):
                 f"{self.sequential.rounds} of {self.sequential.of_rounds}"
             )
 
-    def calibration(
-        self,
-        *,
-        consistency: str | None = None,
-        metric: str | None = None,
-        loss: str | None = None,
-        delta: float | None = None,
-        epsilon: float | None = None,
-        group: str | None = None,
-    ) -> Calibration:
+    def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> Calibration:
         """Returns the one calibration that was run with these settings; any may be left out where one matches the rest.
 
         With none of them, it is the one that the plan says will be served, if it says so. A group is then served by the
         entry of the same promise that is about it.
 
         Args:
-          consistency: "textual" or "risk".
-          metric: Name of the metric.
-          loss: What is made of its scores, such as "signed" or "dissimilarity>0.3".
-          delta: Risk tolerance, exactly as calibrated.
-          epsilon: Allowed probability of breaking it, exactly as calibrated.
-          group: Name of the group that it is about; None for the one about all prompts.
+          choice: Which entry, as one value.
+          words: Or word by word, which counts before `choice`:
+            consistency: "textual" or "risk".
+            metric: Name of the metric.
+            loss: What is made of its scores, such as "signed" or "dissimilarity>0.3".
+            delta: Risk tolerance, exactly as calibrated.
+            epsilon: Allowed probability of breaking it, exactly as calibrated.
+            group: Name of the group that it is about; None for the one about all prompts.
 
         Returns:
           The calibration. Its `threshold` is None where no threshold was found safe: then never exit early.
@@ -436,29 +430,44 @@ class Manifest(WrittenManifest):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
-        if group is not None and self.data.units_of(group) is None:
-            raise ManifestError(no_group(group, self.data))
-        settings = {"consistency": consistency, "metric": metric, "loss": loss, "delta": delta, "epsilon": epsilon}
-        asked = {name: value for name, value in settings.items() if value is not None}
-        if not asked and self.served is not None:
-            if group is None:
-                return self.served
-            return next(entry for entry in self.of_same_promise(self.served) if entry.group == group)
-        of_group = [entry for entry in self.calibrations if entry.group == group]
-        found = [entry for entry in of_group if all(getattr(entry, name) == asked[name] for name in asked)]
+        choice = replace(choice, **words)
+        found = self.matching(choice)
         if len(found) == 1:
             return found[0]
+        asked = choice.promise()
         described = ", ".join(
             f"{name}={value if isinstance(value, str) else shown(value)}" for name, value in asked.items()
         )
         if not found:
-            raise ManifestError(f"no calibration has {described}. The manifest has: {_listed(of_group)}.")
+            raise ManifestError(
+                f"no calibration has {described}. The manifest has: {_listed(self.of_group(choice.group))}."
+            )
         differing = [
-            name for name in settings if name not in asked and len({getattr(entry, name) for entry in found}) > 1
+            name for name in PROMISE if name not in asked and len({getattr(entry, name) for entry in found}) > 1
         ]
         remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
         has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
         raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
+
+    def matching(self, choice: EntryChoice) -> tuple[Calibration, ...]:
+        """Returns the entries that a choice leaves: where it names no promise, that which is served, if the plan says.
+
+        Raises:
+          ManifestError: If it names a group that the manifest does not know, or what no entry about thresholds has.
+        """
+        choice.check_for_thresholds()
+        group = choice.group
+        if group is not None and self.data.units_of(group) is None:
+            raise ManifestError(_no_group(group, self.data))
+        if self.served is None or choice.promise():
+            return choice.among(self.calibrations)
+        if group is None:
+            return (self.served,)
+        return tuple(entry for entry in self.of_same_promise(self.served) if entry.group == group)
+
+    def of_group(self, group: str | None) -> tuple[Calibration, ...]:
+        """Returns the entries about a group; of None, those about all prompts."""
+        return tuple(entry for entry in self.calibrations if entry.group == group)
 
     @property
     def served(self) -> Calibration | None:
@@ -482,13 +491,6 @@ class Manifest(WrittenManifest):
 
 def _with_variant(decode: DecodeRecord, variant: Variant) -> DecodeRecord:
     return replace(decode, **variant.fields_of_rule())
-
-
-def no_group(name: str, data: DataRecord) -> str:
-    """Returns what is said of a group that a manifest does not know."""
-    if data.groups is None:
-        return f"there is no group {shown(name)}: the manifest was calibrated without --group_key."
-    return f"there is no group {shown(name)}. The manifest has: {', '.join(group.name for group in data.groups)}."
 
 
 def check_schema(value: object) -> None:
@@ -549,6 +551,13 @@ def check_digest(content: Mapping[str, object]) -> None:
 def _promise(entry: Calibration) -> tuple[object, ...]:
     """Returns what tells an entry from those of other promises, all but its group."""
     return entry.consistency, entry.metric, entry.loss, entry.delta, entry.epsilon, entry.p_value, entry.procedure
+
+
+def _no_group(name: str, data: DataRecord) -> str:
+    """Returns what is said of a group that a manifest does not know."""
+    if data.groups is None:
+        return f"there is no group {shown(name)}: the manifest was calibrated without --group_key."
+    return f"there is no group {shown(name)}. The manifest has: {', '.join(group.name for group in data.groups)}."
 
 
 def _listed(calibrations: Iterable[Calibration]) -> str:

@@ -3,7 +3,15 @@
 import argparse
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS
-from calm_beam.manifest import MANIFEST, Calibration, DecodeRecord
+from calm_beam.manifest import (
+    MANIFEST,
+    Calibration,
+    DecodeRecord,
+    EntryChoice,
+    ExternalManifest,
+    Manifest,
+    ManifestError,
+)
 from calm_beam.risk.tails import tail_in_words
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text.printable import printable_line
@@ -33,6 +41,29 @@ def add_entry_flags(parser: FlagParser) -> None:
     which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
     which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
     which.add_argument("--group", help="group that the entry is about; default: the entry about all prompts")
+
+
+def add_setting_flags(parser: FlagParser) -> None:
+    """Adds the flags that name an entry about settings, next to those of `add_entry_flags`."""
+    external = parser.add_argument_group("and of a manifest of kind external, next to --delta, --epsilon and --group")
+    external.add_argument("--tail", type=float, help="the loss that an example may have; default: that of the mean")
+
+
+def entry_choice(flags: argparse.Namespace, manifest: Manifest | ExternalManifest) -> EntryChoice:
+    """Returns which entry of a manifest flags name.
+
+    Raises:
+      UsageError: If they name what no entry of its kind has.
+    """
+    choice = EntryChoice.named_by(flags)
+    try:
+        if isinstance(manifest, ExternalManifest):
+            choice.check_for_settings(sign="--")
+        else:
+            choice.check_for_thresholds(sign="--")
+    except ManifestError as error:
+        raise UsageError(str(error)) from error
+    return choice
 
 
 def add_confidence_flag(parser: FlagParser) -> None:

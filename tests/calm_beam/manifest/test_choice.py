@@ -1,0 +1,57 @@
+"""Which entry of a manifest is meant, as one value."""
+
+import argparse
+import dataclasses
+import pickle
+from typing import get_type_hints
+
+import pytest
+
+from calm_beam.manifest import ANY_ENTRY, EntryChoice, EntryWords, ManifestError
+from tests.calm_beam.manifest.builders import build_grouped_manifest, build_manifest
+from tests.calm_beam.manifest.test_external import build_external_manifest
+
+
+def test_words_are_the_fields() -> None:
+    """What callers may name word by word is what a choice has, of the same types."""
+    assert get_type_hints(EntryWords) == get_type_hints(EntryChoice)
+
+
+def test_a_choice_finds_what_its_words_find() -> None:
+    """Passed whole, it gives the entry that its words give, and words count before it."""
+    manifest = build_grouped_manifest()
+    choice = EntryChoice(group="fr", delta=0.1)
+    assert manifest.calibration(choice) == manifest.calibration(group="fr", delta=0.1)
+    assert manifest.calibration(choice, group="en").group == "en"
+    assert manifest.calibration(ANY_ENTRY) == manifest.calibration()
+    settings = build_external_manifest()
+    assert settings.calibration(EntryChoice(group="math", tail=0.5)) == settings.calibrations[1]
+
+
+def test_flags_make_a_choice() -> None:
+    """Attributes of its names are taken, whatever else there is; those that are not there are left open."""
+    flags = argparse.Namespace(delta=0.1, group="en", batch_size=4)
+    assert EntryChoice.named_by(flags) == EntryChoice(delta=0.1, group="en")
+
+
+def test_a_choice_travels() -> None:
+    """A choice is what comes out of another process, and may be a key."""
+    choice = EntryChoice(consistency="textual", metric="rouge_l", loss="dissimilarity>0.3", delta=0.1, confidence="a:b")
+    assert {pickle.loads(pickle.dumps(choice)): 1}[choice] == 1
+    assert dataclasses.replace(choice, confidence=None) != choice
+
+
+def test_what_the_other_kind_has_is_refused() -> None:
+    """A tail is not looked for among thresholds, nor a metric among settings; a misspelt word is an error."""
+    with pytest.raises(
+        ManifestError,
+        match=r"^tail is for manifests of kind external, and this one is of calibrate\. Name its loss\.$",
+    ):
+        build_manifest().calibration(tail=0.3)
+    with pytest.raises(
+        ManifestError,
+        match=r"^metric is for manifests of calibrate, and this one is of kind external\. Leave it out\.$",
+    ):
+        build_external_manifest().calibration(metric="rouge_l")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'deltas'"):
+        build_manifest().calibration(deltas=0.1)  # type: ignore[call-arg]

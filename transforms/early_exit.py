@@ -14,13 +14,13 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
-from calm_beam.hosting.questions import AnyElement, EntryChoice, HostedModel, NamedPrompt, Question, Reply, Sampling
-from calm_beam.manifest import ExternalManifest, Manifest, read_manifest
+from calm_beam.hosting.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
+from calm_beam.manifest import EntryChoice, EntryWords, ExternalManifest, Manifest, read_manifest
 
 from .metrics import NAMESPACE, DecodeMetrics
 from .shared_host import HostHandle, keep_memory_free, machine_tag
@@ -61,18 +61,11 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         *,
         declared: "Declared | None" = None,
         vocabulary: str | os.PathLike[str] | None = None,
-        consistency: str | None = None,
-        metric: str | None = None,
-        loss: str | None = None,
-        delta: float | None = None,
-        epsilon: float | None = None,
-        group: str | None = None,
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "auto",
         engine: str = "auto",
         exact_engine: bool = False,
-        confidence: str | None = None,
         probe_share: float | None = None,
         probe_salt: str | None = None,
         share_model_across_processes: bool = True,
@@ -81,27 +74,21 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         min_batch_size: int | None = None,
         max_batch_size: int | None = None,
         max_batch_duration_secs: int | None = None,
+        **words: Unpack[EntryWords],
     ) -> None:
         """Checks all that can be checked without the model, which workers hold against the manifest before they answer.
 
         Args:
           manifest: File of the manifest, where the launcher and workers can read it.
           model: Folder of the model that was calibrated, where workers can read it.
-          declared: As in `Generator.from_manifest`, like the next thirteen.
+          declared: As in `Generator.from_manifest`, like the next six.
           vocabulary: As there.
-          consistency: As there.
-          metric: As there.
-          loss: As there.
-          delta: As there.
-          epsilon: As there.
-          group: As there.
           batch_size: As there.
           token_budget: As there.
           exit_head: As there.
           engine: As there. Workers whose machines differ serve by different engines where this is `auto`; with
             `exact_engine`, they refuse.
           exact_engine: As there.
-          confidence: As there.
           probe_share: Share of the prompts, in (0, 1], that the full model answers as well, to measure what the answers
             lose; `SampledLosses` takes these losses out. None for none. Prompts need ids then.
           probe_salt: Decides which they are. Keep it secret if clients choose the ids.
@@ -112,6 +99,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             are chosen by the widths of prompts and the token budget, unless one of them is given. At most the next.
           max_batch_size: Most prompts that Beam hands over together. How many are decoded side by side is `batch_size`.
           max_batch_duration_secs: Longest time that a stream's prompts wait for others, at least 0.
+          words: As in `Generator.from_manifest`: `consistency`, `metric`, `loss`, `delta`, `epsilon` and `group` of the
+            entry, and `confidence`.
 
         Raises:
           ManifestError: If the manifest cannot be trusted, no entry or several match, or nobody can serve them; with
@@ -132,15 +121,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             raise ValueError("model_copies is for processes that share the model: leave it out, each has its own.")
         if (probe_share is None) != (probe_salt is None):
             raise ValueError("probe_share and probe_salt belong together: pass both or none.")
-        self._choice = EntryChoice(
-            consistency=consistency,
-            metric=metric,
-            loss=loss,
-            delta=delta,
-            epsilon=epsilon,
-            group=group,
-            confidence=confidence,
-        )
+        self._choice = EntryChoice(**words)
         self._sampling = None
         if probe_share is not None and probe_salt is not None:
             self._sampling = Sampling(share=probe_share, salt=probe_salt)
@@ -191,16 +172,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         check_name(self._model.exit_head)
         if self._model.engine not in ENGINE_CHOICES:
             raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {self._model.engine!r}.")
-        choice = self._choice
-        entry = manifest.calibration(
-            consistency=choice.consistency,
-            metric=choice.metric,
-            loss=choice.loss,
-            delta=choice.delta,
-            epsilon=choice.epsilon,
-            group=choice.group,
-        )
-        self._width = servable_settings(manifest, entry, confidence=choice.confidence).max_input_length
+        entry = manifest.calibration(self._choice)
+        self._width = servable_settings(manifest, entry, confidence=self._choice.confidence).max_input_length
         if self._sampling is not None:
             check_share(self._sampling.share)
             check_sampled(manifest, entry)

@@ -12,7 +12,7 @@ from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.recorded import recorded_arithmetic
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.manifest import Calibration, EntryChoice, Manifest, ManifestError, read_manifest
 from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise
 from calm_beam.serving import (
     Answer,
@@ -28,7 +28,7 @@ from calm_beam.serving import (
 from calm_beam.serving.generator import on_device
 from calm_beam.serving.loss_meter import AnsweredRequest, check_watchable
 
-from .questions import EntryChoice, HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
+from .questions import HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
 
 # Each keeps what its decoder makes of the weights. More are forgotten, and made again when they are asked for.
 _MOST_KEPT = 32
@@ -138,18 +138,12 @@ class ModelHost:
             manifest,
             self._checkpoint_for(manifest),
             vocabulary=self._model.vocabulary,
-            consistency=choice.consistency,
-            metric=choice.metric,
-            loss=choice.loss,
-            delta=choice.delta,
-            epsilon=choice.epsilon,
-            group=choice.group,
+            choice=choice,
             batch_size=self._model.batch_size,
             token_budget=self._model.token_budget,
             exit_head=self._model.exit_head,
             engine=self._model.engine,
             exact_engine=self._model.exact_engine,
-            confidence=choice.confidence,
             model_parallelism=self._model.model_parallelism,
         )
         if sampling is None:

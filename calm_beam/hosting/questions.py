@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.decoding.work import Work
+from calm_beam.manifest import EntryChoice
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
@@ -62,19 +63,6 @@ class HostedModel:
     def digest(self) -> str:
         """Returns a name that differs for different models or settings."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EntryChoice:
-    """The entry of a manifest that is asked for; attributes as in `Generator.from_manifest`."""
-
-    consistency: str | None
-    metric: str | None
-    loss: str | None
-    delta: float | None
-    epsilon: float | None
-    group: str | None
-    confidence: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

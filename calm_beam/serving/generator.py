@@ -1,10 +1,11 @@
 """The model as it is served: one threshold of a manifest, layers really skipped."""
 
+import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import jax
 
@@ -21,7 +22,17 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.manifest import Calibration, EngineRecord, ExternalManifest, Manifest, check_kind, read_manifest
+from calm_beam.manifest import (
+    ANY_ENTRY,
+    Calibration,
+    EngineRecord,
+    EntryChoice,
+    EntryWords,
+    ExternalManifest,
+    Manifest,
+    check_kind,
+    read_manifest,
+)
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
@@ -105,19 +116,14 @@ class Generator:
         *,
         declared: Declared = _NOTHING,
         vocabulary: str | os.PathLike[str] | None = None,
-        consistency: str | None = None,
-        metric: str | None = None,
-        loss: str | None = None,
-        delta: float | None = None,
-        epsilon: float | None = None,
-        group: str | None = None,
+        choice: EntryChoice = ANY_ENTRY,
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "auto",
         engine: str = "auto",
         exact_engine: bool = False,
-        confidence: str | None = None,
         model_parallelism: int = 1,
+        **words: Unpack[EntryWords],
     ) -> Self:
         """Returns a generator for one entry of a manifest.
 
@@ -126,13 +132,7 @@ class Generator:
           checkpoint: The model that was calibrated, or its folder.
           declared: What the checkpoint's files do not say of the model, if it was calibrated with more than T5's.
           vocabulary: SentencePiece model; by default the one in or beside the checkpoint.
-          consistency: Of the entry. This and the next four may be left out where the manifest has one entry that
-            matches the rest.
-          metric: Of the entry.
-          loss: Of the entry, such as `signed` or `dissimilarity>0.3`.
-          delta: Of the entry.
-          epsilon: Of the entry.
-          group: Of the entry: the group of prompts that name none. None takes the entry about all prompts.
+          choice: Which entry, as one value.
           batch_size: Most prompts that `generate_batch` decodes together; None for as many as memory and speed
             recommend.
           token_budget: Most positions whose keys and values it holds at a time; None for a share of the memory.
@@ -142,10 +142,18 @@ class Generator:
             XLA decodes single prompts in any case.
           exact_engine: Whether to refuse any other engine than was calibrated. Single prompts are then decoded as
             batches of one, if batches are what was calibrated.
-          confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
-            does not decide what runs here.
           model_parallelism: Devices that share one model, each with a part of it; the number of devices of this process
             must be a multiple of it.
+          words: Which entry, word by word, which counts before `choice`:
+            consistency: Of the entry. This and the next four may be left out where the manifest has one entry that
+              matches the rest.
+            metric: Of the entry.
+            loss: Of the entry, such as `signed` or `dissimilarity>0.3`.
+            delta: Of the entry.
+            epsilon: Of the entry.
+            group: Of the entry: the group of prompts that name none. None takes the entry about all prompts.
+            confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file
+              alone does not decide what runs here.
 
         Returns:
           The generator. Where the entry's threshold is None, no threshold was found safe: it then runs the full model.
@@ -165,13 +173,14 @@ class Generator:
             check_kind(manifest.to_dict())
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
-        entry = manifest.calibration(
-            consistency=consistency, metric=metric, loss=loss, delta=delta, epsilon=epsilon, group=group
-        )
+        choice = dataclasses.replace(choice, **words)
+        entry = manifest.calibration(choice)
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
-        settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
+        settings = agreed_settings(
+            manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=choice.confidence
+        )
         sizes: dict[str, Any] = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
         served = served_engine(
             manifest,

@@ -10,13 +10,12 @@ from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.errors import CalmBeamError
 from calm_beam.hosting import host as hosts
 from calm_beam.hosting.host import ModelHost
-from calm_beam.hosting.questions import EntryChoice, HostedModel, NamedPrompt, Question, Reply, Sampling
-from calm_beam.manifest import read_manifest, write_manifest
+from calm_beam.hosting.questions import HostedModel, NamedPrompt, Question, Reply, Sampling
+from calm_beam.manifest import ANY_ENTRY, read_manifest, write_manifest
 from calm_beam.serving import Answer, Generator, ProbedAnswer, Unanswered
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model
 
-_ANY = EntryChoice(consistency=None, metric=None, loss=None, delta=None, epsilon=None, group=None, confidence=None)
 _PROMPTS = tuple(NamedPrompt(prompt=prompt, id=str(prompt)) for prompt in ([5, 9, 12, 1], [7, 3, 1], [99], [40, 2, 1]))
 
 
@@ -46,7 +45,7 @@ class _Place:
 
     def ask(self, *manifests: str, **changes: Any) -> Reply:
         """Asks the host about all prompts."""
-        question = Question(asker="a", manifests=manifests, choice=_ANY, prompts=_PROMPTS, sampling=None)
+        question = Question(asker="a", manifests=manifests, choice=ANY_ENTRY, prompts=_PROMPTS, sampling=None)
         return self.host.answer(dataclasses.replace(question, **changes))
 
 
@@ -80,7 +79,7 @@ def test_what_was_taken_last_stands_in(place: _Place) -> None:
     """A manifest without the entry is refused with its reason, and the one that answered before answers again."""
     first, second = place.manifest("first.json", 0.2), place.manifest("second.json", 0.9)
     wrong = place.manifest("wrong.json", 0.2, delta=0.3)
-    choice = dataclasses.replace(_ANY, delta=0.1)
+    choice = dataclasses.replace(ANY_ENTRY, delta=0.1)
     assert place.ask(second, first, choice=choice).manifest == second
     reply = place.ask(wrong, first, choice=choice)
     assert reply.manifest == second

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.manifest import MANIFEST, read_manifest
+from calm_beam.manifest import MANIFEST, EntryChoice, read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, read_generations
 from calm_beam.serving import Answer, Generator
 from calm_beam.storage import joined
@@ -119,10 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     generator = Generator.from_manifest(
         manifest,
         flags.checkpoint or manifest.model.uri,
-        consistency=flags.consistency,
-        metric=flags.metric,
-        delta=flags.delta,
-        epsilon=flags.epsilon,
+        choice=EntryChoice.named_by(flags),
         batch_size=flags.batch_size,
     )
     assert manifest.plan is not None

@@ -22,7 +22,7 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import MANIFEST
+from calm_beam.manifest import MANIFEST, EntryChoice
 from calm_beam.serving import ContinuousGenerator, Generator
 from calm_beam.storage import joined
 
@@ -109,8 +109,7 @@ def _served(checkpoint: Checkpoint, prompts: _Prompts, flags: argparse.Namespace
     generator = Generator.from_manifest(
         joined(flags.calibration, MANIFEST),
         checkpoint,
-        consistency=flags.consistency,
-        delta=flags.delta,
+        choice=EntryChoice.named_by(flags),
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
     )

@@ -31,7 +31,7 @@ import numpy as np
 import uvicorn
 
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.manifest import MANIFEST, read_manifest
+from calm_beam.manifest import MANIFEST, EntryChoice, read_manifest
 from calm_beam.serving import Generator
 from calm_beam.storage import joined
 from examples.web_service.app import build_app
@@ -64,9 +64,7 @@ class _Served:
         return Generator.from_manifest(
             joined(self.calibration, MANIFEST),
             self.checkpoint,
-            consistency=self.consistency,
-            metric=self.metric,
-            delta=self.delta,
+            choice=EntryChoice.named_by(self),
             batch_size=self.batch_size,
         )
 

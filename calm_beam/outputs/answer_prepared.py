@@ -65,8 +65,7 @@ class PreparedAnswers:
             declared=self.declared,
             vocabulary_path=self.vocabulary_path,
             reading=self.data.reading,
-            confidence=request.confidence,
-            metric=request.metric,
+            choice=request.choice,
             metric_settings=request.metric_settings,
             **request.told_to_workers(),
         )
@@ -87,14 +86,7 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
       OSError: If a file cannot be read.
     """
     manifest = request.manifest
-    entry = manifest.calibration(
-        consistency=request.consistency,
-        metric=request.metric,
-        loss=request.loss,
-        delta=request.delta,
-        epsilon=request.epsilon,
-        group=request.group,
-    )
+    entry = manifest.calibration(request.choice)
     probe = _checked_probe(request, entry)
     if probe is not None and entry.consistency == "risk":
         data = dataclasses.replace(data, reading=dataclasses.replace(data.reading, needs_references=True))
@@ -105,7 +97,7 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
     )
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=request.vocabulary)
     settings = agreed_settings(
-        manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
+        manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.choice.confidence
     )
     request, engine = _with_engine(request, settings, checkpoint, runs_here=runs_here)
     config = checkpoint.config
@@ -149,7 +141,8 @@ def _checked_probe(request: AnswerRequest, entry: Calibration) -> Probe | None:
     if all(each.threshold is None for each in request.manifest.of_same_promise(entry)):
         check_exits(entry)
     # Now, and not when the first loss is measured.
-    check_may_run(entry.metric, named=() if request.metric is None else (request.metric,), how="name it with --metric")
+    named = request.choice.metric
+    check_may_run(entry.metric, named=() if named is None else (named,), how="name it with --metric")
     check_source(entry.metric, request.manifest.software)
     get_metric(entry.metric, request.metric_settings)
     return Probe(

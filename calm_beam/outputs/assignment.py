@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from calm_beam.inputs import AS_USUAL, Reading, place_of
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import ANY_ENTRY, Calibration, EntryChoice, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
 from .job import AnswerJob, DecodeJob, Job, StoredGenerations
@@ -79,16 +79,14 @@ class AnswerAssignment(Assignment):
     Attributes:
       manifest: The manifest; the job has its digest.
       reading: How the data are read, for messages.
-      confidence: The confidence measure, if it is code of the user's.
-      metric: Name of the entry's metric as the user gave it, which the probe needs if it is code of the user's.
+      choice: The entry as the user named it, and with it code of the user's that may run.
       metric_settings: What the metric needs.
     """
 
     job: AnswerJob
     manifest: Manifest = dataclasses.field(repr=False)
     reading: Reading = AS_USUAL
-    confidence: str | None = None
-    metric: str | None = None
+    choice: EntryChoice = ANY_ENTRY
     metric_settings: MetricSettings = NO_SETTINGS
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import SetPart
-from calm_beam.manifest import ChatRecord, Manifest
+from calm_beam.manifest import ANY_ENTRY, ChatRecord, EntryChoice, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
 
@@ -90,13 +90,7 @@ class AnswerRequest(WorkerSettings):
     Attributes:
       manifest: The manifest.
       model: Folder of the model that was calibrated; None takes where the manifest says that it was.
-      consistency: Of the manifest's entry. This and the next five are as in `Generator.from_manifest`.
-      metric: Of the entry. A metric of one's own has to be named, where losses are measured.
-      loss: Of the entry.
-      delta: Of the entry.
-      epsilon: Of the entry.
-      group: Of the entry: the group of prompts that name none.
-      confidence: The confidence measure, if the manifest names code of the user's.
+      choice: Its entry that answers prompts which name no group.
       vocabulary: Path of the SentencePiece model; None looks in and beside the model.
       activation: Of the model, where its files do not say it; None goes by the files.
       relative_max_distance: The same.
@@ -112,13 +106,7 @@ class AnswerRequest(WorkerSettings):
 
     manifest: Manifest
     model: str | None = None
-    consistency: str | None = None
-    metric: str | None = None
-    loss: str | None = None
-    delta: float | None = None
-    epsilon: float | None = None
-    group: str | None = None
-    confidence: str | None = None
+    choice: EntryChoice = ANY_ENTRY
     vocabulary: str | None = None
     activation: str | None = None
     relative_max_distance: int | None = None

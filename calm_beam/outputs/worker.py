@@ -232,24 +232,18 @@ class LoadedGenerator:
     @classmethod
     def of(cls, assignment: AnswerAssignment) -> "LoadedGenerator":
         """Returns the generator of an assignment; errors as in `load_model`."""
-        entry, probe = assignment.entry, assignment.job.probe
+        probe = assignment.job.probe
         generator = Generator.from_manifest(
             assignment.manifest,
             assignment.job.model.uri,
             declared=assignment.declared,
             vocabulary=assignment.vocabulary_path,
-            consistency=entry.consistency,
-            metric=entry.metric,
-            loss=entry.loss,
-            delta=entry.delta,
-            epsilon=entry.epsilon,
-            group=entry.group,
+            choice=assignment.choice,
             batch_size=assignment.batch_size,
             token_budget=assignment.token_budget,
             exit_head=assignment.exit_head,
             engine=assignment.engine,
             model_parallelism=assignment.model_parallelism,
-            confidence=assignment.confidence,
         )
         meter = None
         if probe is not None:
@@ -257,7 +251,7 @@ class LoadedGenerator:
                 generator,
                 share=probe.share,
                 salt=probe.salt,
-                metric=assignment.metric,
+                metric=assignment.choice.metric,
                 metric_settings=assignment.metric_settings,
             )
         return cls(assignment=assignment, generator=generator, meter=meter)

@@ -15,7 +15,7 @@ from calm_beam.inputs import Reading, format_of, place_of, read_examples
 from calm_beam.inputs.examples import bounded_lines
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import find_files, find_output
-from calm_beam.launch.flags.manifest import check_precision, find_manifest
+from calm_beam.launch.flags.manifest import check_precision, entry_choice, find_manifest
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
@@ -144,18 +144,12 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         flags.checkpoint or manifest.model.uri,
         declared=declared(flags),
         vocabulary=flags.vocabulary,
-        consistency=flags.consistency,
-        loss=flags.loss,
-        metric=flags.metric,
-        delta=flags.delta,
-        epsilon=flags.epsilon,
-        group=flags.group,
+        choice=entry_choice(flags, manifest),
         batch_size=flags.batch_size,
         model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
         engine=flags.engine,
         exact_engine=flags.exact_engine,
-        confidence=flags.confidence,
     )
 
 

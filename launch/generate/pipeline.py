@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.inputs import DataFiles
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import find_files
-from calm_beam.launch.flags.manifest import check_precision, find_manifest
+from calm_beam.launch.flags.manifest import check_precision, entry_choice, find_manifest
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths
@@ -133,11 +133,13 @@ def _asked_shards(flags: argparse.Namespace, data: DataFiles) -> int:
 
 
 def _request(flags: argparse.Namespace, manifest: Manifest) -> AnswerRequest:
-    """Returns what flags ask for: each field but three has the name of its flag."""
-    names = {field.name for field in dataclasses.fields(AnswerRequest)} - {"manifest", "model", "metric_settings"}
+    """Returns what flags ask for: each field but four has the name of its flag."""
+    own = {"manifest", "model", "choice", "metric_settings"}
+    names = {field.name for field in dataclasses.fields(AnswerRequest)} - own
     return AnswerRequest(
         manifest=manifest,
         model=flags.checkpoint,
+        choice=entry_choice(flags, manifest),
         metric_settings=metric_settings(flags),
         **{name: getattr(flags, name) for name in names},
     )

@@ -42,7 +42,7 @@ from calm_beam.manifest import (
     ManifestError,
     read_any_manifest,
 )
-from calm_beam.risk.tails import split_tail
+from calm_beam.risk.sampled_loss import WatchedPromise
 from calm_beam.storage import (
     check_writable,
     exists,
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.losses != _STREAM and not is_file(flags.losses):
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     _say_what_losses_are(manifest, watched)
-    session = _Session(manifest.digest, watched, flags=flags)
+    session = _Session(watched, flags=flags)
     try:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", session=session))
@@ -122,7 +122,8 @@ def _say_what_losses_are(manifest: Manifest | ExternalManifest, watched: "_Watch
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
     if manifest.data.groups:
-        whose = "all groups, as they come" if watched.group is None else f"group {printable_line(watched.group)} alone"
+        group = watched.promise.group
+        whose = "all groups, as they come" if group is None else f"group {printable_line(group)} alone"
         what, where = ("prompts", "at this entry's threshold")
         if isinstance(manifest, ExternalManifest):
             what, where = ("examples", "under this entry's setting")
@@ -149,19 +150,13 @@ class _Watched:
     """An entry, as far as it is watched.
 
     Attributes:
-      index: Of the entry in its manifest.
-      group: Group that the entry is about; None for all.
-      delta: Risk tolerance.
-      is_signed: Whether losses lie in [-1, 1].
+      promise: What losses are held against.
       tail: What a loss has to exceed to count as 1, and else as 0; None where losses count as they are.
       words: The entry in words.
       remedy: What to do at an alarm.
     """
 
-    index: int
-    group: str | None
-    delta: float
-    is_signed: bool
+    promise: WatchedPromise
     tail: float | None
     words: str
     remedy: str
@@ -173,11 +168,8 @@ def _watched(manifest: Manifest | ExternalManifest, choice: EntryChoice) -> _Wat
         return _watched_setting(manifest, choice)
     entry = _chosen_entry(manifest, choice)
     return _Watched(
-        index=manifest.calibrations.index(entry),
-        group=entry.group,
-        delta=entry.delta,
-        is_signed=entry.loss == "signed",
-        tail=split_tail(entry.known_loss)[1],
+        promise=WatchedPromise.of(manifest, entry),
+        tail=entry.objective.tail,
         words=entry_in_words(entry),
         remedy="Serve the full model, and calibrate anew.",
     )
@@ -193,10 +185,7 @@ def _watched_setting(manifest: ExternalManifest, choice: EntryChoice) -> _Watche
     of_group = "all examples" if entry.group is None else f"group {entry.group}"
     above = "" if entry.tail is None else f" > {entry.tail:g}"
     return _Watched(
-        index=manifest.calibrations.index(entry),
-        group=entry.group,
-        delta=entry.delta,
-        is_signed=entry.is_signed,
+        promise=WatchedPromise.of(manifest, entry),
         tail=entry.tail,
         words=f"{of_group}, loss{above}, delta {entry.delta:g}, epsilon {entry.epsilon:g} (setting {entry.setting})",
         remedy="Go back to a safer setting, and certify anew.",
@@ -271,14 +260,14 @@ def _loss(line: str, session: "_Session") -> float | None:
 class _Session:
     """A monitor, and the file that keeps it."""
 
-    def __init__(self, manifest_digest: str, entry: _Watched, *, flags: argparse.Namespace) -> None:
+    def __init__(self, entry: _Watched, *, flags: argparse.Namespace) -> None:
         """Takes up the stored state, or starts anew."""
         self._entry = entry
         self._path: str | None = flags.state or None
         # What the state belongs to: another promise would be tested with losses that are not its own.
-        self.promise = {"manifest": manifest_digest, "calibration": entry.index}
+        self.promise = {"manifest": entry.promise.manifest, "calibration": entry.promise.calibration}
         self.tail = entry.tail
-        self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.is_signed)
+        self.monitor = RiskMonitor.of_promise(entry.promise, alpha=flags.alpha)
         if self._path is None:
             return
         with naming("--state"):
@@ -372,13 +361,13 @@ class _Session:
             whatever = f", even if each missing one is {lowest}" if monitor.missing else ""
             return (
                 f"{watched}.\nALARM at loss {monitor.alarm_at}: the losses show that the risk exceeds delta "
-                f"{entry.delta:g}{whatever}. If it never had, the chance of this would be at most {monitor.alpha:g}. "
+                f"{monitor.delta:g}{whatever}. If it never had, the chance of this would be at most {monitor.alpha:g}. "
                 f"{entry.remedy}"
             )
         raised = f"{1 / monitor.alpha:g}"
         if monitor.missing_alarm_at:
             return (
-                f"{watched}.\nALARM at loss {monitor.missing_alarm_at}: the risk exceeds delta {entry.delta:g}, or "
+                f"{watched}.\nALARM at loss {monitor.missing_alarm_at}: the risk exceeds delta {monitor.delta:g}, or "
                 f"losses are missing. With each missing one counted as 1 the evidence has reached {raised}; with each "
                 f"counted as {lowest} it stands at {monitor.capital:.3g}, which does not prove that the risk exceeds "
                 "delta. Find out why losses are missing, and test labelled data with calm-beam verify."

@@ -185,7 +185,7 @@ def _chosen_index(evidence: Evidence, spec: PlannedTest) -> int:
 
 def _excess_p_value(loss_sum: int, n: int, *, spec: PlannedTest) -> float:
     """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": bad and good change places."""
-    if spec.objective.is_signed:
+    if spec.is_signed:
         # (1 - L) / 2 is in [0, 1].
         reversed_sum, delta = (n * LOSS_SCALE - loss_sum + 1) // 2, (1 - spec.delta) / 2
     else:

@@ -61,6 +61,7 @@ from ._rounds import rounds_in_words as rounds_in_words
 from ._served import served_in_words as served_in_words
 from ._tests import PARETO as PARETO
 from ._tests import PROCEDURES as PROCEDURES
+from ._tests import AskedTest as AskedTest
 from ._unseen import UnseenRecord as UnseenRecord
 from ._unseen import unseen_in_words as unseen_in_words
 from .reader import parse_manifest as parse_manifest

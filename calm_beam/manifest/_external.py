@@ -275,10 +275,6 @@ class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook])
             self._check_looks(self.looks)
 
     @property
-    def _lowest(self) -> float:
-        return -1 if self.is_signed else 0
-
-    @property
     def _is_promised(self) -> bool:
         return self.setting is not None
 

@@ -44,6 +44,11 @@ class PlannedTest(AskedTest):
         """The loss that it is about."""
         return Objective(self.consistency, self.metric, loss=self.loss)
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]."""
+        return self.objective.is_signed
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoPlan(Record):

@@ -33,6 +33,11 @@ class AskedTest(Record):
     p_value: Text
     procedure: Annotated[str, one_of(PROCEDURES)]
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(Record):
@@ -132,7 +137,7 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
     @property
     def _lowest(self) -> float:
         """The least risk there can be."""
-        raise NotImplementedError
+        return -1 if self.is_signed else 0
 
     @property
     def _is_promised(self) -> bool:

@@ -548,8 +548,9 @@ class Calibration(TestedEntry[PathEntry, Look]):
     confirmation: PathEntry | None = None
 
     @property
-    def _lowest(self) -> float:
-        return -1 if self.loss == "signed" else 0
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]."""
+        return self.loss == "signed"
 
     @property
     def _is_promised(self) -> bool:

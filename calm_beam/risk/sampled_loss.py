@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from calm_beam.manifest import Calibration, Manifest
+    from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class WatchedPromise:
     is_signed: bool
 
     @classmethod
-    def of(cls, manifest: "Manifest", entry: "Calibration") -> Self:
+    def of(cls, manifest: "Manifest | ExternalManifest", entry: "Calibration | ExternalCalibration") -> Self:
         """Returns what is watched of an entry."""
         return cls(
             manifest=manifest.digest,
             calibration=manifest.calibrations.index(entry),
             group=entry.group,
             delta=entry.delta,
-            is_signed=entry.loss == "signed",
+            is_signed=entry.is_signed,
         )
 
 

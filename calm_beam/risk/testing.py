@@ -13,8 +13,8 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss, Statistic
 
 
-class Promised(Protocol):
-    """What is promised, and by which test of one setting."""
+class Asked(Protocol):
+    """What a guarantee says of its test, whatever its losses are."""
 
     @property
     def delta(self) -> float:
@@ -30,10 +30,6 @@ class Promised(Protocol):
     def p_value(self) -> str:
         """Test of one setting, a key of `P_VALUES`."""
         ...
-
-
-class Asked(Promised, Protocol):
-    """What a guarantee says of its test, whatever its losses are."""
 
     @property
     def procedure(self) -> str:

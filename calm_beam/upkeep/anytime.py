@@ -18,15 +18,15 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from calm_beam.manifest import AskedTest
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.log_capital import log_capital, log_floor
 from calm_beam.risk.pvalues.signed_mixture import BETS, mixture_p_value
-from calm_beam.risk.testing import Promised
 
 from .verification import Verdict
 
-_P = TypeVar("_P", bound=Promised)
+_P = TypeVar("_P", bound=AskedTest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,7 @@ class AnytimeEvidence:
         names: Iterable[str],
         losses: Sequence[tuple[np.ndarray, np.ndarray] | None],
         *,
-        deltas: Sequence[float],
-        is_signed: Sequence[bool],
+        entries: Sequence[AskedTest],
     ) -> Self:
         """Returns the evidence after one more run.
 
@@ -132,8 +131,7 @@ class AnytimeEvidence:
           names: Of its units.
           losses: For every promise, the losses of its units as `PromiseEvidence.after` takes them; None where the run
             has none.
-          deltas: For every promise, its tolerance.
-          is_signed: For every promise, whether losses lie in [-1, 1].
+          entries: Every promise, in the manifest's order.
 
         Source: ours; see the module docstring.
         """
@@ -142,8 +140,8 @@ class AnytimeEvidence:
             runs=self.runs + 1,
             seen=self.seen | _digests(names),
             promises=tuple(
-                before if run is None else before.after(*run, delta=delta, is_signed=signed)
-                for before, run, delta, signed in zip(self.promises, losses, deltas, is_signed, strict=True)
+                before if run is None else before.after(*run, delta=entry.delta, is_signed=entry.is_signed)
+                for before, run, entry in zip(self.promises, losses, entries, strict=True)
             ),
         )
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from calm_beam.risk import elementary
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.sampled_loss import WatchedPromise
 from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
 
 # Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
@@ -129,6 +130,11 @@ class RiskMonitor:
             alarm_at=None,
             missing_alarm_at=None,
         )
+
+    @classmethod
+    def of_promise(cls, promise: WatchedPromise, *, alpha: float) -> Self:
+        """Returns the monitor of a promise that has seen nothing; `alpha` and errors are those of `start`."""
+        return cls.start(delta=promise.delta, alpha=alpha, is_signed=promise.is_signed)
 
     def observe(self, losses: Iterable[float | None]) -> Self:
         """Returns the monitor after some more losses, in the order in which they came.

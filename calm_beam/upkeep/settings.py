@@ -78,13 +78,7 @@ def verify_settings(
 
     Source: ours; see `calm_beam.upkeep.verification`.
     """
-    entries = promised(manifest)
-    return judged(
-        entries,
-        _losses(sweep, manifest),
-        is_signed=[entry.is_signed for entry in entries],
-        alpha=alpha,
-    )
+    return judged(promised(manifest), _losses(sweep, manifest), alpha=alpha)
 
 
 def unit_names(sweep: LossTable) -> tuple[frozenset[str], str]:
@@ -105,13 +99,7 @@ def with_settings(
       sweep: Its losses, as `verify_settings` takes them.
       manifest: What was promised.
     """
-    entries = promised(manifest)
-    return evidence.after_run(
-        names,
-        _losses(sweep, manifest),
-        deltas=[entry.delta for entry in entries],
-        is_signed=[entry.is_signed for entry in entries],
-    )
+    return evidence.after_run(names, _losses(sweep, manifest), entries=promised(manifest))
 
 
 def _losses(sweep: LossTable, manifest: ExternalManifest) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -25,14 +25,13 @@ from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.unseen import Unseen
 from calm_beam.inputs.examples import DataError
-from calm_beam.manifest import Calibration, Objective
+from calm_beam.manifest import AskedTest, Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.testing import Promised
 from calm_beam.risk.totals import RiskTotals
 
 from .excess import excess_p_values
@@ -151,7 +150,7 @@ class FreshLosses:
         return table[:, self.objectives.index(entry.objective), self.thresholds.index(entry.threshold)]
 
 
-_P = TypeVar("_P", bound=Promised)
+_P = TypeVar("_P", bound=AskedTest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +215,6 @@ def verify_each(
             (of_entry.at(entry), of_entry.at(entry, lenient=True))
             for of_entry, entry in zip(losses, entries, strict=True)
         ],
-        is_signed=[entry.objective.is_signed for entry in entries],
         alpha=alpha,
     )
 
@@ -225,7 +223,6 @@ def judged(
     entries: Sequence[_P],
     losses: Sequence[tuple[np.ndarray, np.ndarray]],
     *,
-    is_signed: Sequence[bool],
     alpha: float,
 ) -> tuple[Verdict[_P], ...]:
     """Returns what was found out about every promise, whatever it is about.
@@ -234,7 +231,6 @@ def judged(
       entries: The promises.
       losses: For each, fresh losses of independent units in betting order, shape (units,), and the same as lenient as
         can be; both are the same where no example failed.
-      is_signed: For each, whether losses lie in [-1, 1].
       alpha: Chance of calling any promise broken that is kept, in (0, 1).
 
     Raises:
@@ -244,7 +240,7 @@ def judged(
     p_values, excess = np.ones(len(entries)), np.ones(len(entries))
     for index, (entry, (strict, lenient)) in enumerate(zip(entries, losses, strict=True)):
         p_values[index] = p_values_of(strict, p_value=entry.p_value, delta=entry.delta)
-        excess[index] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed[index])
+        excess[index] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=entry.is_signed)
     is_broken = holm_test(excess, epsilon=alpha).rejected
     return tuple(
         Verdict(

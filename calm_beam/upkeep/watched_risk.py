@@ -52,7 +52,7 @@ class WatchedRisk:
         ordered = in_fixed_order(losses)
         promise = ordered[0].promise
         if before is None:
-            before = RiskMonitor.start(delta=promise.delta, alpha=alpha, is_signed=promise.is_signed)
+            before = RiskMonitor.of_promise(promise, alpha=alpha)
         monitor = before.observe(loss.measured for loss in ordered)
         return cls(
             promise=promise,

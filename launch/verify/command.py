@@ -104,8 +104,7 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
             state.evidence.after_run(
                 names,
                 [_losses_of(fresh.get(entry.variant), entry, entries=entries) for entry in promised],
-                deltas=[entry.delta for entry in promised],
-                is_signed=[entry.objective.is_signed for entry in promised],
+                entries=promised,
             )
         )
         verdicts = state.evidence.verdicts(promised)

@@ -39,10 +39,11 @@ def test_p_values_are_those_of_the_mixture_written_out(losses: list[float], delt
 def test_runs_add_up() -> None:
     """Capitals after three runs, stored in between, are those of one; p-values are the least after any run."""
     losses = np.random.default_rng(0).random(90) ** 3
+    entry = build_entry(0.5, delta=0.2)
     evidence = AnytimeEvidence.start("sha256:0", promises=1, alpha=0.05)
     p_values = []
     for number, part in enumerate(np.split(losses, 3)):
-        evidence = evidence.after_run([f"{number}"], [(part, part)], deltas=[0.2], is_signed=[False])
+        evidence = evidence.after_run([f"{number}"], [(part, part)], entries=[entry])
         evidence = AnytimeEvidence.from_dict(json.loads(json.dumps(evidence.to_dict())))
         p_values.append(_after(losses[: 30 * number + 30].tolist(), delta=0.2))
     (promise,) = evidence.promises
@@ -78,19 +79,18 @@ def test_failures_prove_no_excess_and_no_promise() -> None:
 def test_a_broken_promise_stays_broken_and_others_share_alpha() -> None:
     """Holm's procedure goes over all promises, also those that no run has tested."""
     entries = [build_entry(0.2, delta=0.1), build_entry(0.5, delta=0.2), build_entry(0.6, delta=0.3)]
-    deltas = [entry.delta for entry in entries]
     bad, good = np.ones(3), np.zeros(300)
     evidence = AnytimeEvidence.start("sha256:0", promises=3, alpha=0.05)
-    evidence = evidence.after_run(["a"], [(bad, bad), None, (good, good)], deltas=deltas, is_signed=[False] * 3)
+    evidence = evidence.after_run(["a"], [(bad, bad), None, (good, good)], entries=entries)
     first, last = evidence.verdicts(entries)
     assert (first.entry, last.entry) == (entries[0], entries[2])
     assert 0.05 / 3 >= first.excess_p_value > 0.05 / 30
     assert first.is_broken
     assert (last.is_broken, last.is_proved_again) == (False, True)
-    later = evidence.after_run(["b"], [(good, good), None, None], deltas=deltas, is_signed=[False] * 3)
+    later = evidence.after_run(["b"], [(good, good), None, None], entries=entries)
     assert later.verdicts(entries)[0].is_broken
     assert later.verdicts(entries)[0].risk == pytest.approx(3 / 303)
     # The same losses with alpha for thirty promises are too little.
     many = AnytimeEvidence.start("sha256:0", promises=30, alpha=0.05)
-    many = many.after_run(["a"], [(bad, bad)] + [None] * 29, deltas=[0.1] * 30, is_signed=[False] * 30)
+    many = many.after_run(["a"], [(bad, bad)] + [None] * 29, entries=[entries[0]] * 30)
     assert not many.verdicts([entries[0]] * 30)[0].is_broken

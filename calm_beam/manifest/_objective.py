@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from calm_beam.risk.tails import split_tail
+from calm_beam.risk.tails import split_tail, tail_in_words
 
 LOSSES_OF = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
 """The losses that each kind of consistency can be measured by, the default first."""
@@ -40,6 +40,14 @@ class Objective:
     def tail(self) -> float | None:
         """What a loss has to exceed to count as 1, and else as 0; None where losses count as they are."""
         return split_tail(self.loss)[1]
+
+    def consistency_in_words(self) -> str:
+        """Returns the kind of consistency and, of a tail, what a loss has to exceed to count.
+
+        >>> Objective("textual", "rouge_l", loss="dissimilarity>0.3").consistency_in_words()
+        'textual > 0.3'
+        """
+        return f"{self.consistency}{tail_in_words(self.loss)}"
 
     @property
     def is_signed(self) -> bool:

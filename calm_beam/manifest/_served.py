@@ -1,7 +1,5 @@
 """Which of several entries is served, as the plan settled it, in words."""
 
-from calm_beam.risk.tails import tail_in_words
-
 from ._checks import shown
 from ._manifest import Manifest
 
@@ -12,7 +10,4 @@ def served_in_words(manifest: Manifest) -> str:
     if entry is None:
         return ""
     group = "" if entry.group is None else f"group {shown(entry.group)}, "
-    return (
-        f"The plan named the entry that is served before any loss was seen: {group}{entry.consistency}"
-        f"{tail_in_words(entry.known_loss)}, {entry.metric}, delta {entry.delta:g}, epsilon {entry.epsilon:g}."
-    )
+    return f"The plan named the entry that is served before any loss was seen: {group}{entry.promise_in_words()}."

@@ -566,6 +566,10 @@ class Calibration(TestedEntry[PathEntry, Look]):
         """The loss that it is about."""
         return Objective(self.consistency, self.metric, loss=self.known_loss)
 
+    def promise_in_words(self) -> str:
+        """Returns what is promised, whatever group it is about: `textual > 0.3, rouge_l, delta 0.1, epsilon 0.05`."""
+        return f"{self.objective.consistency_in_words()}, {self.metric}, delta {self.delta:g}, epsilon {self.epsilon:g}"
+
     def __post_init__(self) -> None:
         check_number("risk", self.risk, low=self._lowest, high=1)
         super().__post_init__()

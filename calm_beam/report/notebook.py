@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
-from calm_beam.risk.tails import tail_in_words
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
@@ -62,7 +61,7 @@ def manifest_html(manifest: Manifest) -> str:
     rows = (
         (
             "all" if entry.group is None else printable_line(entry.group),
-            f"{entry.consistency}{tail_in_words(entry.known_loss)}, {printable_line(entry.metric)}",
+            f"{entry.objective.consistency_in_words()}, {printable_line(entry.metric)}",
             f"{entry.delta:g}",
             f"{entry.epsilon:.4g}",
             _exit_in_words(entry),

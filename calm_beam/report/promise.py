@@ -151,7 +151,7 @@ def end_in_words(entry: Calibration) -> str:
         )
     why = (
         f"could not be proved safe: p = {p_value_beside(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
-        f"measured {'loss' if split_tail(entry.known_loss)[1] is None else 'share'} {last.risk:.4f}."
+        f"measured {'loss' if entry.objective.tail is None else 'share'} {last.risk:.4f}."
     )
     if tested == 1:
         return f"Fixed sequence testing stopped at its first threshold, {first.threshold:g}, which {why}"

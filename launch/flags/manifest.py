@@ -12,7 +12,6 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
 )
-from calm_beam.risk.tails import tail_in_words
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text.printable import printable_line
 
@@ -105,7 +104,4 @@ def entry_in_words(entry: Calibration) -> str:
     if entry.variant is not None:
         threshold += f", {entry.variant.in_words()}"
     group = "" if entry.group is None else f"group {printable_line(entry.group)}: "
-    return (
-        f"{group}{entry.consistency}{tail_in_words(entry.known_loss)}, {entry.metric}, delta {entry.delta:g}, "
-        f"epsilon {entry.epsilon:g} ({threshold})"
-    )
+    return f"{group}{entry.promise_in_words()} ({threshold})"

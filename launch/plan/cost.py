@@ -17,7 +17,6 @@ from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
 from calm_beam.report.foreign import short_place
 from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
-from calm_beam.risk.tails import tail_in_words
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
@@ -338,7 +337,7 @@ def _stop_row(each: _Forecast, run: PilotRun, job: Job) -> StopRow:
             proved, between = f"{run.thresholds[stop.place]:g}", f"{low} to {high}"
             saved = _share(1 - stop.shares[0])
     return StopRow(
-        kind=f"{entry.consistency}{tail_in_words(entry.known_loss)}",
+        kind=entry.objective.consistency_in_words(),
         metric=printable_line(entry.metric),
         delta=each.asked.delta,
         epsilon=each.asked.epsilon,

@@ -161,7 +161,7 @@ def choices_table(manifest: Manifest) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     # Names of variants need the room.
     table.collapse_padding = manifest.data.choosing is not None
-    if any(tail_in_words(entry.known_loss) for entry in manifest.calibrations):
+    if any(entry.objective.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
     has_groups = manifest.data.groups is not None
     table.add_column("group\nconsistency\nmetric" if has_groups else "consistency\nmetric", overflow="fold")
@@ -181,7 +181,7 @@ def choices_table(manifest: Manifest) -> Table:
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
             f"{whole_line if entry.group is None else group_line(entry)}"
-            f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
+            f"{entry.objective.consistency_in_words()}\n{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             _chosen(entry),
             f"{entry.layers:.2f}",
@@ -230,7 +230,7 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
     for entry in manifest.calibrations:
         if words := confirmation_in_words(entry):
             group = "" if entry.group is None else f"group {printable_line(entry.group)}, "
-            promise = f"{entry.consistency}{tail_in_words(entry.known_loss)} {printable_line(entry.metric)}"
+            promise = f"{entry.objective.consistency_in_words()} {printable_line(entry.metric)}"
             lines.append(f"{group}{promise}, delta {entry.delta:g}, epsilon {entry.epsilon:g}: {words}")
     return lines
 

@@ -7,7 +7,6 @@ from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary
 from calm_beam.launch.plots import BLACK, GREY, measure_style, tidy
 from calm_beam.manifest import Objective
-from calm_beam.risk.tails import split_tail, tail_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,7 @@ def _draw_risk(axes: "Axes", group: Sequence[Summary]) -> None:
     deltas = sorted({summary.spec.delta for summary in group})
     axes.plot([0, deltas[-1]], [0, deltas[-1]], color=GREY, linestyle=":", linewidth=1, label="delta")
     _draw_bands(axes, group, field="test_risk")
-    kind = f"{spec.objective.consistency}{tail_in_words(spec.objective.loss)}"
+    kind = spec.objective.consistency_in_words()
     axes.set_title(f"{kind}, {spec.objective.metric}\n{spec.p_value}", fontsize="medium")
     tidy(axes)
 
@@ -116,13 +115,13 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
 def full_score(objective: Objective) -> float:
     """Returns what the full model scores where an objective's risk is taken from it."""
     # Without early exits, an output is like the full model's, and as good.
-    _, above = split_tail(objective.loss)
+    above = objective.tail
     return 0.0 if objective.consistency == "risk" and above is None else 1.0
 
 
 def score_in_words(objective: Objective) -> str:
     """Returns what is high where an objective's risk is low."""
-    _, above = split_tail(objective.loss)
+    above = objective.tail
     if above is not None:
         against = "the full model's output" if objective.consistency == "textual" else "the references"
         return f"share of outputs that lose\nat most {above:g} {objective.metric}\nagainst {against}"

@@ -21,7 +21,7 @@ from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, parse_example
-from calm_beam.manifest import ManifestError, PlannedTest, write_manifest
+from calm_beam.manifest import EntryChoice, ManifestError, PlannedTest, write_manifest
 from calm_beam.serving import Answer, Generator, OutputError, PromptError
 from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import build_checkpoint
@@ -282,6 +282,19 @@ def test_the_entry_is_chosen_and_never_guessed() -> None:
         Generator.from_manifest(manifest, _CHECKPOINT)
     with pytest.raises(ManifestError, match=r"no calibration has delta=0.2. The manifest has: "):
         Generator.from_manifest(manifest, _CHECKPOINT, delta=0.2)
+
+
+def test_a_choice_is_taken_whole() -> None:
+    """As one value, a choice gives the entry that its words give; words count before it, and none is ignored."""
+    entries = (build_entry(0.5), build_entry(0.7, delta=0.05), build_entry(0.9, delta=0.05, metric="exact_match"))
+    manifest = build_served_manifest(_CHECKPOINT, entries)
+    choice = EntryChoice(delta=0.05, metric="token_f1")
+    assert Generator.from_manifest(manifest, _CHECKPOINT, choice=choice).entry == entries[1]
+    assert Generator.from_manifest(manifest, _CHECKPOINT, choice=choice, metric="exact_match").entry == entries[2]
+    with pytest.raises(ManifestError, match="tail is for manifests of kind external"):
+        Generator.from_manifest(manifest, _CHECKPOINT, delta=0.1, tail=0.3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tails'"):
+        Generator.from_manifest(manifest, _CHECKPOINT, tails=0.3)  # type: ignore[call-arg]
 
 
 def test_answers_are_plain_values(generator: Generator) -> None:

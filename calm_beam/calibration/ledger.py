@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.errors import UsageError
-from calm_beam.manifest import ExternalEnd, ExternalManifest, ExternalPlan, ManifestError, content_digest
+from calm_beam.manifest import EarlierEnd, ExternalManifest, ExternalPlan, ManifestError, content_digest
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import is_file, open_input, strict_json
 from calm_beam.storage.sealed_json import write_sealed
@@ -30,7 +30,7 @@ class Ledger:
 
     plan: ExternalPlan
     rounds: tuple[str, ...] = ()
-    continues: tuple[ExternalEnd, ...] = ()
+    continues: tuple[EarlierEnd, ...] = ()
 
     def going_on(self, plan: ExternalPlan, *, ended: ExternalManifest | None, resumes: bool) -> Self:
         """Returns the ledger of a call that asks for a plan.
@@ -61,7 +61,7 @@ class Ledger:
             raise UsageError("all examples have been counted, so that no rule goes on from there.")
         if not resumes:
             raise UsageError("it had stopped by another rule to stop. --resume goes on by this one, and says so.")
-        end = ExternalEnd(plan=self.plan.digest, rounds=ended.sequential.rounds, ended_by=ended.sequential.ended_by)
+        end = EarlierEnd(plan=self.plan.digest, rounds=ended.sequential.rounds, ended_by=ended.sequential.ended_by)
         return dataclasses.replace(self, plan=plan, continues=(*self.continues, end))
 
     def with_rounds(self, digests: Sequence[str], *, missing: str) -> Self:
@@ -127,7 +127,7 @@ class Ledger:
             return cls(
                 plan=plan,
                 rounds=tuple(map(str, content["rounds"])),
-                continues=tuple(ExternalEnd.from_dict(end, at="continues") for end in content["continues"]),
+                continues=tuple(EarlierEnd.from_dict(end, at="continues") for end in content["continues"]),
             )
         except (ManifestError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(

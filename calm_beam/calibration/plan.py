@@ -19,7 +19,6 @@ from calm_beam.manifest import (
 )
 from calm_beam.outputs import DecodeJob
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
-from calm_beam.risk.stopping import StopRule
 
 from .layout import Layout
 from .pareto import PARTS, part_of
@@ -221,25 +220,6 @@ def promise_of(plan: Plan, *, is_confirmed: bool = False) -> str:
         is_pareto=plan.pareto is not None,
         is_confirmed=is_confirmed,
     )
-
-
-def stop_rule(plan: Plan) -> StopRule:
-    """Returns when a calibration that is watched has proved enough.
-
-    Raises:
-      ValueError: If the whole grid does not go down to the threshold that is waited for.
-    """
-    assert plan.sequential is not None
-    wanted = plan.sequential.stop_at_threshold
-    place = None
-    if wanted is not None:
-        place = next((place for place, threshold in enumerate(plan.thresholds) if threshold <= wanted), None)
-        if place is None:
-            raise ValueError(
-                f"stop_at_threshold is {wanted:g}, but the lowest threshold of the grid is "
-                f"{plan.thresholds[-1]:g}. Add it to the grid, or wait for a higher one."
-            )
-    return StopRule(place=place, cost=plan.sequential.stop_at_layers, gain=plan.sequential.stop_gain)
 
 
 def _check_groups(specs: Sequence[PlannedTest], *, cluster_key: str | None, group_key: str | None) -> None:

@@ -16,7 +16,7 @@ from calm_beam.manifest import (
     Look,
     Objective,
     Plan,
-    external_end,
+    looks_by_round,
 )
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.stopping import Proved
@@ -42,16 +42,16 @@ class Watched:
     rows: tuple[RiskRow, ...]
     calibrations: tuple[Calibration, ...]
 
-    def looks(self, plan: Plan) -> list[list[Proved]]:
-        """Returns what every entry had come to after each round, as a rule to stop takes it."""
-        by_entry = [
-            [
-                Proved(-1 if look.threshold is None else plan.thresholds.index(look.threshold), look.layers)
-                for look in entry.looks or ()
-            ]
-            for entry in self.calibrations
-        ]
-        return [list(proved) for proved in zip(*by_entry, strict=True)]
+    def ended_by(self, plan: Plan, *, of_rounds: int) -> str | None:
+        """Returns what ends the calibration after these rounds, one of its plan's `ends`; None if nothing does.
+
+        Args:
+          plan: With the whole grid, and a rule.
+          of_rounds: How many rounds the data have.
+        """
+        assert plan.sequential is not None
+        looks = looks_by_round(self.calibrations, plan.thresholds)
+        return plan.sequential.ended_by(looks, grid=plan.thresholds, of_rounds=of_rounds)
 
 
 def watched(rounds: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int) -> Watched:
@@ -119,7 +119,7 @@ class WatchedSettings:
 
     Attributes:
       rounds: How many these are; rounds after the one that the rule stops at are not looked at.
-      ended_by: What ends the certification there, one of `EXTERNAL_ENDS`; None if it goes on.
+      ended_by: What ends the certification there, one of the plan's `ends`; None if it goes on.
       rows: For every test, what it says of every setting.
       calibrations: For every test, its manifest entry, with a look after each round.
     """
@@ -168,7 +168,7 @@ def watched_settings(
     ]
     rounds, ended_by = len(looks), None
     for number in range(looked_at, len(looks) + 1):
-        ended_by = external_end(looks[:number], plan.sequential, order=plan.order, of_rounds=of_rounds)
+        ended_by = plan.sequential.ended_by(looks[:number], grid=plan.order, of_rounds=of_rounds)
         if ended_by is not None:
             rounds = number
             break

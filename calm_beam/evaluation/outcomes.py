@@ -136,7 +136,7 @@ def trial_outcomes(
       DataError: If a part of some trial is empty.
       EvidenceError: If the losses do not allow a p-value.
     """
-    trials = len(totals.losses.counts) - 1
+    trials = len(totals.sizes) - 1
     outcomes = []
     for trial in range(trials):
         lanes: dict[int, LaneCounts] = {}

@@ -21,8 +21,7 @@ from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Objective
 from calm_beam.risk.evidence import Evidence
-
-from .totals import PartTotals
+from calm_beam.risk.totals import RiskTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,13 +69,15 @@ class SplitTotals:
 
     Attributes:
       whole: Of the whole set, without losses: tells that every example was counted, and once.
-      losses: Sums of the layout's rows; as trials, those of the splits and then the whole set.
-      counts: Sums of counts over outputs, the full model's first; as trials, the same.
+      losses: Sums of the layout's rows; as parts, those of the splits and then the whole set.
+      counts: Sums of counts over outputs, the full model's first; as parts, the same.
+      units: Number of units in each of these parts, as sums of ones: one row, one threshold.
     """
 
     whole: CalibrationTotals
-    losses: PartTotals
-    counts: PartTotals
+    losses: RiskTotals
+    counts: RiskTotals
+    units: RiskTotals
 
     @classmethod
     def zero(cls, layout: Layout, splits: Splits, *, count_rows: int) -> Self:
@@ -84,8 +85,9 @@ class SplitTotals:
         parts = splits.trials + 1
         return cls(
             whole=CalibrationTotals.zero(layout),
-            losses=PartTotals.zero(trials=parts, rows=len(layout.rows), thresholds=layout.thresholds),
-            counts=PartTotals.zero(trials=parts, rows=count_rows, thresholds=1 + layout.thresholds),
+            losses=RiskTotals.zero(parts=parts, rows=len(layout.rows), thresholds=layout.thresholds),
+            counts=RiskTotals.zero(parts=parts, rows=count_rows, thresholds=1 + layout.thresholds),
+            units=RiskTotals.zero(parts=parts, rows=1, thresholds=1),
         )
 
     @classmethod
@@ -113,8 +115,9 @@ class SplitTotals:
         scored = len(keys) if scored is None else scored
         return cls(
             whole=dataclasses.replace(CalibrationTotals.zero(layout), scored=scored),
-            losses=PartTotals.of(layout.values(fixed_losses), parts),
-            counts=PartTotals.of(counts, parts),
+            losses=RiskTotals.of_parts(layout.values(fixed_losses), parts),
+            counts=RiskTotals.of_parts(counts, parts),
+            units=RiskTotals.of_parts(np.ones((len(keys), 1, 1), np.int64), parts),
         )
 
     def merge(self, other: Self) -> Self:
@@ -123,16 +126,22 @@ class SplitTotals:
             whole=self.whole.merge(other.whole),
             losses=self.losses.merge(other.losses),
             counts=self.counts.merge(other.counts),
+            units=self.units.merge(other.units),
         )
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of units in the calibration part of each trial, and then in the whole set; shape (trials + 1,)."""
+        return np.asarray(self.units.sums[:, 0, 0])
 
     def calibration_part(self, trial: int, objective: Objective) -> Evidence:
         """Returns what the calibration part of a trial tells of a loss; of the whole set for the last trial, -1."""
-        return self._evidence(objective, n=self.losses.counts[trial], sums=self.losses.sums[trial])
+        return self._evidence(objective, n=self.sizes[trial], sums=self.losses.sums[trial])
 
     def test_part(self, trial: int, objective: Objective) -> Evidence:
         """Returns what the rest of the set tells of a loss."""
-        counts, sums = self.losses.counts, self.losses.sums
-        return self._evidence(objective, n=counts[-1] - counts[trial], sums=sums[-1] - sums[trial])
+        sizes, sums = self.sizes, self.losses.sums
+        return self._evidence(objective, n=sizes[-1] - sizes[trial], sums=sums[-1] - sums[trial])
 
     def test_counts(self, trial: int) -> np.ndarray:
         """Returns the counts over outputs of a trial's test part; shape (count rows, 1 + thresholds), int64."""

@@ -1,18 +1,21 @@
 """The manifest of kind external: what was proved of a sweep that was made elsewhere."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, ClassVar, Unpack
 
+from calm_beam.risk.stopping import Proved
+
 from ._checks import ManifestError, check_count, shown
 from ._choice import ANY_ENTRY, EntryChoice, EntryWords
 from ._earlier_plans import EarlierPlan
-from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
 from ._manifest import EXTERNAL, WrittenManifest, terms_in_words
 from ._plan import SettledPlan
 from ._record import Record
-from ._tests import AskedTest, StepRecord, TestedEntry
+from ._sequential import ExternalSequentialPlan, SequentialRecord, check_declared_rounds
+from ._tests import AskedTest, LookRecord, StepRecord, TestedEntry
 from ._values import Cost, Count, Positive, Text, Unit, UtcTime, one_of
 from .records import GroupRecord
 
@@ -238,6 +241,27 @@ class ExternalStep(StepRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExternalLook(LookRecord):
+    """What an entry had come to after a round.
+
+    Attributes:
+      setting: The last setting in testing order that was accepted by then; None for none.
+      cost: Its cost, or the mean over the examples counted by then; None where nobody told, and without a setting.
+    """
+
+    _FIRST: ClassVar[tuple[str, ...]] = ("n", "setting", "cost")
+
+    setting: Text | None
+    cost: Cost | None
+
+    def proved(self, grid: Sequence[object]) -> Proved:
+        """Returns the setting by its place, and its cost; infinity where nobody told, and without a setting."""
+        return Proved(
+            -1 if self.setting is None else grid.index(self.setting), math.inf if self.cost is None else self.cost
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook]):
     """One promise of settings, and the tests it rests on.
 
@@ -324,7 +348,7 @@ class ExternalManifest(WrittenManifest):
     data: ExternalDataRecord
     plan: ExternalPlan
     earlier_plans: tuple[EarlierPlan, ...] | None = None
-    sequential: ExternalSequentialRecord | None = None
+    sequential: SequentialRecord | None = None
     calibrations: tuple[ExternalCalibration, ...]
     guarantee: Text
     # Left out of the hash only because a dict has none; equality does compare it.
@@ -349,7 +373,7 @@ class ExternalManifest(WrittenManifest):
         self.plan.check_calibrations(self.calibrations)
         self._check_steps()
         planned = self.plan.sequential
-        check_rounds(
+        check_declared_rounds(
             self.calibrations,
             planned,
             self.sequential,

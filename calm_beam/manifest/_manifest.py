@@ -13,7 +13,8 @@ from ._earlier_plans import EarlierPlan, check_earlier
 from ._plan import Plan
 from ._record import SCHEMA, Record, checked_keys
 from ._schedule import check_positions
-from ._tests import PARETO, check_looked_at
+from ._sequential import SequentialRecord, check_ended, check_part_of_data
+from ._tests import PARETO
 from ._values import Text, UtcTime
 from .records import (
     Calibration,
@@ -23,7 +24,6 @@ from .records import (
     EngineRecord,
     ModelRecord,
     PathEntry,
-    SequentialRecord,
     Variant,
     VocabularyRecord,
 )
@@ -387,11 +387,7 @@ class Manifest(WrittenManifest):
 
     def _check_rounds(self) -> None:
         """Refuses rounds that are at odds with the plan, the data or the entries."""
-        check_looked_at(
-            self.calibrations,
-            rounds=None if self.sequential is None else self.sequential.rounds,
-            is_planned=self.plan is not None and self.plan.sequential is not None,
-        )
+        check_ended(self.calibrations, None if self.plan is None else self.plan.sequential, self.sequential)
         if self.sequential is None or self.plan is None or self.plan.sequential is None:
             return
         ended_by = self.sequential.ended_by
@@ -402,11 +398,7 @@ class Manifest(WrittenManifest):
                 f"sequential.of_examples must be at least data.examples, which is {self.data.examples}, "
                 f"got {self.sequential.of_examples}"
             )
-        if (self.sequential.rounds == self.sequential.of_rounds) != (self.sequential.of_examples == self.data.examples):
-            raise ManifestError(
-                f"data.examples is {self.data.examples} of {self.sequential.of_examples}, but sequential.rounds "
-                f"{self.sequential.rounds} of {self.sequential.of_rounds}"
-            )
+        check_part_of_data(self.sequential, examples=self.data.examples)
 
     def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> Calibration:
         """Returns the one calibration that was run with these settings; any may be left out where one matches the rest.

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 from ._checks import ManifestError, check_share, shown
 from ._objective import CONSISTENCIES, Objective
 from ._record import DigestedRecord, Record
+from ._sequential import SequentialPlan, WatchedPlan
 from ._tests import PARETO, PROCEDURES, AskedTest, TestedEntry
-from ._values import Count, Layers, Positive, Share, Text, Unit, one_of
+from ._values import Count, Share, Text, Unit, one_of
 from .records import Variant, check_loss
 
 ON_ERROR = ("fail", "worst_case")
@@ -77,27 +78,8 @@ class ParetoPlan(Record):
                 raise ManifestError(f"variants must all have a {name}, or none of them")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SequentialPlan(Record):
-    """How a calibration is watched that stops when enough is proved.
-
-    Attributes:
-      round_examples: About how many examples a round has, at the end of which the tests are looked at.
-      stop_at_threshold: Stops once every entry has accepted this threshold, or a lower one; None: whatever they accept.
-      stop_at_layers: Stops once no entry uses more mean layers than this; None: whatever they use.
-      stop_gain: Stops after rounds in which no entry saved this share of its layers; None: whatever they save.
-    """
-
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("stop_at_threshold", "stop_at_layers", "stop_gain")
-
-    round_examples: Positive
-    stop_at_threshold: Unit | None = None
-    stop_at_layers: Layers | None = None
-    stop_gain: Share | None = None
-
-
 _Test = TypeVar("_Test", bound=AskedTest)
-_Rule = TypeVar("_Rule", bound=Record)
+_Rule = TypeVar("_Rule", bound=WatchedPlan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +113,7 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
         """Returns the plan without its rule to stop, which may be changed after losses were seen."""
         if self.sequential is None:
             return self
-        rules = {name: None for name in self.sequential.file_keys() if name.startswith("stop_")}
-        return replace(self, sequential=replace(self.sequential, **rules))  # type: ignore[type-var]
+        return replace(self, sequential=self.sequential.without_rule())
 
     def check_calibrations(self, calibrations: Sequence[TestedEntry[Any, Any]]) -> None:
         """Refuses calibrations other than those that were planned.

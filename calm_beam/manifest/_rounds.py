@@ -5,7 +5,7 @@ from calm_beam.text.counted import counted
 
 from ._external import ExternalManifest
 from ._manifest import Manifest
-from .records import SequentialRecord
+from ._sequential import SequentialRecord
 
 
 def rounds_in_words(manifest: Manifest) -> str:

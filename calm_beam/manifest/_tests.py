@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Generic, TypeVar
 
+from calm_beam.risk.stopping import Proved
+
 from ._checks import ManifestError, check_number, shown
 from ._decisions import check_decisions
 from ._looks import check_capital, check_counted, check_counts, check_last
@@ -90,6 +92,10 @@ class LookRecord(Record):
     n: Count
     risk: Signed
     log_capital: Finite
+
+    def proved(self, grid: Sequence[object]) -> Proved:
+        """Returns what a rule to stop takes, given all that may be tested, in testing order."""
+        raise NotImplementedError
 
 
 _Step = TypeVar("_Step", bound=StepRecord)

@@ -3,7 +3,7 @@
 Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar
 from calm_beam.exits.measures import MEASURES, Need, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.risk.stopping import Proved
 from calm_beam.risk.tails import split_tail
 
 from ._checks import (
     ManifestError,
     check_choice,
-    check_count,
     check_number,
     check_text,
     shown,
@@ -29,7 +29,6 @@ from ._values import AnyText, Count, Layers, Positive, Temperature, Text, Unit, 
 
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
-ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
 SERVED_DECODERS = ("batch",)
 VARIANT_MEASURES = tuple(
     name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
@@ -408,52 +407,6 @@ class ConfirmationRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlierEnd(Record):
-    """Where a sequential calibration had ended before it was continued.
-
-    Attributes:
-      plan: Digest of the plan then, which differs from the last one in its rule to stop.
-      rounds: How many rounds had been looked at.
-      ended_by: As in `SequentialRecord`.
-    """
-
-    plan: Text
-    rounds: Positive
-    ended_by: Annotated[str, one_of(ENDS)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequentialRecord(Record):
-    """How a calibration ended that was watched round by round.
-
-    Attributes:
-      rounds: Rounds that were decoded and looked at.
-      of_rounds: Rounds that the data have.
-      of_examples: Examples that the data have; those of the rounds looked at are `data.examples`.
-      ended_by: Which part of the plan stopped it, one of `ENDS`: `all_proved` where every entry had come to the end of
-        the grid, `end_of_data` where nothing stopped it.
-      continues: Where it had ended before, if it was continued; the earliest first.
-    """
-
-    rounds: Positive
-    of_rounds: Positive
-    of_examples: Positive
-    ended_by: Annotated[str, one_of(ENDS)]
-    continues: tuple[EarlierEnd, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("of_rounds", self.of_rounds, low=self.rounds)
-        if self.ended_by == "end_of_data" and self.rounds != self.of_rounds:
-            raise ManifestError(
-                f"ended_by must say what stopped it, since rounds is {self.rounds} of {self.of_rounds}, got end_of_data"
-            )
-        rounds = [*(end.rounds for end in self.continues), self.rounds]
-        if any(after < before for before, after in pairwise(rounds)):
-            raise ManifestError(f"continues must be of no more rounds than what followed, got {rounds}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PathEntry(StepRecord):
     """The test of one threshold.
 
@@ -492,6 +445,10 @@ class Look(LookRecord):
 
     threshold: Unit | None
     layers: Layers
+
+    def proved(self, grid: Sequence[object]) -> Proved:
+        """Returns the threshold by its place, and the layers, all of them where there is none."""
+        return Proved(-1 if self.threshold is None else grid.index(self.threshold), self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)

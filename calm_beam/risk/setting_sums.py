@@ -22,6 +22,7 @@ from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.testing import TestedSetting, check_asked, outcomes_of, statistics_for
+from calm_beam.risk.totals import RiskTotals
 
 # Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
 _ID_BYTES = 16
@@ -60,21 +61,6 @@ class RiskTest:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SettingSums:
-    """Sums over the losses of one setting.
-
-    Attributes:
-      n: Number of losses.
-      sums: For each statistic, its sum.
-      ids: Sum of the digests of the examples' ids modulo 2^256: equal for the same examples in any order.
-    """
-
-    n: int
-    sums: tuple[int, ...]
-    ids: int
-
-
 class LossSums:
     """Sums of losses by setting; adding and merging is exact, in any order and grouping.
 
@@ -98,7 +84,10 @@ class LossSums:
         self._lowest = -1.0 if all(method.takes_signed for method in methods) else 0.0
         # By setting, losses and the digests of their examples' ids.
         self._waiting: dict[str, tuple[list[float], list[bytes]]] = {}
-        self._settled: dict[str, SettingSums] = {}
+        # Of the others: sums of every statistic, one row each, and sums of the digests modulo 2^256, which are equal
+        # for the same examples in any order.
+        self._settled: dict[str, RiskTotals] = {}
+        self._ids: dict[str, int] = {}
         # The first setting in alphabetical order that there are losses of, and digests of the ids of all of these. Sums
         # of parts that lack the setting know of another one, whose digests are dropped when they are merged.
         self._first: str | None = None
@@ -137,18 +126,13 @@ class LossSums:
             raise ValueError("only sums for the same tests can be added.")
         for setting, theirs in other.by_setting().items():
             self._settle(setting)
-            ours = self._settled.get(setting) or self._nothing()
-            self._settled[setting] = SettingSums(
-                n=ours.n + theirs.n,
-                sums=tuple(map(sum, zip(ours.sums, theirs.sums, strict=True))),
-                ids=(ours.ids + theirs.ids) % MODULUS,
-            )
+            self._add(setting, theirs, ids=other._ids[setting])
         if other._first is not None:
             self._compare(other._first, other._first_ids)
         return self
 
-    def by_setting(self) -> Mapping[str, SettingSums]:
-        """Returns the sums of every setting, by its name."""
+    def by_setting(self) -> Mapping[str, RiskTotals]:
+        """Returns the sums of every setting, by its name: a row for each statistic, and one column."""
         for setting in list(self._waiting):
             self._settle(setting)
         return dict(sorted(self._settled.items()))
@@ -179,7 +163,7 @@ class LossSums:
                     f"setting {settings[0]!r} has {first.n} losses, {name!r} has {other.n}. Every example needs one "
                     "loss under every setting: those that are left out may be the ones that fail."
                 )
-            if other.ids != first.ids:
+            if self._ids[name] != self._ids[settings[0]]:
                 raise LossesError(
                     f"settings {settings[0]!r} and {name!r} have losses of different examples, or of one twice. Every "
                     "example needs one loss under every setting."
@@ -191,11 +175,9 @@ class LossSums:
                 "seems. Are files read twice, as by two patterns that overlap? Where whole rows come twice, "
                 "beam.Distinct() takes them out before they are summed."
             )
-        columns = zip(*(found[name].sums for name in settings), strict=True)
-        sums = {
-            statistic: np.array(column, np.int64) for statistic, column in zip(self.statistics, columns, strict=True)
-        }
-        return Evidence(n=first.n, sums=sums)
+        # [statistics, settings]
+        rows = np.concatenate([found[name].sums for name in settings], axis=1)
+        return Evidence(n=first.n, sums=dict(zip(self.statistics, rows, strict=True)))
 
     def _compare(self, setting: str, ids: bytes | bytearray) -> None:
         """Keeps digests of a setting's ids for comparison, if no other setting comes first."""
@@ -219,23 +201,20 @@ class LossSums:
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
         return int(np.count_nonzero((ordered[1:] == ordered[:-1]).all(axis=1)))
 
-    def _nothing(self) -> SettingSums:
-        return SettingSums(n=0, sums=(0,) * len(self.statistics), ids=0)
-
     def _settle(self, setting: str) -> None:
         waiting = self._waiting.pop(setting, None)
         if waiting is None:
             return
         losses, digests = waiting
-        fixed, settled = to_signed_fixed_point(losses), self._settled.get(setting) or self._nothing()
-        # As int64 these cannot overflow: they are 1,024 values of at most a few 2^32.
-        new = (int(statistic.values(fixed).sum()) for statistic in self.statistics)
+        fixed = to_signed_fixed_point(losses)
+        values = np.stack([statistic.values(fixed) for statistic in self.statistics], axis=1)
         self._compare(setting, b"".join(digest[:_ID_BYTES] for digest in digests))
-        self._settled[setting] = SettingSums(
-            n=settled.n + len(losses),
-            sums=tuple(old + more for old, more in zip(settled.sums, new, strict=True)),
-            ids=(settled.ids + sum_of_digests(b"".join(digests))) % MODULUS,
-        )
+        self._add(setting, RiskTotals.of(values[:, :, None]), ids=sum_of_digests(b"".join(digests)))
+
+    def _add(self, setting: str, more: RiskTotals, *, ids: int) -> None:
+        settled = self._settled.get(setting)
+        self._settled[setting] = more if settled is None else settled.merge(more)
+        self._ids[setting] = (self._ids.get(setting, 0) + ids) % MODULUS
 
 
 def _is_number(value: object) -> bool:

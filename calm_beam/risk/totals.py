@@ -9,6 +9,8 @@ import numpy as np
 from calm_beam.risk.clusters import means_up
 
 _INT64_MAX = int(np.iinfo(np.int64).max)
+# Integers below this are float64s, so that a sum of integers that stays below it is exact in any order of addition.
+_EXACT_IN_FLOAT = 2**53
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,15 +51,16 @@ class RiskTotals:
         object.__setattr__(self, "sums", owned)
 
     @classmethod
-    def zero(cls, *, rows: int, thresholds: int) -> Self:
+    def zero(cls, *, rows: int, thresholds: int, parts: int | None = None) -> Self:
         """Returns the totals of no units.
 
         Args:
           rows: Number of rows, at least 1.
           thresholds: Number of thresholds, at least 1.
+          parts: Number of parts that are summed at once, as by `of_parts`; None for the whole alone.
 
         Returns:
-          Totals with n = 0 and sums of shape (rows, thresholds).
+          Totals with n = 0 and sums of shape (rows, thresholds), or (parts, rows, thresholds).
 
         Raises:
           ValueError: If either number is below 1.
@@ -67,7 +70,8 @@ class RiskTotals:
         for name, count in (("rows", rows), ("thresholds", thresholds)):
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}.")
-        return cls(n=0, sums=np.zeros((rows, thresholds), dtype=np.int64))
+        of_each = () if parts is None else (parts,)
+        return cls(n=0, sums=np.zeros((*of_each, rows, thresholds), dtype=np.int64))
 
     @classmethod
     def of(cls, values: np.ndarray) -> Self:
@@ -85,10 +89,37 @@ class RiskTotals:
         """
         if values.ndim != 3:
             raise ValueError(f"values must have shape (units, rows, thresholds), got {values.shape}.")
-        largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+        largest = _largest(values)
         if largest * len(values) > _INT64_MAX:
             raise OverflowError(f"the sum of {len(values)} values up to {largest} overflows int64.")
         return cls(n=len(values), sums=values.sum(axis=0))
+
+    @classmethod
+    def of_parts(cls, values: np.ndarray, is_in_part: np.ndarray) -> Self:
+        """Returns the sums over many parts of some units at once, as repeated random splits need them.
+
+        Args:
+          values: shape (units, rows, thresholds), int64.
+          is_in_part: shape (units, parts), bool: which units each part holds.
+
+        Returns:
+          Totals whose n counts all of the units, and whose sums have shape (parts, rows, thresholds).
+
+        Raises:
+          ValueError: If the numbers of units differ.
+          OverflowError: If the largest value times the number of units is 2^53 or more; give fewer units at a time.
+        """
+        if len(values) != len(is_in_part):
+            raise ValueError(f"values are of {len(values)} units, is_in_part of {len(is_in_part)}.")
+        largest = _largest(values)
+        if largest * len(values) >= _EXACT_IN_FLOAT:
+            raise OverflowError(
+                f"the sum of {len(values)} values up to {largest} may pass 2^53. Add fewer units at a time."
+            )
+        # As products of float matrices, which are ten times as fast as those of integers, and as exact here. One for
+        # each row: matrix libraries give larger ones to several threads, which is slow where workers share the cores.
+        by_row = is_in_part.T.astype(np.float64) @ np.moveaxis(values, 1, 0).astype(np.float64)
+        return cls(n=len(values), sums=np.ascontiguousarray(np.moveaxis(by_row, 0, 1).astype(np.int64)))
 
     def merge(self, other: Self) -> Self:
         """Returns the totals of both sets of units together.
@@ -110,7 +141,9 @@ class RiskTotals:
                 f"other.sums has shape {other.sums.shape}, these totals have {self.sums.shape} (rows, thresholds). "
                 "Only totals over the same objectives and grid can be added."
             )
-        merged, has_overflowed = added(self.sums, other.sums)
+        merged = self.sums + other.sums
+        # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
+        has_overflowed = ((self.sums ^ merged) & (other.sums ^ merged)) < 0
         if has_overflowed.any():
             index = tuple(np.argwhere(has_overflowed)[0].tolist())
             raise OverflowError(
@@ -140,14 +173,9 @@ class RiskTotals:
         return (_restore, (type(self), self.n, self.sums))
 
 
-def added(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sum of two int64 arrays of one shape, and where it has left the int64 range.
-
-    Source: ours.
-    """
-    merged = first + second
-    # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
-    return merged, ((first ^ merged) & (second ^ merged)) < 0
+def _largest(values: np.ndarray) -> int:
+    """Returns the largest magnitude; 0 of no values."""
+    return max(int(values.max(initial=0)), -int(values.min(initial=0)))
 
 
 def _restore(cls: type[RiskTotals], n: int, sums: np.ndarray) -> RiskTotals:

@@ -13,7 +13,7 @@ from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import all_specs, place_of_served
-from calm_beam.calibration.plan import plan_of_job, stop_rule
+from calm_beam.calibration.plan import plan_of_job
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -178,7 +178,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     )
     if plan.sequential is not None:
         # It may wait for what never comes.
-        stop_rule(plan)
+        plan.sequential.rule(plan.thresholds)
     return CalibrationRun(
         source=source,
         plan=plan,

@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from calm_beam.calibration.plan import layout_of, stop_rule
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.result import has_ended, with_example_risks
 from calm_beam.calibration.rounds import Round
@@ -26,9 +26,6 @@ from calm_beam.text.counted import counted
 
 from .run import CalibrationRun
 from .sources import Block, DecodedSource
-
-# What the parts of a rule are called, in flags and in manifests.
-_ENDS = {"place": "stop_at_threshold", "cost": "stop_at_layers", "gain": "stop_gain", "all_proved": "all_proved"}
 
 
 def can_continue(manifest: Manifest, plan: Plan) -> bool:
@@ -174,11 +171,7 @@ class SequentialRun:
 
     def _end(self, found: Watched, rounds: Sequence[Round]) -> str | None:
         """Returns what ends the calibration now; None if nothing does."""
-        plan = self.run.plan
-        reason = stop_rule(plan).reason(found.looks(plan), settings=len(plan.thresholds))
-        if reason is not None:
-            return _ENDS[reason]
-        return "end_of_data" if len(rounds) == rounds[-1].rounds else None
+        return found.ended_by(self.run.plan, of_rounds=rounds[-1].rounds)
 
     def _publish(self, found: Watched, rounds: Sequence[Round], *, block: Block, ended_by: str) -> Manifest:
         run, folder, totals = self.run, block.stored.directory, found.totals

@@ -22,12 +22,12 @@ from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import (
     MANIFEST,
+    EarlierEnd,
     EarlierPlan,
-    ExternalEnd,
     ExternalManifest,
     ExternalPlan,
     ExternalSequentialPlan,
-    ExternalSequentialRecord,
+    SequentialRecord,
     plans_in_words,
     read_external_manifest,
 )
@@ -194,7 +194,7 @@ def _evaluated(flags: argparse.Namespace, declared: DeclaredExamples, plan: Exte
 
 
 def _watched(
-    evaluated: EvaluatedLosses, plan: ExternalPlan, declared: DeclaredExamples, continues: Sequence[ExternalEnd]
+    evaluated: EvaluatedLosses, plan: ExternalPlan, declared: DeclaredExamples, continues: Sequence[EarlierEnd]
 ) -> WatchedSettings:
     assert plan.sequential is not None
     costs = plan.sequential.costs
@@ -253,7 +253,7 @@ def _manifest(
         costs=costs,
         patterns=flags.losses,
         software=certifying_versions(),
-        sequential=ExternalSequentialRecord(
+        sequential=SequentialRecord(
             rounds=found.rounds,
             of_rounds=declared.rounds,
             of_examples=len(declared.ids),

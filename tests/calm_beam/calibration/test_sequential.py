@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import check_specs, layout_of, stop_rule
+from calm_beam.calibration.plan import check_specs, layout_of
 from calm_beam.calibration.result import risk_rows
 from calm_beam.calibration.sequential import proved_objectives, watched
-from calm_beam.manifest import Plan, SequentialPlan
+from calm_beam.manifest import Plan, SequentialPlan, looks_by_round
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, signed_mixture_p_value
 from calm_beam.risk.stopping import Proved, StopRule
@@ -100,7 +100,7 @@ def test_looks_are_as_a_rule_takes_them() -> None:
     plan = _plan()
     rounds = _rounds(4, risks=(0.05, 0.15, 0.3))
     found = watched([build_totals(losses[:, None], layout_of(plan)) for losses in rounds], plan, num_layers=_LAYERS)
-    looks = found.looks(plan)
+    looks = looks_by_round(found.calibrations, plan.thresholds)
     assert len(looks) == 6
     first, second = looks[-1]
     assert (first, second) == (Proved(1, 3.5), Proved(2, 3.0))
@@ -131,12 +131,17 @@ def test_other_p_values_may_not_be_watched(name: str) -> None:
         check_specs(specs, sequential=plan.sequential)
 
 
+def _rule(plan: Plan) -> StopRule:
+    assert plan.sequential is not None
+    return plan.sequential.rule(plan.thresholds)
+
+
 def test_rules_must_be_reachable() -> None:
     """A threshold below the whole grid would be waited for in vain; one between two is that of the next lower."""
     with pytest.raises(ValueError, match=r"^stop_at_threshold is 0.4, but the lowest threshold of the grid is 0.5"):
-        stop_rule(_plan(stop_at_threshold=0.4))
-    assert stop_rule(_plan(stop_at_threshold=0.8)) == StopRule(place=1)
-    rule = stop_rule(_plan(stop_at_threshold=0.9, stop_at_layers=3.5, stop_gain=0.02))
+        _rule(_plan(stop_at_threshold=0.4))
+    assert _rule(_plan(stop_at_threshold=0.8)) == StopRule(place=1)
+    rule = _rule(_plan(stop_at_threshold=0.9, stop_at_layers=3.5, stop_gain=0.02))
     assert rule == StopRule(place=0, cost=3.5, gain=0.02)
 
 

@@ -26,9 +26,9 @@ from calm_beam.manifest import (
     ExternalManifest,
     ExternalPlan,
     ExternalSequentialPlan,
-    ExternalSequentialRecord,
     Plan,
     SequentialPlan,
+    SequentialRecord,
 )
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
@@ -79,7 +79,7 @@ def _manifest(
         costs=evaluated.costs[found.rounds - 1],
         patterns=["a.csv"],
         software={"calm-beam": "0"},
-        sequential=ExternalSequentialRecord(
+        sequential=SequentialRecord(
             rounds=found.rounds,
             of_rounds=declared.rounds,
             of_examples=len(declared.ids),

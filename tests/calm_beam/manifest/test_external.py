@@ -13,23 +13,22 @@ import pytest
 
 from calm_beam.manifest import (
     EXTERNAL_DIRECTIONS,
-    EXTERNAL_ENDS,
     EXTERNAL_LOSSES,
     MOST_SAMPLED_IDS,
     PROCEDURES,
+    EarlierEnd,
     EarlierPlan,
     ExternalCalibration,
     ExternalDataRecord,
-    ExternalEnd,
     ExternalGroup,
     ExternalLook,
     ExternalManifest,
     ExternalPlan,
     ExternalSequentialPlan,
-    ExternalSequentialRecord,
     ExternalStep,
     ExternalTest,
     ManifestError,
+    SequentialRecord,
     SettingRecord,
     content_digest,
     external_guarantee,
@@ -257,10 +256,10 @@ def test_schema_and_reader_name_the_same() -> None:
     assert keys(top["plan"], optional=["direction", "sequential"]) == [*fields(ExternalPlan), "digest"]
     rules = ["costs", "stop_at_setting", "stop_at_cost", "stop_gain"]
     assert keys(plan["sequential"], optional=rules) == fields(ExternalSequentialPlan)
-    assert keys(top["sequential"]) == fields(ExternalSequentialRecord)
-    assert keys(top["sequential"]["properties"]["continues"]["items"]) == fields(ExternalEnd)
+    assert keys(top["sequential"]) == fields(SequentialRecord)
+    assert keys(top["sequential"]["properties"]["continues"]["items"]) == fields(EarlierEnd)
     assert keys(definitions["look"]) == fields(ExternalLook)
-    assert tuple(definitions["end"]["enum"]) == EXTERNAL_ENDS
+    assert tuple(definitions["end"]["enum"]) == ExternalSequentialPlan.ends()
     assert keys(plan["tests"]["items"]) == fields(ExternalTest)
     assert keys(definitions["calibration"], optional=["looks", "example_risk"]) == fields(ExternalCalibration)
     assert keys(definitions["step"]) == fields(ExternalStep)

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 
 from calm_beam.manifest import (
-    ExternalEnd,
+    EarlierEnd,
     ExternalLook,
     ExternalManifest,
     ExternalSequentialPlan,
-    ExternalSequentialRecord,
     ManifestError,
+    SequentialRecord,
     content_digest,
     external_rounds_in_words,
     manifest_text,
@@ -70,7 +70,7 @@ def build_sequential_external_manifest() -> ExternalManifest:
         plan=plan,
         settings=settings,
         calibrations=(first, second),
-        sequential=ExternalSequentialRecord(rounds=3, of_rounds=5, of_examples=500, ended_by="stop_at_setting"),
+        sequential=SequentialRecord(rounds=3, of_rounds=5, of_examples=500, ended_by="stop_at_setting"),
     )
 
 
@@ -81,7 +81,7 @@ def test_it_survives_writing_and_reading() -> None:
     continued = dataclasses.replace(
         manifest,
         sequential=dataclasses.replace(
-            manifest.sequential, continues=(ExternalEnd(plan="sha256:70", rounds=3, ended_by="stop_at_cost"),)
+            manifest.sequential, continues=(EarlierEnd(plan="sha256:70", rounds=3, ended_by="stop_at_cost"),)
         ),
     )
     for each in (manifest, continued):
@@ -178,7 +178,7 @@ def test_it_ends_as_soon_as_its_rule_says() -> None:
     with pytest.raises(ManifestError, match=r'but after round 2 plan\.sequential says "stop_at_setting"'):
         dataclasses.replace(manifest, calibrations=early)
     assert manifest.sequential is not None
-    end = ExternalEnd(plan="sha256:70", rounds=3, ended_by="stop_at_cost")
+    end = EarlierEnd(plan="sha256:70", rounds=3, ended_by="stop_at_cost")
     ended = dataclasses.replace(manifest.sequential, continues=(end,))
     assert dataclasses.replace(manifest, calibrations=early, sequential=ended).calibrations == early
 

@@ -167,7 +167,7 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     for name in _TAILS:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
     assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, manifest_module.PARETO)
-    assert tuple(definitions["end"]["enum"]) == manifest_module.ENDS
+    assert tuple(definitions["end"]["enum"]) == manifest_module.SequentialPlan.ends()
     assert tuple(definitions["variant"]["properties"]["confidence"]["enum"]) == manifest_module.VARIANT_MEASURES
     decoders = _SCHEMA["properties"]["confirmation"]["properties"]["decoder"]["enum"]
     assert tuple(decoders) == manifest_module.SERVED_DECODERS

@@ -126,6 +126,34 @@ def test_a_batch_that_may_overflow_is_refused() -> None:
         RiskTotals.of(np.full((2, 1, 1), 2**62))
 
 
+@settings(max_examples=40, deadline=None)
+@given(units=st.integers(0, 40), seed=st.integers(0, 2**32), rng=st.randoms(use_true_random=False))
+def test_any_batches_give_the_exact_sums_of_parts(units: int, seed: int, rng: random.Random) -> None:
+    """Dealt to batches at random and merged in any tree, the sums of each part are those of its units."""
+    generator = np.random.default_rng(seed)
+    values = generator.integers(-(2**45), 2**45, size=(units, _ROWS, _THRESHOLDS))
+    is_in_part = generator.random((units, 4)) < 0.7
+    batches = np.array([rng.randrange(5) for _ in range(units)], int)
+    merged = _merge_in_any_tree(
+        [RiskTotals.of_parts(values[batches == batch], is_in_part[batches == batch]) for batch in range(5)], rng
+    )
+    for part in range(4):
+        assert merged.sums[part].tolist() == RiskTotals.of(values[is_in_part[:, part]]).sums.tolist()
+    assert merged.n == units
+    assert merged == merged.merge(RiskTotals.zero(parts=4, rows=_ROWS, thresholds=_THRESHOLDS))
+
+
+def test_parts_whose_sums_floats_cannot_hold_are_refused() -> None:
+    """The product of floats is used only where it is exact: below 2^53."""
+    everywhere = np.ones((2, 1), bool)
+    assert RiskTotals.of_parts(np.full((2, 1, 1), 2**52 - 1), everywhere).sums.tolist() == [[[2**53 - 2]]]
+    message = f"the sum of 2 values up to {2**52} may pass 2^53. Add fewer units at a time."
+    with pytest.raises(OverflowError, match=re.escape(message)):
+        RiskTotals.of_parts(np.full((2, 1, 1), -(2**52)), everywhere)
+    # A million full losses are far from that.
+    assert LOSS_SCALE * 1_000_000 < 2**53
+
+
 def test_shapes_have_to_agree() -> None:
     """Totals of another shape are refused with both shapes, never broadcast."""
     message = "other.sums has shape (1, 3), these totals have (2, 3) (rows, thresholds). Only totals over the same"
@@ -133,6 +161,10 @@ def test_shapes_have_to_agree() -> None:
         _ZERO.merge(RiskTotals.zero(rows=1, thresholds=3))
     with pytest.raises(ValueError, match=re.escape("must have shape (units, rows, thresholds), got (2, 3).")):
         RiskTotals.of(np.zeros((2, 3), np.int64))
+    with pytest.raises(ValueError, match="values are of 2 units, is_in_part of 3"):
+        RiskTotals.of_parts(np.zeros((2, 1, 1), np.int64), np.ones((3, 1), bool))
+    with pytest.raises(ValueError, match=re.escape("other.sums has shape (4, 2, 2), these totals have (4, 2, 3)")):
+        RiskTotals.zero(parts=4, rows=2, thresholds=3).merge(RiskTotals.zero(parts=4, rows=2, thresholds=2))
 
 
 def test_constructor_checks() -> None:

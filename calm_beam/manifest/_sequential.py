@@ -1,0 +1,314 @@
+"""How a calibration or certification is watched that stops when enough is proved: its rule, and how it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Self
+
+from calm_beam.risk.stopping import Proved, StopRule
+
+from ._checks import ManifestError, check_choice, check_count, shown
+from ._record import Record
+from ._tests import TestedEntry, check_looked_at
+from ._values import Cost, Layers, Positive, Share, Text, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedPlan(Record):
+    """When tests stop that are looked at after every round of examples.
+
+    Attributes:
+      round_examples: How many examples a round has, at the end of which the tests are looked at.
+      stop_gain: Stops after rounds in which no entry saved this share of its cost; None: whatever they save.
+    """
+
+    # The parts of the rule that wait for a place in the testing order, and for a cost.
+    _PLACE: ClassVar[str]
+    _COST: ClassVar[str]
+
+    round_examples: Positive
+    stop_gain: Share | None = None
+
+    @classmethod
+    def ends(cls) -> tuple[str, ...]:
+        """Returns what may end it; the last two are no rules."""
+        return (cls._PLACE, cls._COST, "stop_gain", "all_proved", "end_of_data")
+
+    def rule(self, grid: Sequence[Any]) -> StopRule:
+        """Returns when to stop, given all that may be tested, in testing order."""
+        return StopRule(place=self._place(grid), cost=getattr(self, self._COST), gain=self.stop_gain)
+
+    def ended_by(self, looks: Sequence[Sequence[Proved]], *, grid: Sequence[Any], of_rounds: int) -> str | None:
+        """Returns what ends it after some rounds, one of `ends`; None if nothing does.
+
+        Args:
+          looks: For each of these rounds, what every entry had come to.
+          grid: All that may be tested, in testing order.
+          of_rounds: How many rounds there are.
+        """
+        names = {"place": self._PLACE, "cost": self._COST, "gain": "stop_gain", "all_proved": "all_proved"}
+        reason = self.rule(grid).reason(looks, settings=len(grid))
+        if reason is not None:
+            return names[reason]
+        return "end_of_data" if len(looks) == of_rounds else None
+
+    def without_rule(self) -> Self:
+        """Returns the same rounds, which nothing stops."""
+        nothing: dict[str, Any] = dict.fromkeys((self._PLACE, self._COST, "stop_gain"))
+        return replace(self, **nothing)
+
+    def _place(self, grid: Sequence[Any]) -> int | None:
+        """Returns the place in the testing order that is waited for; None for none."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialPlan(WatchedPlan):
+    """How a calibration is watched that stops when enough is proved; a round has about `round_examples` examples.
+
+    Attributes:
+      stop_at_threshold: Stops once every entry has accepted this threshold, or a lower one; None: whatever they accept.
+      stop_at_layers: Stops once no entry uses more mean layers than this; None: whatever they use.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("stop_at_threshold", "stop_at_layers", "stop_gain")
+    _FIRST: ClassVar[tuple[str, ...]] = ("round_examples", "stop_at_threshold", "stop_at_layers")
+    _PLACE: ClassVar[str] = "stop_at_threshold"
+    _COST: ClassVar[str] = "stop_at_layers"
+
+    stop_at_threshold: Unit | None = None
+    stop_at_layers: Layers | None = None
+
+    def _place(self, grid: Sequence[Any]) -> int | None:
+        wanted = self.stop_at_threshold
+        if wanted is None:
+            return None
+        place = next((place for place, threshold in enumerate(grid) if threshold <= wanted), None)
+        if place is None:
+            raise ValueError(
+                f"stop_at_threshold is {wanted:g}, but the lowest threshold of the grid is {grid[-1]:g}. Add it to the "
+                "grid, or wait for a higher one."
+            )
+        return place
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalSequentialPlan(WatchedPlan):
+    """How a certification is watched that stops when enough is proved.
+
+    A round ends with the example, or the cluster, that makes it `round_examples`.
+
+    Attributes:
+      ids: Identifies all examples that may be evaluated, and their groups and clusters; the plan's salt orders them.
+      examples: How many they are.
+      costs: What settings cost, in the plan's order, as it was declared; None where nobody did, or rows say it.
+      stop_at_setting: Stops once every entry has accepted this setting, or a later one; None: whatever they accept.
+      stop_at_cost: Stops once no entry's setting costs more than this; None: whatever they cost.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("costs", "stop_at_setting", "stop_at_cost", "stop_gain")
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        "ids",
+        "examples",
+        "round_examples",
+        "costs",
+        "stop_at_setting",
+        "stop_at_cost",
+    )
+    _PLACE: ClassVar[str] = "stop_at_setting"
+    _COST: ClassVar[str] = "stop_at_cost"
+
+    ids: Text
+    examples: Positive
+    costs: tuple[Cost, ...] | None = None
+    stop_at_setting: Text | None = None
+    stop_at_cost: Cost | None = None
+
+    def check_order(self, order: Sequence[str]) -> None:
+        """Refuses costs and a rule that are not about the settings of the plan.
+
+        Raises:
+          ManifestError: If there is no cost for each, or no such setting.
+        """
+        if self.costs is not None and len(self.costs) != len(order):
+            raise ManifestError(f"costs must be those of {len(order)} settings, as order has, got {len(self.costs)}")
+        if self.stop_at_setting is not None and self.stop_at_setting not in order:
+            raise ManifestError(f"stop_at_setting must be one of order, got {shown(self.stop_at_setting)}")
+
+    def _place(self, grid: Sequence[Any]) -> int | None:
+        return None if self.stop_at_setting is None else grid.index(self.stop_at_setting)
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether the rule asks what settings cost."""
+        return self.stop_at_cost is not None or self.stop_gain is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierEnd(Record):
+    """Where a calibration or certification had ended before it was continued.
+
+    Attributes:
+      plan: Digest of the plan then, which differs from the last one in its rule to stop.
+      rounds: How many rounds had been looked at.
+      ended_by: As in `SequentialRecord`.
+    """
+
+    plan: Text
+    rounds: Positive
+    ended_by: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialRecord(Record):
+    """How a calibration or certification ended that was watched round by round.
+
+    Attributes:
+      rounds: Rounds that were evaluated and looked at.
+      of_rounds: Rounds that the data have.
+      of_examples: Examples that the data have; those of the rounds looked at are `data.examples`.
+      ended_by: Which part of the plan stopped it, one of its `ends`: `all_proved` where every entry had come to the end
+        of the testing order, `end_of_data` where nothing stopped it.
+      continues: Where it had ended before, if it was continued; the earliest first.
+    """
+
+    rounds: Positive
+    of_rounds: Positive
+    of_examples: Positive
+    ended_by: Text
+    continues: tuple[EarlierEnd, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("of_rounds", self.of_rounds, low=self.rounds)
+        if self.ended_by == "end_of_data" and self.rounds != self.of_rounds:
+            raise ManifestError(
+                f"ended_by must say what stopped it, since rounds is {self.rounds} of {self.of_rounds}, got end_of_data"
+            )
+        rounds = [*(end.rounds for end in self.continues), self.rounds]
+        if any(after < before for before, after in pairwise(rounds)):
+            raise ManifestError(f"continues must be of no more rounds than what followed, got {rounds}")
+
+
+_Entry = TestedEntry[Any, Any]
+
+
+def looks_by_round(entries: Sequence[_Entry], grid: Sequence[object]) -> list[tuple[Proved, ...]]:
+    """Returns for each round what every entry had come to, as a rule to stop takes it.
+
+    Args:
+      entries: All of a manifest, with looks.
+      grid: All that may be tested, in testing order.
+    """
+    of_entries = [[look.proved(grid) for look in entry.looks or ()] for entry in entries]
+    return list(zip(*of_entries, strict=True))
+
+
+def check_ended(entries: Sequence[_Entry], plan: WatchedPlan | None, ended: SequentialRecord | None) -> None:
+    """Refuses looks that are not one for each round, rounds that nobody planned, and ends that no such plan has.
+
+    Args:
+      entries: All of a manifest.
+      plan: Its rule; None where all examples count.
+      ended: How it ended; None likewise.
+
+    Raises:
+      ManifestError: If a value is at odds with another.
+    """
+    check_looked_at(entries, rounds=None if ended is None else ended.rounds, is_planned=plan is not None)
+    if plan is None or ended is None:
+        return
+    for index, end in enumerate(ended.continues):
+        check_choice(f"sequential.continues[{index}].ended_by", end.ended_by, choices=plan.ends())
+    check_choice("sequential.ended_by", ended.ended_by, choices=plan.ends())
+
+
+def check_part_of_data(ended: SequentialRecord, *, examples: int) -> None:
+    """Refuses rounds that do not have as many examples as were counted.
+
+    Args:
+      ended: How many rounds there were, of how many, and how many examples all rounds have.
+      examples: How many were counted.
+
+    Raises:
+      ManifestError: If all rounds were looked at and not all examples counted, or the other way round.
+    """
+    if ended.of_examples < examples or (ended.rounds == ended.of_rounds) != (ended.of_examples == examples):
+        raise ManifestError(
+            f"data.examples is {examples} of {ended.of_examples}, but sequential.rounds {ended.rounds} of "
+            f"{ended.of_rounds}"
+        )
+
+
+def check_declared_rounds(
+    entries: Sequence[_Entry],
+    plan: ExternalSequentialPlan | None,
+    ended: SequentialRecord | None,
+    *,
+    order: Sequence[str],
+    examples: int,
+    has_clusters: bool,
+) -> None:
+    """Refuses rounds of declared examples that are at odds with the plan, the data or the entries.
+
+    Args:
+      entries: All of a manifest.
+      plan: Its rule; None where all examples count.
+      ended: How it ended; None likewise.
+      order: The settings in testing order.
+      examples: How many examples were counted.
+      has_clusters: Whether clusters and not examples are counted as units.
+
+    Raises:
+      ManifestError: If a value is at odds with another.
+    """
+    check_ended(entries, plan, ended)
+    if plan is None or ended is None:
+        return
+    if ended.of_examples != plan.examples:
+        raise ManifestError(
+            f"sequential.of_examples must be plan.sequential.examples, which is {plan.examples}, got "
+            f"{ended.of_examples}"
+        )
+    check_part_of_data(ended, examples=examples)
+    if not has_clusters:
+        _check_sizes(entries, plan, ended)
+    if plan.needs_costs and any(
+        look.setting is not None and look.cost is None for entry in entries for look in entry.looks or ()
+    ):
+        raise ManifestError("looks must say costs, since plan.sequential stops by them")
+    _check_end(entries, plan, ended, order=order)
+
+
+def _check_sizes(entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord) -> None:
+    """Refuses rounds of other sizes than planned, where every example counts by itself."""
+    of_rounds = -(-plan.examples // plan.round_examples)
+    if ended.of_rounds != of_rounds:
+        raise ManifestError(
+            f"sequential.of_rounds must be {of_rounds}, of {plan.round_examples} of {plan.examples} examples each, got "
+            f"{ended.of_rounds}"
+        )
+    for place, entry in enumerate(entries):
+        for index, look in enumerate(entry.looks or () if entry.group is None else ()):
+            expected = min((index + 1) * plan.round_examples, plan.examples)
+            if look.n != expected:
+                raise ManifestError(
+                    f"calibrations[{place}].looks[{index}].n must be {expected}, as plan.sequential says, got {look.n}"
+                )
+
+
+def _check_end(
+    entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord, *, order: Sequence[str]
+) -> None:
+    """Refuses an end other than the first that the rule sees."""
+    # What an earlier rule had looked at when it stopped, this one did not.
+    first = ended.continues[-1].rounds if ended.continues else 1
+    looks = looks_by_round(entries, order)
+    for rounds in range(first, ended.rounds + 1):
+        end = plan.ended_by(looks[:rounds], grid=order, of_rounds=ended.of_rounds)
+        expected = ended.ended_by if rounds == ended.rounds else None
+        if end != expected:
+            raise ManifestError(
+                f"sequential.ended_by is {shown(ended.ended_by)} after round {ended.rounds}, but after round {rounds} "
+                f"plan.sequential says {shown(end)}"
+            )

@@ -86,7 +86,7 @@ class Calibrate(beam.PTransform):
             serve=None if self.serve is None else place_of_served(self.serve, specs),
         )
         self.plan = plan
-        listed = dataclasses.replace(plan, confirm_share=self.confirm_share)
+        listed = plan.confirmed_by(self.confirm_share)
         earlier = swept.plans.ask(swept.asked_plan(listed), is_answered=isinstance(swept, ReadGenerations))
         provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(

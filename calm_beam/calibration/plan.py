@@ -100,10 +100,9 @@ def plan_of(
         sequential=sequential,
         group_key=group_key,
         pareto=pareto,
-        confirm_share=confirm_share,
         near_ties=None if near_ties == COUNT_NEAR_TIES else near_ties,
         serve=serve,
-    )
+    ).confirmed_by(confirm_share)
 
 
 def plan_of_job(
@@ -210,15 +209,15 @@ def part_of_unit(plan: Plan, unit: str) -> str | None:
     return part_of(unit, salt=plan.salt, choosing_share=plan.pareto.choosing_share)
 
 
-def promise_of(plan: Plan, *, is_confirmed: bool = False) -> str:
-    """Returns what the planned tests promise together, in words."""
+def promise_of(plan: Plan, *, most_confirmed: int = 0) -> str:
+    """Returns what the planned tests promise together, in words; `most_confirmed` as in `guarantee_in_words`."""
     return guarantee_in_words(
         joint_epsilon=plan.joint_epsilon,
         cluster_key=plan.cluster_key,
         group_key=plan.group_key,
         is_sequential=plan.sequential is not None,
         is_pareto=plan.pareto is not None,
-        is_confirmed=is_confirmed,
+        most_confirmed=most_confirmed,
     )
 
 

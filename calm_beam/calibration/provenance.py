@@ -124,14 +124,21 @@ class RunProvenance:
         )
 
     def _with_positions(self, entry: Calibration) -> Calibration:
-        """Returns the entry with its threshold spelt out for every position, as decoders compare it."""
-        if entry.threshold is None:
-            return entry
         settings = self.settings if entry.variant is None else settings_of_variant(self.settings, entry.variant)
-        positions = scheduled_thresholds(
-            settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length
-        )[:, 0]
-        return dataclasses.replace(entry, threshold_by_position=tuple(positions.tolist()))
+        return with_positions(entry, settings)
+
+
+def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
+    """Returns an entry with its threshold spelt out for every position, as decoders compare it.
+
+    Args:
+      entry: Unchanged where it has no threshold.
+      settings: By which it decodes, its variant's where there are several.
+    """
+    if entry.threshold is None:
+        return entry
+    positions = scheduled_thresholds(settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length)
+    return dataclasses.replace(entry, threshold_by_position=tuple(positions[:, 0].tolist()))
 
 
 def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, ...]) -> DataRecord:

@@ -32,12 +32,12 @@ class RiskRow(TestedSetting):
       place: Place of variant and threshold on the path that was tested, from 1 on; None off it.
       choosing_p_value: The p-value by which the path was chosen, of units that tested nothing.
       choosing_layers: The layers by which it was chosen, of their tokens.
-      confirming_n: Of a threshold that was chosen and had then to be confirmed, number of the units that tested it.
+      confirming_n: Of a threshold that was accepted and had then to be confirmed, number of the units that tested it.
         None of all others, as are the following.
       confirming_loss_sum: Exact sum of their losses in units of 2^-32.
       confirming_risk: Their mean loss.
       confirming_p_value: Of "the risk exceeds delta", by them.
-      confirmed: Whether it was found safe.
+      confirmed: Whether it was found safe then, and so were those that were tested before it.
       near_ties: Examples whose output at this threshold, or the full model's, hung on a near tie; None where that is
         not known.
     """

@@ -42,6 +42,7 @@ from ._objective import CONSISTENCIES as CONSISTENCIES
 from ._objective import LOSSES as LOSSES
 from ._objective import LOSSES_OF as LOSSES_OF
 from ._objective import Objective as Objective
+from ._plan import CONFIRM_PATH as CONFIRM_PATH
 from ._plan import COUNT_NEAR_TIES as COUNT_NEAR_TIES
 from ._plan import NEAR_TIES as NEAR_TIES
 from ._plan import WORST_NEAR_TIES as WORST_NEAR_TIES

@@ -8,17 +8,25 @@ from .records import Calibration, threshold_in_words
 
 
 def confirmation_in_words(entry: Calibration) -> str:
-    """Returns what was chosen, and whether it was confirmed; empty where nothing was to be confirmed.
+    """Returns what was chosen, and what of it was confirmed; empty where nothing was to be confirmed.
 
     A p-value is written in as many digits as show on which side of epsilon it is.
     """
-    found = entry.confirmation
-    if found is None:
+    chosen, steps = entry.chosen, entry.confirmation
+    if chosen is None or steps is None:
         return ""
-    return (
-        f"chosen {threshold_in_words(found.threshold, found.variant)}, {'' if found.rejected else 'not '}confirmed: "
-        f"p = {p_value_beside(found.p_value, entry.epsilon)}"
-    )
+    *_, last = steps
+    named, p_value = f"chosen {threshold_in_words(*chosen.tested_as)}", p_value_beside(last.p_value, entry.epsilon)
+    if last.rejected:
+        return f"{named}, confirmed: p = {p_value}"
+    at = threshold_in_words(*last.tested_as)
+    if len(steps) > 1:
+        held = steps[-2]
+        return (
+            f"{named}, confirmed {threshold_in_words(*held.tested_as)}: p = "
+            f"{p_value_beside(held.p_value, entry.epsilon)}, not {at}: p = {p_value}"
+        )
+    return f"{named}, not confirmed: p = {p_value}{'' if last.tested_as == chosen.tested_as else f' at {at}'}"
 
 
 def confirming_in_words(manifest: Manifest) -> str:

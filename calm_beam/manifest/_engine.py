@@ -14,7 +14,7 @@ def near_ties_in_words(manifest: Manifest) -> str:
     """Returns at how many examples a near tie decided, for each chosen threshold; empty where that is not known."""
     counts: dict[str, int] = {}
     for entry in manifest.calibrations:
-        step = entry.confirmation or entry.chosen
+        step = entry.deciding
         # Those of groups are among those of all.
         if entry.group is None and step is not None and step.near_ties is not None:
             counts[threshold_in_words(step.threshold, step.variant)] = step.near_ties

@@ -45,7 +45,7 @@ def guarantee_in_words(
     group_key: str | None = None,
     is_sequential: bool = False,
     is_pareto: bool = False,
-    is_confirmed: bool = False,
+    most_confirmed: int = 0,
 ) -> str:
     """Returns what a manifest promises.
 
@@ -55,7 +55,8 @@ def guarantee_in_words(
       group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
       is_pareto: Whether a part of the calibration set has chosen what the other part tested.
-      is_confirmed: Whether a part of the calibration set has confirmed what the rest had chosen.
+      most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
+        the rest had proved; 0 where nothing was to be confirmed.
     """
     promise = GUARANTEE
     if joint_epsilon is not None:
@@ -70,7 +71,14 @@ def guarantee_in_words(
             " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
             "set that a hash had drawn beforehand; the other part alone has tested them."
         )
-    if is_confirmed:
+    if most_confirmed > 1:
+        promise += (
+            f" Thresholds that one part of the calibration set had proved, at most {most_confirmed} of an entry, were "
+            "then tested once more, by a part that a hash had drawn beforehand and that had no part in choosing them: "
+            "from the safest on up to the first that failed, decoded at that threshold by the decoder that serves. The "
+            "promise is about what that decoder gives, and rests on these tests alone."
+        )
+    elif most_confirmed:
         promise += (
             " Every threshold was then tested once more, by a part of the calibration set that a hash had drawn "
             "beforehand and that had no part in choosing it: decoded at that threshold by the decoder that serves. The "
@@ -254,8 +262,9 @@ class Manifest(WrittenManifest):
         for index, entry in enumerate(calibration.path):
             self._check_test(f"{at}.path[{index}]", entry, of=calibration, data=self.data, name="data")
         if calibration.confirmation is not None and self.confirmation is not None:
-            step, data = calibration.confirmation, self.confirmation.data
-            self._check_test(f"{at}.confirmation", step, of=calibration, data=data, name="confirmation.data")
+            for where, step in calibration.confirmations():
+                data = self.confirmation.data
+                self._check_test(f"{at}.{where}", step, of=calibration, data=data, name="confirmation.data")
         if calibration.example_risk is not None and self.data.clusters is None:
             raise ManifestError(f"{at}.example_risk must be left out where there is no data.clusters")
         if calibration.threshold is None and calibration.layers != full:
@@ -298,13 +307,18 @@ class Manifest(WrittenManifest):
 
     def _check_confirmation(self) -> None:
         """Refuses thresholds that were to be confirmed and were not, or by something else than is said."""
-        planned = self.plan is not None and self.plan.confirm_share is not None
+        most = 0 if self.plan is None else self.plan.most_confirmed
         for index, entry in enumerate(self.calibrations):
-            expected = planned and entry.chosen is not None
+            expected = most > 0 and entry.chosen is not None
             if expected != (entry.confirmation is not None):
                 raise ManifestError(
                     f"calibrations[{index}].confirmation must be there exactly if there is plan.confirm_share and path "
                     f"has chosen a threshold, got {'one' if entry.confirmation else 'none'}"
+                )
+            if len(entry.confirmation or ()) > most:
+                raise ManifestError(
+                    f"calibrations[{index}].confirmation must have at most as many tests as plan.confirm_path says, "
+                    f"which is {most}, got {len(entry.confirmation or ())}"
                 )
         has_one = any(entry.confirmation is not None for entry in self.calibrations)
         if has_one != (self.confirmation is not None):

@@ -1,11 +1,12 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from ._checks import ManifestError, check_share, shown
+from ._checks import ManifestError, check_count, check_share, shown
 from ._objective import CONSISTENCIES, Objective
 from ._record import DigestedRecord, Record
 from ._sequential import SequentialPlan, WatchedPlan
@@ -15,6 +16,8 @@ from .records import Variant, check_loss
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
+CONFIRM_PATH = 3
+"""How many thresholds of an entry are confirmed at most: the chosen one, and two that are safer."""
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
 # Procedures in which every p-value of the grid has a say.
 _WHOLE_GRID = ("fallback", "holm", "bonferroni")
@@ -165,12 +168,22 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
       confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
         (0, 1). The salt and its name alone decide (`calm_beam.inputs.set_parts.part_of`). None where nothing is
         confirmed.
+      confirm_path: How many thresholds of an entry are confirmed at most, one after the other; None where it is the
+        chosen one alone, as by early writers, or nothing is confirmed.
       near_ties: `worst_case` where outputs that hung on a decision within rounding count with loss 1; None where they
         count as they are.
       serve: Place of the promise that will be served, counted from 0; None where nobody said.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share", "near_ties", "serve")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = (
+        "group_key",
+        "sequential",
+        "pareto",
+        "confirm_share",
+        "confirm_path",
+        "near_ties",
+        "serve",
+    )
 
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("thresholds", "tests", "joint_epsilon", "cluster_key", "group_key", "salt"),
@@ -186,6 +199,7 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
     outputs: Text
     pareto: ParetoPlan | None = None
     confirm_share: Share | None = None
+    confirm_path: Annotated[int, functools.partial(check_count, low=2)] | None = None
     near_ties: Annotated[str, one_of((WORST_NEAR_TIES,))] | None = None
     serve: Count | None = None
 
@@ -193,6 +207,8 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         super().__post_init__()
         if any(lower >= upper for upper, lower in pairwise(self.thresholds)):
             raise ManifestError(f"thresholds must be strictly descending, got {shown(self.thresholds)}")
+        if self.confirm_path is not None and self.confirm_share is None:
+            raise ManifestError(f"confirm_path must be left out without confirm_share, got {self.confirm_path}")
         if self.serve is not None and self.serve >= len(self.tests):
             raise ManifestError(f"serve must be the place of one of {len(self.tests)} tests, got {self.serve}")
         self._check_pareto()
@@ -215,9 +231,18 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         """
         return replace(self, thresholds=self.thresholds[:thresholds])
 
+    @property
+    def most_confirmed(self) -> int:
+        """How many thresholds of an entry are confirmed at most; 0 where nothing is."""
+        return 0 if self.confirm_share is None else self.confirm_path or 1
+
+    def confirmed_by(self, share: float | None) -> "Plan":
+        """Returns the plan with a share of the units that confirms what the others choose; None for none."""
+        return replace(self, confirm_share=share, confirm_path=None if share is None else CONFIRM_PATH)
+
     def that_chooses(self) -> "Plan":
         """Returns the plan by which one part chooses what the other confirms: all but that."""
-        return replace(self, confirm_share=None)
+        return self.confirmed_by(None)
 
     def that_confirms(self, thresholds: Sequence[float]) -> "Plan":
         """Returns the plan by which losses are counted that confirm thresholds which were chosen.
@@ -226,12 +251,11 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
           thresholds: Those of one way of decoding, descending; each is tested for itself.
         """
         return replace(
-            self,
+            self.that_chooses(),
             tests=tuple(replace(test, procedure="fixed_sequence") for test in self.tests),
             thresholds=tuple(thresholds),
             sequential=None,
             pareto=None,
-            confirm_share=None,
         )
 
     @property

@@ -48,13 +48,17 @@ class Record:
             with another value.
         """
         given = checked_keys(value, cls.file_keys(), optional=cls._OPTIONAL, at=at or cls.__name__)
-        kinds = _kinds(cls)  # type: ignore[arg-type]
-        arguments = {key: kinds[key].read(item, _join(at, key)) for key, item in given.items()}
+        arguments = {key: cls._read(key, item, at=_join(at, key)) for key, item in given.items()}
         try:
             return cls(**arguments)
         except ManifestError as error:
             # A record knows its own keys, only the caller knows where the record stands.
             raise ManifestError(_join(at, str(error))) from None
+
+    @classmethod
+    def _read(cls, key: str, value: object, *, at: str) -> object:
+        """Returns the field that a JSON value is; extended where the file has another form than the type says."""
+        return _kinds(cls)[key].read(value, at)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         """Checks every field alone, by its type; records whose fields must agree extend it."""

@@ -431,6 +431,11 @@ class PathEntry(StepRecord):
         """The threshold."""
         return self.threshold
 
+    @property
+    def tested_as(self) -> tuple[float, Variant | None]:
+        """The threshold, and how it was decoded."""
+        return self.threshold, self.variant
+
 
 @dataclass(frozen=True, kw_only=True)
 class Look(LookRecord):
@@ -461,7 +466,7 @@ class Calibration(TestedEntry[PathEntry, Look]):
       loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.risk.tails`); None in
         manifests that do not say.
       threshold: The lowest accepted threshold, or None for "never exit"; where there are variants, the last accepted.
-        Where there is a confirmation, None too if that failed.
+        Where something was to be confirmed, the last one confirmed, or None.
       variant: How it has to be decoded, where there are several ways: in place of what `Manifest.decode` says. None
         elsewhere, and for "never exit".
       threshold_by_position: What the schedule makes of it, a float32 for each position of the output; None where it is
@@ -470,9 +475,10 @@ class Calibration(TestedEntry[PathEntry, Look]):
         confirmed, those of the outputs that confirmed it.
       risk: Empirical risk at the threshold, likewise; 0 when it is None.
       path: Every threshold tested: descending, or of variants and thresholds in the order that was chosen.
-      confirmation: The one test, by examples that chose nothing, of the last threshold accepted in `path`, whose
-        outputs came from the decoder that serves. Unless it was rejected too, `threshold` is None. None where nothing
-        was to be confirmed.
+      confirmation: The tests, by examples that chose nothing, of thresholds accepted in `path`, whose outputs came from
+        the decoder that serves: from the safest on, each at epsilon, up to the last accepted or the first that fails.
+        The last one rejected is promised; where none was, `threshold` is None. None where nothing was to be confirmed.
+        A single one stands in the file by itself, as early writers put it, and several in a list.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = (
@@ -502,7 +508,24 @@ class Calibration(TestedEntry[PathEntry, Look]):
     threshold_by_position: tuple[float, ...] | None = None
     layers: Layers
     risk: float
-    confirmation: PathEntry | None = None
+    confirmation: tuple[PathEntry, ...] | None = None
+
+    @property
+    def deciding(self) -> PathEntry | None:
+        """The test that decides what is promised; None where nothing was chosen.
+
+        Of the confirmations it is the last that held, or the first where none did.
+        """
+        if self.confirmation is None:
+            return self.chosen
+        return next((step for step in reversed(self.confirmation) if step.rejected), self.confirmation[0])
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the record as plain JSON values, with a single confirmation in place of a list of it."""
+        values = super().to_dict()
+        if self.confirmation is not None and len(self.confirmation) == 1:
+            values["confirmation"] = self.confirmation[0].to_dict()
+        return values
 
     @property
     def is_signed(self) -> bool:
@@ -527,6 +550,16 @@ class Calibration(TestedEntry[PathEntry, Look]):
         """Returns what is promised, whatever group it is about: `textual > 0.3, rouge_l, delta 0.1, epsilon 0.05`."""
         return f"{self.objective.consistency_in_words()}, {self.metric}, delta {self.delta:g}, epsilon {self.epsilon:g}"
 
+    @classmethod
+    def _read(cls, key: str, value: object, *, at: str) -> object:
+        if key != "confirmation":
+            return super()._read(key, value, at=at)
+        if not isinstance(value, list):
+            return (PathEntry.from_dict(value, at=at),)
+        if len(value) == 1:
+            raise ManifestError(f"{at} must be the test itself where there is one, got a list of it")
+        return super()._read(key, value, at=at)
+
     def __post_init__(self) -> None:
         check_number("risk", self.risk, low=self._lowest, high=1)
         super().__post_init__()
@@ -537,27 +570,48 @@ class Calibration(TestedEntry[PathEntry, Look]):
             )
         self._check_testing_order()
         if self.confirmation is not None:
-            self.confirmation.check_of("confirmation", group=self.group, lowest=self._lowest)
+            if not self.confirmation:
+                raise ManifestError("confirmation must have a test, or be left out, got []")
+            for at, step in self.confirmations():
+                step.check_of(at, group=self.group, lowest=self._lowest)
             self._check_confirmation(self.confirmation)
         self._check_choice_follows()
         if self.looks is not None:
             self._check_looks(self.looks)
 
-    def _check_confirmation(self, confirmation: PathEntry) -> None:
-        """Refuses a confirmation of something else than was chosen, or a decision that its p-value does not make."""
-        chosen = self.chosen
-        if chosen is None:
+    def confirmations(self) -> list[tuple[str, PathEntry]]:
+        """Returns the tests that confirm, each with where it stands in the file."""
+        steps = self.confirmation or ()
+        if len(steps) == 1:
+            return [("confirmation", steps[0])]
+        return [(f"confirmation[{index}]", step) for index, step in enumerate(steps)]
+
+    def _check_confirmation(self, confirmation: tuple[PathEntry, ...]) -> None:
+        """Refuses confirmations of something else than was chosen, or decisions that their p-values do not make."""
+        if self.chosen is None:
             raise ManifestError("confirmation must be left out where path has chosen no threshold")
-        for name in ("threshold", "variant"):
-            value, found = getattr(chosen, name), getattr(confirmation, name)
-            if found != value:
-                words = (one.in_words() if isinstance(one, Variant) else shown(one) for one in (value, found))
-                raise ManifestError(f"confirmation.{name} must be {{}}, which path has chosen, got {{}}".format(*words))
-        if confirmation.rejected != (confirmation.p_value <= self.epsilon):
+        accepted = [step.tested_as for step in self.path if step.rejected]
+        places = []
+        for at, step in self.confirmations():
+            if step.tested_as not in accepted:
+                raise ManifestError(
+                    f"{at} must be of a threshold that path has accepted, got {threshold_in_words(*step.tested_as)}"
+                )
+            places.append(accepted.index(step.tested_as))
+            if step.rejected != (step.p_value <= self.epsilon):
+                raise ManifestError(
+                    f"{at}.rejected must be {shown(not step.rejected)}, got {shown(step.rejected)}: p_value is "
+                    f"{shown(step.p_value)} and epsilon {shown(self.epsilon)}"
+                )
+        if places != sorted(set(places)):
+            raise ManifestError("confirmation must test thresholds in the order of path, each once")
+        *before, last = confirmation
+        if not all(step.rejected for step in before):
+            raise ManifestError("confirmation must end at the first test that failed")
+        if last.rejected and places[-1] != len(accepted) - 1:
             raise ManifestError(
-                f"confirmation.rejected must be {shown(not confirmation.rejected)}, got "
-                f"{shown(confirmation.rejected)}: p_value is {shown(confirmation.p_value)} and epsilon "
-                f"{shown(self.epsilon)}"
+                f"confirmation must end at {threshold_in_words(*accepted[-1])}, which path has chosen, or at a test "
+                f"that failed, got {threshold_in_words(*last.tested_as)}"
             )
 
     def _check_testing_order(self) -> None:
@@ -585,7 +639,9 @@ class Calibration(TestedEntry[PathEntry, Look]):
         said = self.chosen
         source = "path"
         if self.confirmation is not None:
-            said, source = self.confirmation if self.confirmation.rejected else None, "confirmation"
+            said, source = self.deciding, "confirmation"
+            if said is not None and not said.rejected:
+                said = None
         expected = said.threshold if said else None
         if self.threshold != expected:
             why = "the last one rejected in path (null for none)"

@@ -17,7 +17,7 @@ function pValue(entry, lane) {
 
 function verdict(entry, lane) {
   if (lane === 0) return "the full model";
-  return lane === entry.unconfirmed ? "chosen, not confirmed" : VERDICTS[entry.tests[lane]];
+  return lane === entry.unconfirmed ? "proved, not confirmed" : VERDICTS[entry.tests[lane]];
 }
 
 // Where a pointer or a finger is over a chart, as one of its columns.

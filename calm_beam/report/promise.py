@@ -61,9 +61,11 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
     per_cluster = "" if manifest.data.clusters is None else " per cluster"
     if entry.threshold is None:
         why = ", no threshold could be proved with probability at least "
-        if (failed := entry.confirmation) is not None:
+        if entry.confirmation is not None and entry.chosen is not None:
+            (failed,), chosen = entry.confirmation, entry.chosen
+            safer = "" if failed.threshold == chosen.threshold else f" not even at {failed.threshold:g}"
             why = (
-                f", threshold {failed.threshold:g} was chosen, which {failed.n:,} others could not confirm (p = "
+                f", threshold {chosen.threshold:g} was chosen, which {failed.n:,} others could not confirm{safer} (p = "
                 f"{p_value_beside(failed.p_value, entry.epsilon)}), with probability at least "
             )
         return (
@@ -163,15 +165,24 @@ def end_in_words(entry: Calibration) -> str:
 
 def confirmation_of_test(entry: Calibration) -> str:
     """Returns what examples that chose nothing said of the threshold that was chosen; empty where none were asked."""
-    found = entry.confirmation
-    if found is None:
+    chosen, steps = entry.chosen, entry.confirmation
+    if chosen is None or steps is None:
         return ""
-    chosen = f"The chosen threshold, {threshold_in_words(found.threshold, found.variant)}, was"
-    by = f"by examples that chose nothing, n = {found.n:,}, decoded as it is served"
-    p_value = p_value_beside(found.p_value, entry.epsilon)
-    if found.rejected:
-        return f" {chosen} confirmed {by}: p = {p_value}."
-    return f" {chosen} not confirmed {by}: p = {p_value} exceeds ε = {entry.epsilon:g}, so nothing is promised."
+    *before, last = steps
+    words = f"The chosen threshold, {threshold_in_words(*chosen.tested_as)}, was"
+    by = f"by examples that chose nothing, n = {last.n:,}, decoded as it is served"
+    p_value = p_value_beside(last.p_value, entry.epsilon)
+    if last.rejected:
+        return f" {words} confirmed {by}: p = {p_value}."
+    at = "" if last.tested_as == chosen.tested_as else f" at {threshold_in_words(*last.tested_as)}"
+    failed = f" {words} not confirmed {by}: p = {p_value}{at} exceeds ε = {entry.epsilon:g}"
+    if not before:
+        return f"{failed}, so nothing is promised."
+    held = before[-1]
+    return (
+        f"{failed}. A safer one, {threshold_in_words(*held.tested_as)}, was confirmed before it: p = "
+        f"{p_value_beside(held.p_value, entry.epsilon)}."
+    )
 
 
 def together_in_words(manifest: Manifest) -> str:

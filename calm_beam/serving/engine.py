@@ -111,8 +111,7 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
     calibrated = manifest.engine
     if calibrated is None or not served.is_unlike(calibrated):
         return ""
-    # Of the test that the promise hangs on.
-    step = entry.confirmation or entry.chosen
+    step = entry.deciding
     q = differing_upper(0, _COMPARED_PROMPTS)
     example = ""
     if step is not None and step.n:

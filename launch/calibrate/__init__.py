@@ -33,8 +33,8 @@ is decoded.
 `--tau=1,4` and `--min_exit_layer=1,2` sweep every combination. Some of the examples choose what is tested, and the
 others test it.
 
-`--confirm_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds by the decoder
-that serves, and only what they prove again is promised.
+`--confirm_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds, and at two
+that are safer, by the decoder that serves, and only what they prove again is promised.
 
 Recalibrating the same data until the result looks good invalidates the guarantee. Every plan is listed in `plans/` in
 `--output`, which `--overwrite` leaves, and later manifests say what was asked before. Ask for all tolerances and

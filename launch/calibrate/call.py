@@ -1,6 +1,5 @@
 """The main job as one function."""
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
@@ -105,8 +104,9 @@ def calibrate(
         otherwise: `count`, or `worst_case` for loss 1.
       serve: The entry that will be served, such as `textual,0.05`, as `--serve` names it: `Generator` and `generate`
         take it where nothing else is asked for. None leaves that open.
-      confirm_share: Share of the examples that choose nothing: they are decoded at the chosen thresholds by the decoder
-        that serves, and only thresholds that they prove again are promised. None promises what all of them chose.
+      confirm_share: Share of the examples that choose nothing: they are decoded at the chosen thresholds, and at two
+        that are safer, by the decoder that serves, and only thresholds that they prove again are promised. None
+        promises what all of them chose.
       seed: Of the order in which `wsr` bets on examples, and of which of them confirm.
       on_long: `truncate` or `error`, for longer inputs.
       on_error: `fail`, or `worst_case`, which counts examples that cannot be decoded or scored with loss 1.
@@ -204,7 +204,7 @@ def calibrate(
     run_pipeline(pipeline)
     if part is not None:
         confirm(
-            dataclasses.replace(tests.plan, confirm_share=confirm_share),
+            tests.plan.confirmed_by(confirm_share),
             sweep.prepared,
             output=directory,
             earlier=EarlierResult(),

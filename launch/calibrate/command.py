@@ -225,8 +225,11 @@ def _sequential(flags: argparse.Namespace) -> SequentialPlan | None:
 
 def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: Manifest) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
-    path, job = joined(run.output, MANIFEST), run.source.job
-    if manifest.plan != run.plan or manifest.data.patterns != job.patterns:
+    path, job, plan = joined(run.output, MANIFEST), run.source.job, run.plan
+    if manifest.plan is not None and manifest.plan.most_confirmed == 1:
+        # As an earlier version asked it: of the chosen threshold alone.
+        plan = dataclasses.replace(plan, confirm_path=None)
+    if manifest.plan != plan or manifest.data.patterns != job.patterns:
         ended = manifest.sequential
         if manifest.plan is not None and manifest.plan.confirm_share is not None:
             raise UsageError(

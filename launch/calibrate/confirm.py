@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import apache_beam as beam
 
-from calm_beam.calibration.confirmation import chosen_thresholds, confirmed_outcome
+from calm_beam.calibration.confirmation import confirmed_outcome, thresholds_to_confirm
 from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.plan import set_part
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
@@ -118,9 +118,9 @@ def confirm(
     )
     part, exit_head = set_part(plan, CONFIRMING), sweep.request.exit_head
     assert part is not None
+    asked = thresholds_to_confirm(found.manifest.calibrations, confirm_share=part.confirm_share)
     sweeps = {
-        variant: sweep.that_confirms(thresholds, variant=variant, part=part)
-        for variant, thresholds in chosen_thresholds(found.manifest.calibrations).items()
+        variant: sweep.that_confirms(thresholds, variant=variant, part=part) for variant, thresholds in asked.items()
     }
     if sweeps:
         say(_in_words(sweeps))

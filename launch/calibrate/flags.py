@@ -129,8 +129,8 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "--confirm_share",
         type=share,
         metavar="SHARE",
-        help="share of the examples, such as 0.3, that choose nothing: they are decoded at the chosen thresholds by "
-        "the decoder that serves, and only thresholds that they prove again are promised",
+        help="share of the examples, such as 0.3, that choose nothing: they are decoded at the chosen thresholds, and "
+        "at two that are safer, by the decoder that serves, and only thresholds that they prove again are promised",
     )
     variants = parser.add_argument_group(
         "variants (lists are comma-separated; every combination is swept, and some of the examples choose what the "

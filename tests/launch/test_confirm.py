@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import calm_beam as calm
-from calm_beam.calibration.confirmation import confirmed_calibration
+from calm_beam.calibration.confirmation import confirmed_calibration, thresholds_to_confirm
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, part_of
@@ -109,18 +109,20 @@ def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.
             salt=_SALT,
             confirm_share=0.3,
         )
-        assert entry.threshold == (SETTINGS.thresholds[expected.chosen or 0] if expected.confirmed else None)
-        if expected.chosen is None:
+        assert entry.threshold == (None if expected.promised is None else SETTINGS.thresholds[expected.promised])
+        if not expected.path:
             assert entry.confirmation is None
             continue
         assert entry.confirmation is not None
-        assert entry.confirmation.threshold == SETTINGS.thresholds[expected.chosen]
-        assert entry.confirmation.p_value == expected.p_value
-        assert entry.confirmation.n == len(confirmed)
-        assert entry.confirmation.risk == pytest.approx(served[len(chose) :, expected.chosen].mean(), abs=1e-8)
-    assert {None if each.confirmation is None else each.confirmation.threshold for each in manifest.calibrations} > {
-        None
-    }
+        for step, place, p_value in zip(entry.confirmation, expected.path, expected.p_values, strict=False):
+            assert (step.threshold, step.p_value) == (SETTINGS.thresholds[place], p_value)
+            assert step.n == len(confirmed)
+            assert step.risk == pytest.approx(served[len(chose) :, place].mean(), abs=1e-8)
+        # Up to the chosen one, or the first that failed.
+        assert len(entry.confirmation) == len(expected.path) or not entry.confirmation[-1].rejected
+    lengths = {len(each.confirmation or ()) for each in manifest.calibrations}
+    assert lengths > {0}
+    assert max(lengths) > 1
     assert manifest.confirmation is not None
     assert (manifest.data.examples, manifest.confirmation.data.examples) == (len(chose), len(confirmed))
     assert not (calibrated / "unconfirmed").exists()
@@ -154,7 +156,9 @@ def test_what_is_told(
     told = [entry for entry in manifest.calibrations if entry.confirmation is not None]
     refused = next(entry for entry in told if entry.threshold is None)
     assert refused.confirmation is not None
-    words = f"chosen {refused.confirmation.threshold:g}, not confirmed: p = {refused.confirmation.p_value:.2g}"
+    assert refused.chosen is not None
+    (failed,) = refused.confirmation
+    words = f"chosen {refused.chosen.threshold:g}, not confirmed: p = {failed.p_value:.2g}"
     line = f"textual token_f1, delta {refused.delta:g}, epsilon 0.2: {words}"
     assert "confirming threshold" in printed.err
     assert line in printed.out
@@ -165,11 +169,17 @@ def test_what_is_told(
     assert line in shown
     assert "Confirmation: " in shown
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    threshold = f"{refused.confirmation.threshold:g}"
+    threshold = f"{refused.chosen.threshold:g}"
     assert f"The chosen threshold, {threshold}, was not confirmed by examples that chose nothing" in page
     with (tmp_path / "out" / "risk_table.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["confirmed"]]
-    assert [row["confirmed"] for row in rows] == [str(entry.threshold is not None).lower() for entry in told]
+    for entry in told:
+        steps = {step.threshold: step for step in entry.confirmation or ()}
+        of_entry = [row for row in rows if float(row["delta"]) == entry.delta]
+        held = [threshold for threshold, step in steps.items() if step.rejected]
+        assert [float(row["threshold"]) for row in of_entry if row["confirmed"] == "true"] == held
+        # What was not reached is there too, with its p-value.
+        assert {float(row["threshold"]) for row in of_entry} >= {*steps, entry.chosen.threshold if entry.chosen else 0}
     assert main(["report", f"--calibration={tmp_path / 'out'}", f"--output={tmp_path / 'again.html'}"]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
@@ -286,7 +296,7 @@ def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Pa
     assert manifest.confirmation is not None
     items = _stored(tmp_path / "out" / "confirmation")
     counts = {name: sum(item.example.group == name for item in items) for name in ("a", "b")}
-    found = {entry.group: entry.confirmation.n for entry in manifest.calibrations if entry.confirmation is not None}
+    found = {entry.group: entry.confirmation[0].n for entry in manifest.calibrations if entry.confirmation is not None}
     assert found.pop(None) == len(items)
     assert found == counts
 
@@ -302,7 +312,7 @@ def test_clusters_are_in_one_part(model: pathlib.Path, data: pathlib.Path, tmp_p
     assert pages == {f"page {at}" for at in range(27) if _confirms(f"page {at}")}
     (entry,) = manifest.calibrations
     assert entry.confirmation is not None
-    assert entry.confirmation.n == len(pages) == manifest.confirmation.data.clusters
+    assert entry.confirmation[0].n == len(pages) == manifest.confirmation.data.clusters
     assert manifest.data.clusters == 27 - len(pages)
 
 
@@ -322,8 +332,10 @@ def test_variants_are_confirmed_by_their_own_decoding(
         for threshold in job.settings.thresholds
     }
     chosen = {(entry.chosen.variant, entry.chosen.threshold) for entry in manifest.calibrations if entry.chosen}
-    assert decoded == chosen
-    assert len({variant for variant, _ in chosen}) > 1
+    asked = thresholds_to_confirm(manifest.calibrations, confirm_share=0.3)
+    assert decoded == {(variant, threshold) for variant, grid in asked.items() for threshold in grid}
+    assert decoded > chosen
+    assert len({variant for variant, _ in decoded}) > 1
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert all(f"chosen {threshold:g} ({variant.in_words()})" in page for variant, threshold in chosen if variant)
 
@@ -387,7 +399,7 @@ def test_who_fails_counts(data: pathlib.Path, tmp_path: pathlib.Path, capsys: py
     assert (manifest.data.failed, manifest.confirmation.data.failed_ids) == (0, (broken["id"],))
     (entry,) = manifest.calibrations
     assert entry.confirmation is not None
-    assert entry.confirmation.risk >= 1 / entry.confirmation.n
+    assert all(step.risk >= 1 / step.n for step in entry.confirmation)
     (listed,) = [json.loads(line) for line in (tmp_path / "worst" / "failures.jsonl").read_text().splitlines()]
     assert listed["id"] == broken["id"]
     assert "Failed examples count with loss 1 at every threshold." in capsys.readouterr().out

@@ -1,8 +1,9 @@
 """Simulates thresholds that are chosen by what a sweep shows and confirmed as they are served, and counts the errors.
 
 What is served loses more here than the sweep shows: a share of all losses is hidden from it. So thresholds whose risk
-is at delta as they are served look safe, and are chosen often. Only the test that confirms stands between them and a
-broken promise. Its twin tests the units again that have chosen, and errs.
+is at delta as they are served look safe, and are chosen often. Only the tests that confirm stand between them and a
+broken promise: of two safer thresholds and the chosen one, in sequence. Two twins err: one tests the units again that
+have chosen, the other goes on after a test that failed.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.calibration.confirmation import confirming_places
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 
@@ -20,7 +22,7 @@ from .worlds import WORLDS, World
 HIDDEN = 0.3
 """Share of losses that the sweep does not show."""
 EAGER = "fixed_sequence, level 0.5"
-"""Choosing at another level than epsilon, which the test that confirms does not rest on."""
+"""Choosing at another level than epsilon, which the tests that confirm do not rest on."""
 _EAGER_LEVEL = 0.5
 
 CONFIRMED_WORLDS = tuple(dataclasses.replace(world, n=2 * world.n) for world in WORLDS)
@@ -35,11 +37,12 @@ class ConfirmedOutcome:
       world: Name of the world.
       p_value: Name of the p-value, of either test.
       procedure: How thresholds were chosen.
-      epsilon: Level of the test that confirms.
+      epsilon: Level of the tests that confirm.
       replications: Number of calibrations.
-      chosen: In how many a threshold was chosen whose risk, as it is served, is not below delta.
-      errors: In how many it was also confirmed, by units that chose nothing.
-      repeated: In how many the units that chose it would have confirmed it.
+      chosen: In how many a threshold was to be confirmed whose risk, as it is served, is not below delta.
+      errors: In how many one was also confirmed, by units that chose nothing.
+      repeated: In how many the units that chose it would have confirmed one.
+      unordered: In how many one would have been confirmed if each were tested whatever became of those before it.
     """
 
     world: str
@@ -50,6 +53,7 @@ class ConfirmedOutcome:
     chosen: int
     errors: int
     repeated: int
+    unordered: int
 
     @property
     def is_valid(self) -> bool:
@@ -62,8 +66,6 @@ def run_confirmed_world(world: World, *, replications: int, seed: int = SEED) ->
     counts: dict[tuple[str, str], np.ndarray] = {}
     rng = np.random.default_rng(seed + 1)
     half = world.n // 2
-    # One place more, for "never exit", which is always safe.
-    is_null = np.append(world.is_null, False)
     for served in draws(world, replications=replications, seed=seed):
         shown = served[:half] * (rng.uniform(size=served[:half].shape) >= HIDDEN)
         for name in P_VALUES:
@@ -75,10 +77,11 @@ def run_confirmed_world(world: World, *, replications: int, seed: int = SEED) ->
             assert choosing is not None
             assert confirming is not None
             for procedure, chosen in _choices(choosing, epsilon=world.epsilon):
-                found, repeated = (_at(each, chosen) <= world.epsilon for each in (confirming, again))
-                wrong = is_null[chosen]
-                counts.setdefault((name, procedure), np.zeros(3, int))
-                counts[name, procedure] += wrong.sum(), (wrong & found).sum(), (wrong & repeated).sum()
+                wrong = (chosen >= 0) & world.is_null[chosen]
+                found, repeated = (_small(each, chosen, epsilon=world.epsilon) for each in (confirming, again))
+                held = [np.logical_and.accumulate(each, axis=-1) for each in (found, repeated)]
+                counts.setdefault((name, procedure), np.zeros(4, int))
+                counts[name, procedure] += [(wrong & each).any(axis=-1).sum() for each in (True, *held, found)]
     return [
         ConfirmedOutcome(
             world=world.name,
@@ -89,24 +92,27 @@ def run_confirmed_world(world: World, *, replications: int, seed: int = SEED) ->
             chosen=int(chosen),
             errors=int(errors),
             repeated=int(repeated),
+            unordered=int(unordered),
         )
-        for (name, procedure), (chosen, errors, repeated) in counts.items()
+        for (name, procedure), (chosen, errors, repeated, unordered) in counts.items()
     ]
 
 
 def _choices(p_values: np.ndarray, *, epsilon: float) -> list[tuple[str, np.ndarray]]:
-    """Returns the place that each way of choosing takes in every calibration; -1 for none."""
+    """Returns the places to be confirmed that each way of choosing takes in every calibration; -1 for none."""
     levels = {**dict.fromkeys(PROCEDURES, epsilon), EAGER: _EAGER_LEVEL}
+    accepted = {
+        name: PROCEDURES[name.split(",")[0]](p_values, epsilon=level).rejected for name, level in levels.items()
+    }
     return [
-        (name, PROCEDURES[name.split(",")[0]](p_values, epsilon=level).last_rejected())
-        for name, level in levels.items()
+        (name, confirming_places(p_values, rejected, epsilon=epsilon, confirm_share=0.5))
+        for name, rejected in accepted.items()
     ]
 
 
-def _at(p_values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Returns the p-value at the chosen place of every calibration; 1 where there is none."""
-    padded = np.concatenate([p_values, np.ones((*p_values.shape[:-1], 1))], axis=-1)
-    found: np.ndarray = np.take_along_axis(padded, chosen[..., None], axis=-1)[..., 0]
+def _small(p_values: np.ndarray, places: np.ndarray, *, epsilon: float) -> np.ndarray:
+    """Returns at which places the p-values are at most epsilon; of -1 that means nothing."""
+    found: np.ndarray = np.take_along_axis(p_values, places, axis=-1) <= epsilon
     return found
 
 

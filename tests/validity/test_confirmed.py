@@ -40,6 +40,16 @@ def test_those_who_chose_cannot_confirm(name: str, p_value: str) -> None:
 
 
 @pytest.mark.slow
+def test_what_follows_a_failure_cannot_be_confirmed() -> None:
+    """Tests that do not stop at the first failure err more often than they may; in sequence they do not."""
+    world = dataclasses.replace(_BY_NAME["coin, 1,000 examples"], shares=(1.0,) * 8, correlation=0, n=1000)
+    outcomes = run_confirmed_world(world, replications=1000)
+    (found,) = [each for each in outcomes if (each.p_value, each.procedure) == ("wsr", EAGER)]
+    assert found.unordered > 1.1 * most_misses(1000, found.epsilon)
+    assert found.errors <= most_misses(1000, found.epsilon)
+
+
+@pytest.mark.slow
 def test_the_test_that_confirms_has_teeth() -> None:
     """In a hard world a valid test errs nearly as often as it may, since wrong thresholds are nearly always chosen."""
     outcomes = run_confirmed_world(_BY_NAME["coin, 1,000 examples"], replications=1000)
@@ -59,6 +69,7 @@ def test_table_has_the_largest_shares() -> None:
         chosen=600,
         errors=30,
         repeated=70,
+        unordered=0,
     )
     other = dataclasses.replace(outcome, procedure="fallback", chosen=500, errors=40, repeated=60)
     assert outcome.is_valid

@@ -6,13 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.confirmation import ConfirmedChoice, chosen_thresholds, confirmed_calibration
+from calm_beam.calibration.confirmation import (
+    ConfirmedChoice,
+    confirmed_calibration,
+    confirming_path,
+    confirming_places,
+    thresholds_to_confirm,
+)
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import layout_of, plan_of, set_part
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
-from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
+from calm_beam.manifest import CONFIRM_PATH, ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.risk.pvalues import exact_binomial_p_value
 from tests.calm_beam.manifest.builders import build_calibration, build_never_exit
 
@@ -39,21 +45,57 @@ def _first(count: int, among: np.ndarray) -> np.ndarray:
 
 
 def test_by_hand() -> None:
-    """Of three thresholds the second is the last that the others prove; its loss as it is served decides alone."""
+    """Of four thresholds three are proved; their losses as they are served decide, the safest first."""
     chooses = int((~_CONFIRMS).sum())
     confirms = len(_KEYS) - chooses
-    losses = np.stack([_first(0, ~_CONFIRMS), _first(3, ~_CONFIRMS), _first(30, ~_CONFIRMS)], axis=1)
-    for failing in range(8):
-        served = np.stack([np.ones(200), _first(failing, _CONFIRMS), np.ones(200)], axis=1)
+    losses = np.stack([_first(count, ~_CONFIRMS) for count in (0, 3, 4, 30)], axis=1)
+    found = set()
+    for failing in range(13):
+        served = np.stack([_first(count, _CONFIRMS) for count in (failing // 3, failing // 2, failing, 0)], axis=1)
         choice = _choose(losses, served)
-        assert choice.chosen == 1
-        assert choice.p_value is not None
-        assert choice.p_value == exact_binomial_p_value(np.array(float(failing)), n=confirms, delta=0.1)
-        assert choice.confirmed == (choice.p_value <= 0.05)
-        assert choice.test.rejected.tolist() == [True, True, False]
-    # Otherwise one of the two would not have been seen.
-    assert _choose(losses, np.stack([np.zeros(200)] * 3, axis=1)).confirmed
-    assert not choice.confirmed
+        assert choice.test.rejected.tolist() == [True, True, True, False]
+        assert (choice.path, choice.chosen) == ((0, 1, 2), 2)
+        counts = np.array([failing // 3, failing // 2, failing], float)
+        expected = exact_binomial_p_value(counts, n=confirms, delta=0.1)
+        assert choice.p_values == tuple(expected)
+        held = int(np.cumprod(expected <= 0.05).sum())
+        assert choice.promised == (held - 1 if held else None)
+        found.add(choice.promised)
+    assert found == {None, 0, 1, 2}
+
+
+def test_what_follows_a_failure_is_not_promised() -> None:
+    """A lower threshold that would pass the test is not reached."""
+    losses = np.stack([_first(count, ~_CONFIRMS) for count in (0, 3, 4)], axis=1)
+    choice = _choose(losses, np.stack([np.ones(200), np.zeros(200), np.zeros(200)], axis=1))
+    assert choice.path == (0, 1, 2)
+    assert choice.p_values[1] < 0.05
+    assert choice.promised is None
+
+
+@pytest.mark.parametrize(
+    ("p_values", "share", "places"),
+    [
+        ([0.04], 0.3, (0,)),
+        ([0.01, 0.04], 0.3, (0, 1)),
+        ([1e-30, 1e-8, 1e-4, 0.01, 0.04], 0.3, (1, 2, 4)),
+        ([1e-7, 1e-6, 1e-5, 0.01, 0.04], 0.3, (0, 2, 4)),
+        # Of a larger part that confirms, more is expected.
+        ([1e-30, 1e-8, 1e-4, 0.01, 0.04], 0.5, (2, 3, 4)),
+        ([1e-30, 1e-20, 1e-15, 1e-14], 0.5, (3,)),
+        # The last that are small enough, where p-values do not grow along the path.
+        ([1e-5, 1e-30, 0.04, 1e-5, 0.04], 0.3, (1, 3, 4)),
+    ],
+)
+def test_safer_places_are_chosen_by_their_p_values(
+    p_values: list[float], share: float, places: tuple[int, ...]
+) -> None:
+    """At most two before the last one, at which as many units as confirm would have proved much more, and enough."""
+    found = confirming_places([*p_values, 0.9], [*[True] * len(p_values), False], epsilon=0.05, confirm_share=share)
+    assert tuple(dict.fromkeys(found.tolist())) == places
+    assert found.shape == (CONFIRM_PATH,)
+    nothing = confirming_places([0.9], [False], epsilon=0.05, confirm_share=share)
+    assert nothing.tolist() == [-1, -1, -1]
 
 
 def test_each_part_is_asked_for_its_own_losses() -> None:
@@ -62,16 +104,16 @@ def test_each_part_is_asked_for_its_own_losses() -> None:
     losses[_CONFIRMS] = 1.0
     served[~_CONFIRMS] = 1.0
     choice = _choose(losses, served)
-    assert (choice.chosen, choice.confirmed) == (1, True)
+    assert (choice.path, choice.promised) == ((1,), 1)
     # Nor does another threshold of those who confirm.
     served[:, 0] = 1.0
-    assert _choose(losses, served).confirmed
+    assert _choose(losses, served).promised == 1
 
 
 def test_nothing_chosen_needs_no_confirmation() -> None:
     """Never exit stands by itself."""
     choice = _choose(np.ones((200, 2)), np.zeros((200, 2)))
-    assert (choice.chosen, choice.p_value, choice.confirmed) == (None, None, False)
+    assert (choice.chosen, choice.path, choice.p_values, choice.promised) == (None, (), (), None)
 
 
 def test_parts_do_not_depend_on_what_is_asked() -> None:
@@ -117,7 +159,7 @@ def _plan(**changes: Any) -> Plan:
 def test_the_plan_says_who_confirms() -> None:
     """The share is part of what is settled beforehand, and so of its digest; without it, nothing is said of it."""
     plan, other = _plan(), _plan(confirm_share=None)
-    assert plan.to_dict()["confirm_share"] == 0.3
+    assert (plan.to_dict()["confirm_share"], plan.to_dict()["confirm_path"]) == (0.3, 3)
     assert plan.digest != other.digest
     assert "confirm_share" not in other.to_dict()
     assert plan.that_chooses() == other
@@ -155,10 +197,15 @@ def test_what_confirms_is_counted_for_each_threshold_by_itself() -> None:
 
 
 def test_every_chosen_threshold_is_decoded_once() -> None:
-    """Descending; those that never exit need none."""
+    """Descending, with those that are tested before it; entries that never exit need none."""
     bold = build_calibration(
         threshold=0.9, risk=0.0125, layers=5.5, path=(build_calibration().path[0],), procedure="holm"
     )
+    safe = dataclasses.replace(build_calibration().path[0], p_value=1e-4)
     entries = [build_calibration(), bold, build_calibration(delta=0.2), build_never_exit()]
-    assert chosen_thresholds(entries) == {None: (0.9, 0.8)}
-    assert chosen_thresholds([build_never_exit()]) == {}
+    assert thresholds_to_confirm(entries, confirm_share=0.3) == {None: (0.9, 0.8)}
+    assert thresholds_to_confirm([build_never_exit()], confirm_share=0.3) == {}
+    entry = build_calibration(path=(safe, *build_calibration().path[1:]))
+    assert thresholds_to_confirm([entry], confirm_share=0.3) == {None: (0.9, 0.8)}
+    assert [step.threshold for step in confirming_path(entry, confirm_share=0.3)] == [0.9, 0.8]
+    assert confirming_path(build_never_exit(), confirm_share=0.3) == ()

@@ -297,7 +297,7 @@ def build_confirmed_manifest(**changes: Any) -> Manifest:
     chosen = build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8))
     confirmed = dataclasses.replace(
         chosen,
-        confirmation=build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.5),
+        confirmation=(build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.5),),
         layers=4.5,
         risk=0.04,
     )
@@ -305,7 +305,7 @@ def build_confirmed_manifest(**changes: Any) -> Manifest:
         threshold=None,
         layers=6,
         risk=0,
-        confirmation=build_path_entry(threshold=0.7, n=80, risk=0.015, p_value=0.3125, rejected=False, layers=3.75),
+        confirmation=(build_path_entry(threshold=0.7, n=80, risk=0.015, p_value=0.3125, rejected=False, layers=3.75),),
     )
     data = build_manifest().data
     values: dict[str, Any] = {
@@ -319,6 +319,26 @@ def build_confirmed_manifest(**changes: Any) -> Manifest:
         "calibrations": (confirmed, refused),
     }
     return build_manifest(**{**values, **changes})
+
+
+def build_path_confirmed_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest as `build_confirmed_manifest`, but for its first entry: 0.9 was confirmed, and 0.8 was not."""
+    early = build_confirmed_manifest()
+    safer = build_path_entry(n=80, risk=0.03, p_value=0.01, layers=5.25)
+    failed = build_path_entry(threshold=0.8, n=80, risk=0.05, p_value=0.07, rejected=False, layers=4.5)
+    entry = dataclasses.replace(
+        early.calibrations[0],
+        confirmation=(safer, failed),
+        threshold=safer.threshold,
+        threshold_by_position=build_positions(safer.threshold),
+        layers=safer.layers,
+        risk=safer.risk,
+    )
+    values: dict[str, Any] = {
+        "plan": build_plan_record(confirm_share=0.3, confirm_path=3),
+        "calibrations": (entry, early.calibrations[1]),
+    }
+    return build_confirmed_manifest(**{**values, **changes})
 
 
 def unsealed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:

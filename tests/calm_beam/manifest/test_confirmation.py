@@ -11,6 +11,7 @@ from calm_beam.manifest import (
     GroupRecord,
     Manifest,
     ManifestError,
+    PathEntry,
     confirmation_in_words,
     confirming_in_words,
     manifest_text,
@@ -20,6 +21,7 @@ from calm_beam.manifest import (
 from tests.calm_beam.manifest.builders import (
     VARIANTS,
     build_confirmed_manifest,
+    build_path_confirmed_manifest,
     build_path_entry,
     build_plan_record,
     build_planned_manifest,
@@ -28,12 +30,41 @@ from tests.calm_beam.manifest.builders import (
 
 _MANIFEST = build_confirmed_manifest()
 _CONFIRMED, _REFUSED = _MANIFEST.calibrations
+_PATH = build_path_confirmed_manifest()
+_SAFER, _FAILED = _PATH.calibrations[0].confirmation or ()
 _STEP = build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.5)
 
 
 def test_it_is_read_again() -> None:
-    """What was written is what is read."""
+    """What was written is what is read, with one test of an entry and with several."""
     assert parse_manifest(manifest_text(_MANIFEST)) == _MANIFEST
+    assert parse_manifest(manifest_text(_PATH)) == _PATH
+
+
+def test_one_test_stands_by_itself() -> None:
+    """So manifests of early writers keep their digests; several stand in a list, and one never does."""
+    early: Any = _MANIFEST.to_dict()
+    assert early["calibrations"][0]["confirmation"] == _STEP.to_dict()
+    assert "confirm_path" not in early["plan"]
+    content: Any = _PATH.calibrations[0].to_dict()
+    assert content["confirmation"] == [_SAFER.to_dict(), _FAILED.to_dict()]
+    content["confirmation"] = content["confirmation"][:1]
+    with pytest.raises(ManifestError, match="confirmation must be the test itself where there is one, got a list"):
+        Calibration.from_dict(content)
+
+
+def test_the_last_that_held_is_promised() -> None:
+    """Where a safer threshold was confirmed before the chosen one failed, the safer one is served."""
+    entry, refused = _PATH.calibrations
+    assert (entry.threshold, entry.risk, entry.layers) == (0.9, 0.03, 5.25)
+    assert entry.chosen is not None
+    assert entry.chosen.threshold == 0.8
+    assert entry.deciding == _SAFER
+    assert refused.confirmation is not None
+    assert refused.deciding == refused.confirmation[0]
+    assert _CONFIRMED.deciding == _STEP
+    unasked = build_planned_manifest().calibrations[0]
+    assert unasked.deciding == unasked.chosen
 
 
 def test_without_the_flag_nothing_is_said() -> None:
@@ -56,6 +87,12 @@ def test_words() -> None:
     """What was chosen, whether it was confirmed, and by whom."""
     assert confirmation_in_words(_CONFIRMED) == "chosen 0.8, confirmed: p = 0.02"
     assert confirmation_in_words(_REFUSED) == "chosen 0.7, not confirmed: p = 0.31"
+    assert confirmation_in_words(_PATH.calibrations[0]) == "chosen 0.8, confirmed 0.9: p = 0.01, not 0.8: p = 0.07"
+    held = dataclasses.replace(_PATH.calibrations[0])
+    object.__setattr__(held, "confirmation", (_SAFER, _STEP))
+    assert confirmation_in_words(held) == "chosen 0.8, confirmed: p = 0.02"
+    object.__setattr__(held, "confirmation", (dataclasses.replace(_SAFER, p_value=0.2, rejected=False),))
+    assert confirmation_in_words(held) == "chosen 0.8, not confirmed: p = 0.2 at 0.9"
     assert confirmation_in_words(build_planned_manifest().calibrations[0]) == ""
     assert confirming_in_words(_MANIFEST) == (
         "80 other examples, which chose nothing, tested what was chosen, decoded by the batch decoder that serves "
@@ -64,7 +101,8 @@ def test_words() -> None:
     assert confirming_in_words(build_planned_manifest()) == ""
     varied = dataclasses.replace(_STEP, variant=VARIANTS[3])
     entry = dataclasses.replace(_CONFIRMED)
-    object.__setattr__(entry, "confirmation", varied)
+    object.__setattr__(entry, "confirmation", (varied,))
+    object.__setattr__(entry, "path", (dataclasses.replace(entry.path[0], threshold=0.8, variant=VARIANTS[3]),))
     assert confirmation_in_words(entry) == "chosen 0.8 (tau 4, from layer 2), confirmed: p = 0.02"
 
 
@@ -79,7 +117,14 @@ def _with_entry(**changes: Any) -> Callable[[], Manifest]:
 
 
 def _with_step(**changes: Any) -> Callable[[], Manifest]:
-    return _with_entry(confirmation=dataclasses.replace(_STEP, **changes))
+    return _with_entry(confirmation=(dataclasses.replace(_STEP, **changes),))
+
+
+def _with_steps(*steps: PathEntry, **changes: Any) -> Callable[[], Manifest]:
+    entry, refused = _PATH.calibrations
+    return lambda: dataclasses.replace(
+        _PATH, calibrations=(dataclasses.replace(entry, confirmation=steps, **changes), refused)
+    )
 
 
 def _with_confirmation(**changes: Any) -> Callable[[], Manifest]:
@@ -105,17 +150,41 @@ def _without(entry: Calibration) -> Calibration:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_with_step(threshold=0.9), "confirmation.threshold must be 0.8, which path has chosen, got 0.9"),
+        (
+            _with_step(threshold=0.9),
+            "confirmation must end at 0.8, which path has chosen, or at a test that failed, got 0.9",
+        ),
+        (_with_step(threshold=0.6), "confirmation must be of a threshold that path has accepted, got 0.6"),
+        (_with_entry(confirmation=()), r"confirmation must have a test, or be left out, got \[\]"),
+        (_with_steps(_SAFER, _SAFER), "confirmation must test thresholds in the order of path, each once"),
+        (_with_steps(_STEP, _SAFER), "confirmation must test thresholds in the order of path, each once"),
+        (
+            _with_steps(dataclasses.replace(_SAFER, p_value=0.06, rejected=False), _STEP),
+            "confirmation must end at the first test that failed",
+        ),
+        (
+            _with_steps(_SAFER, dataclasses.replace(_FAILED, p_value=0.04)),
+            r"confirmation\[1\].rejected must be true, got false: p_value is 0.04",
+        ),
+        (_with_steps(_SAFER, dataclasses.replace(_FAILED, n=81)), r"confirmation\[1\].n must be confirmation.data"),
+        (
+            lambda: dataclasses.replace(_PATH, plan=build_plan_record(confirm_share=0.3)),
+            "confirmation must have at most as many tests as plan.confirm_path says, which is 1, got 2",
+        ),
+        (
+            lambda: build_plan_record(confirm_path=3),
+            "confirm_path must be left out without confirm_share, got 3",
+        ),
         (_with_step(rejected=False), "confirmation.rejected must be true, got false: p_value is 0.02 and epsilon 0.05"),
         (_with_step(p_value=0.06), "confirmation.rejected must be false, got true: p_value is 0.06"),
         (_with_step(risk=-0.1), r"confirmation.risk must be a number in \[0, 1\]"),
         (_with_step(n=200), r"confirmation.n must be confirmation.data.examples, which is 80"),
         (
-            _with_entry(confirmation=dataclasses.replace(_STEP, layers=7), layers=7),
+            _with_entry(confirmation=(dataclasses.replace(_STEP, layers=7),), layers=7),
             "confirmation.layers must be at most model.layers, which is 6, got 7",
         ),
         (
-            _with_entry(confirmation=dataclasses.replace(_STEP, risk=0.02), risk=0.02),
+            _with_entry(confirmation=(dataclasses.replace(_STEP, risk=0.02),), risk=0.02),
             "confirmation.risk must be at least 0.025, since 2 of 80 examples failed",
         ),
         (_with_entry(threshold=0.9), "threshold must be 0.8, as confirmation says"),
@@ -183,7 +252,7 @@ def test_looks_end_at_what_was_chosen() -> None:
     (entry,) = manifest.calibrations
     refused = dataclasses.replace(
         entry,
-        confirmation=build_path_entry(threshold=0.7, n=80, risk=0.015, p_value=0.3125, rejected=False, layers=3.75),
+        confirmation=(build_path_entry(threshold=0.7, n=80, risk=0.015, p_value=0.3125, rejected=False, layers=3.75),),
         threshold=None,
         threshold_by_position=None,
         layers=6,

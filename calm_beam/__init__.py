@@ -28,7 +28,7 @@ _PUBLIC = {
     "Generator": "calm_beam.serving:Generator",
     "Answer": "calm_beam.serving:Answer",
     "LossProbe": "calm_beam.serving:LossProbe",
-    "RiskMonitor": "calm_beam.upkeep.monitor:RiskMonitor",
+    "RiskMonitor": "calm_beam.risk.monitor:RiskMonitor",
     # Models.
     "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
     "open_vocabulary": "calm_beam.vocabularies.vocabulary:open_vocabulary",

@@ -6,13 +6,13 @@ from .exits.rule import ExitRule as ExitRule
 from .launch.calibrate.call import calibrate as calibrate
 from .manifest import Manifest as Manifest
 from .manifest import read_manifest as read_manifest
+from .risk.monitor import RiskMonitor as RiskMonitor
 from .risk.setting_sums import LossSums as LossSums
 from .risk.setting_sums import RiskTest as RiskTest
 from .risk.setting_sums import control_risk as control_risk
 from .serving import Answer as Answer
 from .serving import Generator as Generator
 from .serving import LossProbe as LossProbe
-from .upkeep.monitor import RiskMonitor as RiskMonitor
 from .vocabularies.vocabulary import open_vocabulary as open_vocabulary
 
 __version__: str

@@ -26,7 +26,7 @@ from calm_beam.manifest import (
     served_in_words,
     unseen_in_words,
 )
-from calm_beam.plan_list import PlanList
+from calm_beam.manifest.plan_list import PlanList
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line

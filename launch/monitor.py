@@ -42,6 +42,7 @@ from calm_beam.manifest import (
     ManifestError,
     read_any_manifest,
 )
+from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.risk.sampled_loss import WatchedPromise
 from calm_beam.storage import (
     check_writable,
@@ -58,7 +59,6 @@ from calm_beam.storage import (
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 from calm_beam.text.written_numbers import written_float
-from calm_beam.upkeep.monitor import RiskMonitor
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .flags.manifest import add_entry_flags, add_setting_flags, entry_choice, entry_in_words, find_manifest

@@ -22,7 +22,6 @@ _ROOMS = (
     "calm_beam",
     "calm_beam/decoding",
     "calm_beam/model",
-    "calm_beam/upkeep",
     "calm_beam/generations",
     "calm_beam/report",
     "launch",

@@ -13,13 +13,14 @@ from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.files import digest_of_files
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import GroupRecord, Plan
+from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.outputs.request import SweepRequest
-from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute, make_folder
 
 from .decode import DecodeExamples

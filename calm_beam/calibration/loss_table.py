@@ -14,7 +14,6 @@ from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ExternalTest
 from calm_beam.risk.betting_table import BettingTable
-from calm_beam.risk.clusters import means_up
 from calm_beam.risk.digest_sums import sum_of_digests
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
@@ -22,6 +21,7 @@ from calm_beam.risk.losses import tail_loss
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.testing import statistics_for
+from calm_beam.risk.totals import means_up
 
 from .fingerprint import fingerprint_text, merged_sums
 
@@ -190,9 +190,9 @@ class OrderedLosses:
         """
         names, fixed = self.table.units(order=self.order, group=asked.group, tail=asked.tail)
         needs_table = P_VALUES[asked.p_value].needs_table
-        return Evidence(
-            n=len(fixed),
-            sums={statistic: statistic.values(fixed).sum(axis=0) for statistic in statistics_for([asked])},
+        return Evidence.of(
+            fixed,
+            statistics_for([asked]),
             table=BettingTable.of(names, fixed, salt=self.salt).in_order() if needs_table else None,
         )
 

@@ -5,8 +5,8 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
-from calm_beam.free_memory import available_bytes
 from calm_beam.storage import strict_json
+from calm_beam.storage.free_memory import available_bytes
 
 from .error import CheckpointError
 

@@ -17,11 +17,11 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
-from calm_beam.free_memory import has_accelerators
 from calm_beam.manifest import ENGINES, EngineRecord
 from calm_beam.model import ModelConfig, native_decoder
 from calm_beam.native import library
 from calm_beam.native.build import TUNED
+from calm_beam.storage.free_memory import has_accelerators
 
 ENGINE_CHOICES = ("auto", *ENGINES)
 """What `--engine` takes: an engine, or `auto` for native code where the machine has it."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits.head_forms import certified_bytes
-from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 from calm_beam.model.sharding import Division, values_per_device
+from calm_beam.storage.free_memory import available_bytes, has_accelerators
 
 if TYPE_CHECKING:
     import jax

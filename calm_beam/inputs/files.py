@@ -1,17 +1,22 @@
-"""Finding the files that hold a data set."""
+"""Finding the files that hold a data set, and what identifies their content."""
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.inputs.examples import DataError
 from calm_beam.inputs.seqio_names import is_seqio
-from calm_beam.storage import absolute, is_cloud_path, is_file, is_folder, list_files, why_no_file
+from calm_beam.storage import absolute, is_cloud_path, is_file, is_folder, list_files, open_input, why_no_file
+from calm_beam.storage import stat as cloud_stat
 
 from .formats import check_installed, format_of
 from .reading import AS_USUAL, Reading
 from .seqio_tasks import seqio_shards
+
+_CHUNK = 2**20
 
 
 class NoFilesError(DataError):
@@ -89,6 +94,30 @@ def matching_files(pattern: str, *, among: Sequence[str] = ()) -> dict[str, str]
     for path in matches:
         found.setdefault(absolute(path), path if is_cloud_path(path) else os.path.abspath(path))
     return found
+
+
+def digest_of_files(files: Sequence[str]) -> str:
+    """Returns `sha256:` and 64 digits: equal for data files of equal content, whatever they are called.
+
+    SeqIO data are known by their names alone. Objects on Cloud Storage are known by size and checksum.
+
+    Raises:
+      OSError: If a file cannot be read.
+    """
+    found = json.dumps(sorted(_content_of(path) for path in files))
+    return f"sha256:{hashlib.sha256(found.encode()).hexdigest()}"
+
+
+def _content_of(path: str) -> str:
+    if is_seqio(path):
+        return path
+    if is_cloud_path(path) and (found := cloud_stat(path)) is not None:
+        return f"{found.size} {found.crc32c}"
+    digest = hashlib.sha256()
+    with open_input(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _hint(pattern: str, patterns: Sequence[str]) -> str:

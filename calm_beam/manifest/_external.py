@@ -8,16 +8,16 @@ from typing import Annotated, ClassVar, Unpack
 
 from calm_beam.risk.stopping import Proved
 
-from ._checks import ManifestError, check_count, shown
+from ._checks import ManifestError, shown
 from ._choice import ANY_ENTRY, EntryChoice, EntryWords
 from ._earlier_plans import EarlierPlan
-from ._manifest import EXTERNAL, WrittenManifest, terms_in_words
+from ._manifest import EXTERNAL, WrittenManifest
 from ._plan import SettledPlan
 from ._record import Record
 from ._sequential import ExternalSequentialPlan, SequentialRecord, check_declared_rounds
 from ._tests import AskedTest, LookRecord, StepRecord, TestedEntry
-from ._values import Cost, Count, Positive, Text, Unit, UtcTime, one_of
-from .records import GroupRecord
+from ._values import Cost, Count, Text, Unit, UtcTime, one_of
+from .records import CountedData, GroupRecord, check_clusters
 
 EXTERNAL_DIRECTIONS = ("higher", "lower")
 """Which scores of a metric are better."""
@@ -28,38 +28,6 @@ EXTERNAL_LOSSES = ("given", "signed", "relu")
 
 MOST_SAMPLED_IDS = 256
 """How many digests of ids a manifest of kind external has at most."""
-
-
-def external_guarantee(
-    *,
-    joint_epsilon: float | None = None,
-    cluster_key: str | None = None,
-    group_key: str | None = None,
-    is_sequential: bool = False,
-) -> str:
-    """Returns what an external manifest promises, in words.
-
-    Args:
-      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
-      cluster_key: What names the clusters, if they are the independent units.
-      group_key: What names the groups, if they have entries of their own.
-      is_sequential: Whether the tests were watched while examples were evaluated.
-    """
-    draws = "for examples drawn independently from the same distribution as the examples of the sweep"
-    if joint_epsilon is None:
-        promise = (
-            "Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of the examples, "
-            f"the expected loss of its setting is at most delta, {draws}. Several entries are not promised to hold "
-            "together."
-        )
-    else:
-        promise = (
-            f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
-            "the examples, the expected loss of the setting of every entry is at most that entry's delta, "
-            f"{draws}. Each alone holds with probability at least 1 - its own epsilon."
-        )
-    terms = terms_in_words("An example", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
-    return promise + terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +57,7 @@ class ExternalGroup(GroupRecord):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_size(self)
+        check_clusters(self.examples, self.clusters)
 
     @property
     def units(self) -> int:
@@ -98,31 +66,23 @@ class ExternalGroup(GroupRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalDataRecord(Record):
+class ExternalDataRecord(CountedData):
     """The examples of the sweep.
 
     Attributes:
-      patterns: Files or runs that their losses were read from.
-      examples: Number of examples.
-      clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
       groups: The groups that have entries of their own, by name, ascending.
-      fingerprint: Identifies the examples and their losses under all settings.
       id_sample: The smallest digests of ids, up to `MOST_SAMPLED_IDS` of them, ascending: to notice examples that come
         again; None in manifests of earlier writers.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("id_sample",)
+    _FIRST: ClassVar[tuple[str, ...]] = ("patterns", "examples", "clusters", "groups", "fingerprint")
 
-    patterns: tuple[Text, ...]
-    examples: Positive
-    clusters: Count | None
     groups: tuple[ExternalGroup, ...]
-    fingerprint: Text
     id_sample: tuple[Text, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_size(self)
         names = [group.name for group in self.groups]
         if names != sorted(set(names)):
             raise ManifestError(f"groups must be sorted by name, each once, got {shown(names)}")
@@ -144,7 +104,7 @@ class ExternalDataRecord(Record):
           ManifestError: If there is no such group.
         """
         if group is None:
-            return self.examples if self.clusters is None else self.clusters
+            return self.units
         found = next((each for each in self.groups if each.name == group), None)
         if found is None:
             raise ManifestError(f"group must be one of data.groups, got {shown(group)}")
@@ -434,12 +394,3 @@ class ExternalManifest(WrittenManifest):
         asked = {"group": choice.group, "tail": choice.tail, **choice.promise()}
         described = ", ".join(f"{name}={shown(value)}" for name, value in asked.items())
         raise ManifestError(f"{len(found)} calibrations have {described}, expected one. The manifest has: {there}.")
-
-
-def _check_size(record: ExternalGroup | ExternalDataRecord) -> None:
-    """Refuses numbers of clusters that cannot be."""
-    if record.clusters is not None:
-        # Where there are examples, they are in some cluster.
-        check_count("clusters", record.clusters, low=min(1, record.examples))
-        if record.clusters > record.examples:
-            raise ManifestError(f"clusters must be at most examples, which is {record.examples}, got {record.clusters}")

@@ -10,6 +10,7 @@ from calm_beam.storage.digest import content_digest
 from ._checks import ManifestError, check_text, shown
 from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
 from ._earlier_plans import EarlierPlan, check_earlier
+from ._guarantee import GUARANTEE
 from ._plan import Plan
 from ._record import SCHEMA, Record, checked_keys
 from ._schedule import check_positions
@@ -30,89 +31,6 @@ from .records import (
 
 EXTERNAL = "external"
 """The `kind` of a manifest of a sweep that was made elsewhere; those of `calibrate` have none."""
-
-_DRAWS = "for prompts drawn independently from the same distribution as the calibration set"
-GUARANTEE = (
-    "Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of the calibration set, "
-    f"the expected loss at its threshold is at most delta, {_DRAWS}. Several entries are not promised to hold together."
-)
-
-
-def guarantee_in_words(
-    *,
-    joint_epsilon: float | None = None,
-    cluster_key: str | None = None,
-    group_key: str | None = None,
-    is_sequential: bool = False,
-    is_pareto: bool = False,
-    most_confirmed: int = 0,
-) -> str:
-    """Returns what a manifest promises.
-
-    Args:
-      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
-      cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
-      group_key: Field of a data row that names its group, if groups have entries of their own.
-      is_sequential: Whether the tests were watched while examples were decoded.
-      is_pareto: Whether a part of the calibration set has chosen what the other part tested.
-      most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
-        the rest had proved; 0 where nothing was to be confirmed.
-    """
-    promise = GUARANTEE
-    if joint_epsilon is not None:
-        promise = (
-            f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
-            "the calibration set, the expected loss at the threshold of every entry is at most that entry's delta, "
-            f"{_DRAWS}. Each alone holds with probability at least 1 - its own epsilon."
-        )
-    promise += terms_in_words("A prompt", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
-    if is_pareto:
-        promise += (
-            " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
-            "set that a hash had drawn beforehand; the other part alone has tested them."
-        )
-    if most_confirmed > 1:
-        promise += (
-            f" Thresholds that one part of the calibration set had proved, at most {most_confirmed} of an entry, were "
-            "then tested once more, by a part that a hash had drawn beforehand and that had no part in choosing them: "
-            "from the safest on up to the first that failed, decoded at that threshold by the decoder that serves. The "
-            "promise is about what that decoder gives, and rests on these tests alone."
-        )
-    elif most_confirmed:
-        promise += (
-            " Every threshold was then tested once more, by a part of the calibration set that a hash had drawn "
-            "beforehand and that had no part in choosing it: decoded at that threshold by the decoder that serves. The "
-            "promise is about what that decoder gives, and rests on that test alone."
-        )
-    return promise
-
-
-def terms_in_words(drawn: str, *, cluster_key: str | None, group_key: str | None, is_sequential: bool) -> str:
-    """Returns what is promised of clusters and groups, and of tests that were watched; empty where there are none.
-
-    Args:
-      drawn: What the promise is about, such as `A prompt`.
-      cluster_key: As in `guarantee_in_words`.
-      group_key: As there.
-      is_sequential: As there.
-    """
-    several, terms = f"{drawn.split()[-1]}s", ""
-    if cluster_key is not None:
-        terms += (
-            f" {drawn} is drawn here by drawing a cluster, which {cluster_key} names, and then one of its {several}: "
-            "clusters are what must be drawn independently, and every cluster weighs the same."
-        )
-    if group_key is not None:
-        terms += (
-            f" An entry of a group, which {group_key} names, is about {several} drawn from that group alone; an entry "
-            f"without a group is about all {several} together, and may be broken for some of the groups."
-        )
-    if is_sequential:
-        terms += (
-            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
-            "hold whenever that stops."
-        )
-    return terms
 
 
 class WrittenManifest(Record):

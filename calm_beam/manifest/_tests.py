@@ -1,20 +1,23 @@
 """What a manifest says of tests, whatever was tested: thresholds, or settings of a sweep that was made elsewhere."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Generic, TypeVar
 
 from calm_beam.risk.stopping import Proved
 
 from ._checks import ManifestError, check_number, shown
-from ._decisions import check_decisions
-from ._looks import check_capital, check_counted, check_counts, check_last
 from ._record import Record
 from ._values import Count, Finite, Share, Signed, Text, Unit, one_of
 
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"
 """The procedure where a part of the calibration set has chosen the path, of several variants."""
+# p-values are not published below e to the power of minus this, 1e-300, and rounded up.
+_MOST_LOG_CAPITAL = 300 * math.log(10)
+_LOG_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ class StepRecord(Record):
           lowest: The least risk there can be.
         """
         check_number(f"{at}.risk", self.risk, low=lowest, high=1)
-        check_counted(at, self.n, group=group)
+        _check_counted(at, self.n, group=group)
         if self.n == 0 and (self.p_value, self.risk) != (1, 0):
             raise ManifestError(
                 f"{at} must have p_value 1 and risk 0 where n is 0, got {shown(self.p_value)} and {shown(self.risk)}"
@@ -127,13 +130,13 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
             raise ManifestError(f"path must have an entry for every {self._TESTED} tested, got []")
         for index, step in enumerate(self.path):
             step.check_of(f"path[{index}]", group=self.group, lowest=self._lowest)
-        check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
+        _check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         if self.example_risk is not None:
             check_number("example_risk", self.example_risk, low=self._lowest, high=1)
             if not self._is_promised:
                 raise ManifestError(f"example_risk must be left out {self._NOTHING}, got {shown(self.example_risk)}")
         if self.looks is not None:
-            check_counts(self.looks, group=self.group)
+            _check_counts(self.looks, group=self.group)
 
     @property
     def chosen(self) -> _Step | None:
@@ -158,8 +161,8 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
           expected: What the last one has to say of what was chosen, but for counts and risks.
         """
         step = self.chosen or self.path[0]
-        check_last(looks, {"n": step.n, **expected, "risk": step.risk})
-        check_capital(looks, step.p_value, at=step.tested)
+        _check_last(looks, {"n": step.n, **expected, "risk": step.risk})
+        _check_capital(looks, step.p_value, at=step.tested)
 
 
 def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int | None, is_planned: bool) -> None:
@@ -182,3 +185,66 @@ def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int
                 f"calibrations[{index}].looks must have one entry for each of sequential.rounds, which is "
                 f"{shown(rounds)}, got {shown(found)}"
             )
+
+
+def _check_decisions(path: Sequence[StepRecord], *, procedure: str, epsilon: float) -> None:
+    """Refuses decisions that the procedure does not make of these p-values.
+
+    Raises:
+      ManifestError: If a sequence went on after a failure, or a decision is at odds with its p-value.
+    """
+    # Pareto testing is one along a path that other examples have chosen.
+    is_sequence = procedure in ("fixed_sequence", PARETO)
+    for index, entry in enumerate(path):
+        if is_sequence and not entry.rejected and index + 1 < len(path):
+            raise ManifestError(
+                f"path[{index}].rejected is false, so the test stops there, but path[{index + 1}] follows"
+            )
+        is_small = entry.p_value <= epsilon
+        # Other procedures may reject fewer, by thresholds of their own on the p-values, and never more.
+        if entry.rejected != is_small and (entry.rejected or is_sequence):
+            raise ManifestError(
+                f"path[{index}].rejected must be {shown(not entry.rejected)}, got {shown(entry.rejected)}: "
+                f"p_value is {shown(entry.p_value)} and epsilon {shown(epsilon)}"
+            )
+
+
+def _check_counted(at: str, n: int, *, group: str | None) -> None:
+    """Refuses 0 counted units but for a group, of which the first rounds may have no example."""
+    if n == 0 and group is None:
+        raise ManifestError(f"{at}.n must be an integer of at least 1, got 0")
+
+
+def _check_counts(looks: Sequence[LookRecord], *, group: str | None) -> None:
+    """Refuses looks that are none, or whose counts do not grow from round to round."""
+    if not looks:
+        raise ManifestError("looks must have an entry for every round, got []")
+    for index, look in enumerate(looks):
+        _check_counted(f"looks[{index}]", look.n, group=group)
+    for index, (before, look) in enumerate(pairwise(looks), start=1):
+        # A round may have no example of a group.
+        if look.n < before.n or (look.n == before.n and group is None):
+            raise ManifestError(
+                f"looks[{index}].n must be {'above' if group is None else 'at least'} that of the round "
+                f"before, {before.n}, got {look.n}"
+            )
+
+
+def _check_last(looks: Sequence[LookRecord], expected: Mapping[str, object]) -> None:
+    """Refuses a last look at which an attribute is not what it is at the end."""
+    for name, value in expected.items():
+        found = getattr(looks[-1], name)
+        if found != value:
+            raise ManifestError(
+                f"looks[{len(looks) - 1}].{name} must be {shown(value)}, as at the end, got {shown(found)}"
+            )
+
+
+def _check_capital(looks: Sequence[LookRecord], p_value: float, *, at: object) -> None:
+    """Refuses capitals of which a p-value, that of the threshold or setting which is named, is not the inverse."""
+    largest = max(look.log_capital for look in looks)
+    if abs(math.log(p_value) + min(max(largest, 0), _MOST_LOG_CAPITAL)) > _LOG_ROUNDING:
+        raise ManifestError(
+            f"looks must come to a capital of 1 / {shown(p_value)}, which the p-value at {shown(at)} is made of, got "
+            f"e^{largest:.6g}"
+        )

@@ -17,6 +17,7 @@ from calm_beam.risk.tails import split_tail
 from ._checks import (
     ManifestError,
     check_choice,
+    check_count,
     check_number,
     check_text,
     shown,
@@ -287,13 +288,45 @@ class GroupRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataRecord(Record):
+class CountedData(Record):
+    """Examples from which something was proved, of a calibration set or of a sweep that was made elsewhere.
+
+    Attributes:
+      patterns: Files or runs that they, or their losses, were read from.
+      examples: Number of examples, failed ones included.
+      clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
+      fingerprint: Identifies the examples; of a sweep, their losses under all settings too.
+    """
+
+    patterns: tuple[Text, ...]
+    examples: Positive
+    clusters: Count | None
+    fingerprint: Text
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_clusters(self.examples, self.clusters)
+
+    @property
+    def units(self) -> int:
+        """Number of independent units: clusters where there are some, examples otherwise."""
+        return self.examples if self.clusters is None else self.clusters
+
+
+def check_clusters(examples: int, clusters: int | None) -> None:
+    """Refuses a number of clusters that so many examples cannot be in."""
+    if clusters is not None:
+        # Where there are examples, they are in some cluster.
+        check_count("clusters", clusters, low=min(1, examples))
+        if clusters > examples:
+            raise ManifestError(f"clusters must be at most examples, which is {examples}, got {clusters}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord(CountedData):
     """The calibration set.
 
     Attributes:
-      patterns: File patterns it was read from.
-      examples: Number of examples, failed ones included.
-      clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
       choosing: Number of independent units that have chosen what was tested, and in which order; the others tested it.
         None where the order was fixed beforehand.
       groups: The groups that its examples fall into, by name in ascending order; None where they are not told apart.
@@ -304,13 +337,14 @@ class DataRecord(Record):
       truncated: Examples whose input was cut to the longest allowed.
       unseen: Examples with texts that a metric did not see, by metric in ascending order; None where there are none,
         and in manifests that do not say.
-      fingerprint: Identifies the examples.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "choosing", "groups", "failed_ids", "unseen")
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("patterns", "examples", "clusters", "choosing", "groups"),
+        *("duplicates", "failed", "failed_ids", "truncated", "unseen"),
+    )
 
-    patterns: tuple[Text, ...]
-    examples: Positive
     clusters: Positive | None = None
     choosing: Positive | None = None
     groups: tuple[GroupRecord, ...] | None = None
@@ -319,7 +353,6 @@ class DataRecord(Record):
     failed_ids: tuple[Text, ...] | None = None
     truncated: Count
     unseen: tuple[UnseenRecord, ...] | None = None
-    fingerprint: Text
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -329,8 +362,6 @@ class DataRecord(Record):
         if self.failed_ids is not None:
             self._check_failed_ids(self.failed_ids)
         check_unseen(self.unseen, examples=self.examples)
-        if self.clusters is not None and self.clusters > self.examples:
-            raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
         if self.choosing is not None and self.choosing >= self.units:
             raise ManifestError(f"choosing must leave others to test, of {self.units} {self.unit}, got {self.choosing}")
         if self.groups is not None:
@@ -359,11 +390,6 @@ class DataRecord(Record):
                 f"failed_ids must have {listed} ids, since failed is {self.failed} (left out where that is 0), "
                 f"got {len(failed_ids)}"
             )
-
-    @property
-    def units(self) -> int:
-        """Number of independent units: clusters where there are some, examples otherwise."""
-        return self.examples if self.clusters is None else self.clusters
 
     @property
     def unit(self) -> str:

@@ -16,8 +16,8 @@ import jax
 
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.work import Work
-from calm_beam.free_memory import peak_bytes
 from calm_beam.storage import size
+from calm_beam.storage.free_memory import peak_bytes
 
 from .job import StoredGenerations
 from .shards import StoredShard

@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.manifest import Calibration
 from calm_beam.text.printable import printable
-from calm_beam.upkeep.verification import promised_thresholds
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds

@@ -1,7 +1,7 @@
 """What a p-value is computed from."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -28,6 +28,18 @@ class Evidence:
     n: int
     sums: Mapping[Statistic, np.ndarray]
     table: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, fixed_losses: np.ndarray, statistics: Iterable[Statistic], *, table: np.ndarray | None = None) -> Self:
+        """Returns the evidence of losses that are at hand.
+
+        Args:
+          fixed_losses: shape (units, settings), int64 in units of 2^-32.
+          statistics: What is summed over the units.
+          table: As in the class.
+        """
+        sums = {statistic: statistic.values(fixed_losses).sum(axis=0) for statistic in statistics}
+        return cls(n=len(fixed_losses), sums=sums, table=table)
 
     @property
     def loss_sums(self) -> np.ndarray:

@@ -33,5 +33,5 @@ def p_values_of(losses: ArrayLike, *, p_value: str, delta: float) -> np.ndarray:
     fixed = to_signed_fixed_point(losses) if method.takes_signed else to_fixed_point(losses)
     if fixed.ndim == 0 or not len(fixed):
         raise ValueError(f"losses must have shape (n, ...) with n at least 1, got {fixed.shape}.")
-    sums = {statistic: statistic.values(fixed).sum(axis=0) for statistic in method.statistics(delta)}
-    return method.p_values(Evidence(n=len(fixed), sums=sums, table=fixed if method.needs_table else None), delta)
+    evidence = Evidence.of(fixed, method.statistics(delta), table=fixed if method.needs_table else None)
+    return method.p_values(evidence, delta)

@@ -6,8 +6,6 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.risk.clusters import means_up
-
 _INT64_MAX = int(np.iinfo(np.int64).max)
 # Integers below this are float64s, so that a sum of integers that stays below it is exact in any order of addition.
 _EXACT_IN_FLOAT = 2**53
@@ -171,6 +169,21 @@ class RiskTotals:
     def __reduce__(self) -> tuple[object, ...]:
         # Through the constructor, since numpy forgets on the way that an array is read-only.
         return (_restore, (type(self), self.n, self.sums))
+
+
+def means_up(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Returns means of losses of examples that belong together, rounded up to a multiple of 2^-32.
+
+    They are averaged since the cluster is what is drawn independently. Questions on one paragraph, or turns of one
+    conversation, resemble each other: counted one by one they would feign more independent draws than there were, and
+    the bound would not hold.
+
+    Args:
+      sums: Any shape, int64 in units of 2^-32.
+      sizes: Of how many losses, at least 1; of a shape that broadcasts to it.
+    """
+    # Integer division rounds down, so that of the negated sum rounds up.
+    return np.asarray(-(-sums // sizes))
 
 
 def _largest(values: np.ndarray) -> int:

@@ -37,12 +37,12 @@ from calm_beam.manifest import (
     plans_in_words,
     read_manifest,
 )
+from calm_beam.manifest.plan_list import PlanList
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.outputs import DecodeJob, FinishedSweep
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 from calm_beam.outputs.timing import RunTiming
-from calm_beam.plan_list import PlanList
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
 

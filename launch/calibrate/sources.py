@@ -17,16 +17,17 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import Need
+from calm_beam.inputs.files import digest_of_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord, Plan, Variant
+from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
-from calm_beam.plan_list import AskedPlan, PlanList, digest_of_files, home_of
 from calm_beam.storage import absolute
 from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog

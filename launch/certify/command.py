@@ -9,8 +9,8 @@ from calm_beam.calibration.settings_plan import plan_of_settings, settled_order
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, plans_in_words
+from calm_beam.manifest.plan_list import AskedPlan, PlanList
 from calm_beam.manifest.versions import certifying_versions
-from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, remove_file
 from calm_beam.text.counted import counted
 

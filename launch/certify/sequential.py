@@ -31,8 +31,8 @@ from calm_beam.manifest import (
     plans_in_words,
     read_external_manifest,
 )
+from calm_beam.manifest.plan_list import AskedPlan, PlanList
 from calm_beam.manifest.versions import certifying_versions
-from calm_beam.plan_list import AskedPlan, PlanList
 from calm_beam.storage import joined, remove_file, replacing, version
 from calm_beam.text.counted import counted
 

@@ -6,9 +6,9 @@ import pathlib
 
 import jax
 
-from calm_beam.free_memory import available_bytes
 from calm_beam.native.library import instruction_set, instruction_sets_here, why_unavailable
 from calm_beam.storage import cache_folder
+from calm_beam.storage.free_memory import available_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

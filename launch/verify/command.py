@@ -11,7 +11,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from rich import box
 from rich.table import Table
 
+from calm_beam.calibration.anytime import AnytimeEvidence
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
+from calm_beam.calibration.verification import FreshLosses, Verdict, promised_thresholds, verify_each
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.exits.measures import check_named
 from calm_beam.inputs import read_examples
@@ -41,8 +43,6 @@ from calm_beam.storage import joined, list_files, parent
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 from calm_beam.transforms import ReadExamples
-from calm_beam.upkeep.anytime import AnytimeEvidence
-from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
 from calm_beam.vocabularies.chat import NO_TEMPLATE
 
 from .carried import take_up

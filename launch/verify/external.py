@@ -5,6 +5,16 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from calm_beam.calibration.anytime import AnytimeEvidence
+from calm_beam.calibration.verification import Verdict
+from calm_beam.calibration.verified_settings import (
+    check_fresh,
+    promised,
+    unit_names,
+    verify_settings,
+    why_not_fresh,
+    with_settings,
+)
 from calm_beam.inputs.losses.direction import LOWER
 from calm_beam.launch.certify.flags import add_sweep_flags
 from calm_beam.launch.certify.sources import read_source
@@ -15,16 +25,6 @@ from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
-from calm_beam.upkeep.anytime import AnytimeEvidence
-from calm_beam.upkeep.settings import (
-    check_fresh,
-    promised,
-    unit_names,
-    verify_settings,
-    why_not_fresh,
-    with_settings,
-)
-from calm_beam.upkeep.verification import Verdict
 
 from .carried import add_anytime_flags, take_up
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from calm_beam.calibration.anytime import AnytimeEvidence
+from calm_beam.calibration.verification import Verdict
 from calm_beam.errors import UsageError
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.text.counted import counted
-from calm_beam.upkeep.anytime import AnytimeEvidence
-from calm_beam.upkeep.verification import Verdict
 
 BROKEN = 3
 """Exit status if a promise is broken."""

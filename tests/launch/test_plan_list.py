@@ -10,7 +10,7 @@ import pytest
 import calm_beam as calm
 from calm_beam.launch.cli import main
 from calm_beam.manifest import EarlierPlan, read_external_manifest, read_manifest
-from calm_beam.plan_list import PlanList
+from calm_beam.manifest.plan_list import PlanList
 from calm_beam.transforms import Calibrate, ReadGenerations, WriteManifest
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, write_csv
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows

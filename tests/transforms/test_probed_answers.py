@@ -16,9 +16,9 @@ from apache_beam.transforms import window
 from apache_beam.transforms.window import TimestampedValue
 
 from calm_beam.risk.sampled_loss import SampledLoss
+from calm_beam.risk.watched_risk import WatchedRisk
 from calm_beam.serving import LossProbe, OutputError, PromptError, Unanswered
 from calm_beam.transforms import EarlyExitModelHandler, MonitorRisk, NamedPrompt, SampledLosses
-from calm_beam.upkeep.watched_risk import WatchedRisk
 from tests.calm_beam.serving.builders import build_entry
 from tests.pipelines import BROKEN_ID
 from tests.transforms.served import PROMPTS, Collect, Served, collected, run

@@ -34,10 +34,10 @@ from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.manifest import PlannedTest, content_digest
+from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
-from calm_beam.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.text.counted import counted

@@ -1,14 +1,15 @@
-"""The risk modules compute on numpy alone, and so does what looks after a promise."""
+"""The risk modules compute on numpy alone, and so does what watches a promise while it serves."""
 
 import subprocess
 import sys
 
-_MODULES = "calm_beam.upkeep.excess, calm_beam.upkeep.monitor, " + ", ".join(
+_MODULES = ", ".join(
     f"calm_beam.risk.{name}"
     for name in (
         "totals",
         "betting_table",
-        "clusters",
+        "excess",
+        "monitor",
         "pvalues",
         "fwer",
         "losses",

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise, in_fixed_order
-from calm_beam.upkeep.monitor import RiskMonitor
-from calm_beam.upkeep.watched_risk import WatchedRisk
+from calm_beam.risk.watched_risk import WatchedRisk
 from tests.builders import build_checkpoint
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import CONFIG

@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 import itertools
+import math
 import operator
 import pickle
 import random
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -180,3 +182,20 @@ def test_constructor_checks() -> None:
         RiskTotals.zero(rows=0, thresholds=1)
     with pytest.raises(ValueError, match=re.escape("thresholds must be at least 1, got -2.")):
         RiskTotals.zero(rows=1, thresholds=-2)
+
+
+@given(
+    losses=st.lists(st.integers(-LOSS_SCALE, LOSS_SCALE), min_size=1, max_size=9), rng=st.randoms(use_true_random=False)
+)
+def test_mean_is_the_exact_one_rounded_up(losses: list[int], rng: random.Random) -> None:
+    """Merged in any tree, the mean is the ceiling of the rational one."""
+    parts = [RiskTotals(n=1, sums=np.array([[loss]])) for loss in losses]
+    merged = _merge_in_any_tree(parts, rng)
+    assert merged.n == len(losses)
+    assert merged.mean_up().tolist() == [[math.ceil(Fraction(sum(losses), len(losses)))]]
+
+
+def test_one_example_is_its_own_mean() -> None:
+    """Clusters of one change nothing, whatever the shape."""
+    losses = np.array([[0, 7], [LOSS_SCALE, -LOSS_SCALE]])
+    assert RiskTotals(n=1, sums=losses).mean_up().tolist() == losses.tolist()

@@ -8,11 +8,11 @@ import pytest
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
 from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
+from calm_beam.calibration.verified_settings import check_fresh, promised, verify_settings
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import ExternalManifest
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.upkeep.settings import check_fresh, promised, verify_settings
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 

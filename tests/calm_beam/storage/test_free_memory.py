@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from calm_beam import free_memory
-from calm_beam.free_memory import available_bytes
+from calm_beam.storage import free_memory
+from calm_beam.storage.free_memory import available_bytes
 
 
 def test_free_memory_is_of_this_machine() -> None:

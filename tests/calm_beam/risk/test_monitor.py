@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from calm_beam.upkeep.monitor import RiskMonitor, capital_of, grown_stakes, kept_back
+from calm_beam.risk.monitor import RiskMonitor, capital_of, grown_stakes, kept_back
 
 _START = RiskMonitor.start(delta=0.1, alpha=0.05)
 _LOSSES = st.lists(st.floats(0, 1), max_size=30)

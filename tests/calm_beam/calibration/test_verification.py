@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from calm_beam.calibration.verification import FreshLosses, promised_thresholds, verify
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.evidence import EvidenceError
-from calm_beam.upkeep.verification import FreshLosses, promised_thresholds, verify
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.calm_beam.manifest.builders import (
     build_calibration,

@@ -11,8 +11,7 @@ import pytest
 
 from calm_beam.errors import UsageError
 from calm_beam.manifest import EarlierPlan, SequentialPlan, plans_in_words, write_manifest
-from calm_beam.plan_list import PLANS, AskedPlan, PlanList, digest_of_files, home_of
-from calm_beam.storage import replacing
+from calm_beam.manifest.plan_list import PLANS, AskedPlan, PlanList, home_of
 from tests.calm_beam.manifest.builders import build_plan_record, build_planned_manifest
 
 _FIRST = AskedPlan(plan="sha256:1", tests="sha256:1", data="a", command="calibrate", decodes=True)
@@ -179,17 +178,6 @@ def test_home_is_the_output_directory() -> None:
     assert home_of("/elsewhere/sha256-1") == "/elsewhere/sha256-1"
 
 
-def test_data_files_are_known_by_content(tmp_path: pathlib.Path) -> None:
-    """Names, folders and order of data files do not matter, a byte does, and SeqIO data are known by name."""
-    for name, text in (("a", "1"), ("b", "2"), ("c", "1"), ("d", "3")):
-        (tmp_path / name).write_text(text)
-    a, b, c, d = (str(tmp_path / name) for name in "abcd")
-    assert digest_of_files([a, b]) == digest_of_files([b, c])
-    assert digest_of_files([a, b]) != digest_of_files([a, d])
-    assert digest_of_files([a, b]) != digest_of_files([a])
-    assert digest_of_files(["seqio:wmt/test/00000-of-00001"]) != digest_of_files(["seqio:wmt/dev/00000-of-00001"])
-
-
 def test_what_it_does_to_a_promise_is_said() -> None:
     """The first plan has nothing to say; later ones say their place, and whether anything had been shown before."""
     plan = EarlierPlan(plan="sha256:1", command="calibrate", asked="2026-01-01T00:00:00Z", answered=True)
@@ -215,12 +203,3 @@ def test_a_list_on_cloud_storage(bucket: str) -> None:
     assert sorted(len(earlier) for earlier in told) == list(range(4))
     assert len(PlanList(home).ask(asked_plans[0], is_answered=True)) < 4
     assert len(PlanList(home).plans()) == 4
-
-
-def test_data_on_cloud_storage_are_known_by_content(bucket: str) -> None:
-    """By size and checksum, which the service keeps, whatever an object is called."""
-    for name, text in (("a", "1"), ("b", "1"), ("c", "2")):
-        with replacing(f"{bucket}/{name}") as temporary:
-            temporary.write_text(text)
-    a, b, c = (digest_of_files([f"{bucket}/{name}"]) for name in "abc")
-    assert a == b != c

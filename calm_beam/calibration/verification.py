@@ -21,20 +21,20 @@ from typing import Generic, Self, TypeVar
 
 import numpy as np
 
-from calm_beam.calibration.contrast import Contrast
-from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.unseen import Unseen
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import AskedTest, Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.betting_table import BettingTable
+from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.totals import RiskTotals
 
-from .excess import excess_p_values
+from .contrast import Contrast
+from .scoring import score_by_policy
+from .unseen import Unseen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.upkeep.excess import excess_p_values
 from tests.validity.suite import draws, most_misses
 from tests.validity.worlds import World, beta_steep, coin, ternary
 

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from calm_beam.calibration.fingerprint import come_again, fingerprint_text
-from calm_beam.calibration.loss_table import LossTable
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
 from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.text.counted import counted
-from calm_beam.upkeep.anytime import AnytimeEvidence
-from calm_beam.upkeep.verification import Verdict, judged
+
+from .anytime import AnytimeEvidence
+from .fingerprint import come_again, fingerprint_text
+from .loss_table import LossTable
+from .verification import Verdict, judged
 
 
 def promised(manifest: ExternalManifest) -> tuple[ExternalCalibration, ...]:
@@ -76,7 +77,7 @@ def verify_settings(
     Raises:
       EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
 
-    Source: ours; see `calm_beam.upkeep.verification`.
+    Source: ours; see `calm_beam.calibration.verification`.
     """
     return judged(promised(manifest), _losses(sweep, manifest), alpha=alpha)
 

@@ -11,31 +11,24 @@ themselves, nor that its last files, or all of them, were removed.
 
 import dataclasses
 import glob
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.errors import UsageError, os_error_in_words
-from calm_beam.inputs.seqio_names import is_seqio
-from calm_beam.manifest import (
-    MANIFEST,
-    EarlierPlan,
-    ExternalPlan,
-    ManifestError,
-    Plan,
-    content_digest,
-    read_any_manifest,
-    time_of_now,
-)
-from calm_beam.storage import base_name, is_cloud_path, is_file, joined, list_files, make_folder, open_input, parent
-from calm_beam.storage import stat as cloud_stat
+from calm_beam.storage import base_name, is_file, joined, list_files, make_folder, parent
+from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
+
+from ._checks import ManifestError
+from ._earlier_plans import EarlierPlan
+from ._external import ExternalPlan
+from ._plan import Plan
+from .reader import read_any_manifest
+from .writer import MANIFEST, time_of_now
 
 PLANS = "plans"
 _SCHEMA = "calm-beam/plan-list/v1"
 _GENERATIONS = "generations"
-_CHUNK = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,30 +201,6 @@ def home_of(folder: str) -> str:
     """
     above = parent(folder)
     return parent(above) if base_name(above) == _GENERATIONS else folder
-
-
-def digest_of_files(files: Sequence[str]) -> str:
-    """Returns `sha256:` and 64 digits: equal for data files of equal content, whatever they are called.
-
-    SeqIO data are known by their names alone. Objects on Cloud Storage are known by size and checksum.
-
-    Raises:
-      OSError: If a file cannot be read.
-    """
-    found = json.dumps(sorted(_content_of(path) for path in files))
-    return f"sha256:{hashlib.sha256(found.encode()).hexdigest()}"
-
-
-def _content_of(path: str) -> str:
-    if is_seqio(path):
-        return path
-    if is_cloud_path(path) and (found := cloud_stat(path)) is not None:
-        return f"{found.size} {found.crc32c}"
-    digest = hashlib.sha256()
-    with open_input(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _are_about(events: Sequence[_Event], asked: AskedPlan) -> bool:

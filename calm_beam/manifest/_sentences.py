@@ -1,0 +1,179 @@
+"""What a manifest says in sentences, for terminals, pages and notebooks."""
+
+from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from calm_beam.text.counted import counted
+
+from ._checks import shown
+from ._external import ExternalManifest
+from ._manifest import Manifest
+from ._plan import WORST_NEAR_TIES
+from ._sequential import SequentialRecord
+from ._unseen import unseen_in_words
+from .records import Calibration, threshold_in_words
+
+
+def served_in_words(manifest: Manifest) -> str:
+    """Returns which entry the plan says will be served; empty where it does not say."""
+    entry = manifest.served
+    if entry is None:
+        return ""
+    group = "" if entry.group is None else f"group {shown(entry.group)}, "
+    return f"The plan named the entry that is served before any loss was seen: {group}{entry.promise_in_words()}."
+
+
+def clusters_in_words(manifest: Manifest | ExternalManifest) -> str:
+    """Returns that delta bounds the loss per cluster, and what was measured over examples; empty without clusters."""
+    if manifest.data.clusters is None:
+        return ""
+    measured = [
+        f"{entry.risk:.4f} and {entry.example_risk:.4f} (delta {entry.delta:g})"
+        for entry in manifest.calibrations
+        if entry.risk is not None and entry.example_risk is not None
+    ]
+    figures = f" Measured per cluster and over examples: {'; '.join(measured)}." if measured else ""
+    return (
+        "Every cluster weighs the same, however many examples it has: delta bounds the expected loss per cluster. "
+        f"Nothing is promised of the mean over examples.{figures}"
+    )
+
+
+def repeats_in_words(manifest: Manifest) -> str:
+    """Returns how many examples repeat the input of another, and when that matters; empty where none does.
+
+    Repeats of the traffic belong to an independent draw of it. Whoever takes them out has a sample of other traffic.
+    """
+    confirming = 0 if manifest.confirmation is None else manifest.confirmation.data.duplicates
+    repeats = manifest.data.duplicates + confirming
+    if not repeats:
+        return ""
+    return (
+        f"{counted(repeats, 'example repeats', several='examples repeat')} an input. Leave in what repeats by itself "
+        "where the model is served: a sample without it is one of other traffic. Copies that were added, such as by "
+        "augmenting or joining sets, are no independent draws and void the guarantee: take those out, and no others."
+    )
+
+
+def rounds_in_words(manifest: Manifest) -> str:
+    """Returns how a calibration that was watched round by round ended; empty for others."""
+    ended, plan = manifest.sequential, manifest.plan
+    if ended is None or plan is None or plan.sequential is None:
+        return ""
+    rule = plan.sequential
+    why = {
+        "stop_at_threshold": f"every promise had come down to threshold {rule.stop_at_threshold or 0:g}",
+        "stop_at_layers": f"no promise used more than {rule.stop_at_layers or 0:g} layers",
+        "stop_gain": _gained_little(rule.stop_gain, "the layers"),
+        **_WITHOUT_RULE,
+    }[ended.ended_by]
+    return _ending_in_words(ended, why=why, examples=manifest.data.examples)
+
+
+def external_rounds_in_words(manifest: ExternalManifest) -> str:
+    """Returns how a certification that was watched round by round ended; empty for others."""
+    ended, rule = manifest.sequential, manifest.plan.sequential
+    if ended is None or rule is None:
+        return ""
+    why = {
+        "stop_at_setting": f"every promise had come to setting {rule.stop_at_setting}, or to a later one",
+        "stop_at_cost": f"no promise cost more than {rule.stop_at_cost or 0:g}",
+        "stop_gain": _gained_little(rule.stop_gain, "the cost"),
+        **_WITHOUT_RULE,
+    }[ended.ended_by]
+    return _ending_in_words(ended, why=why, examples=manifest.data.examples)
+
+
+_WITHOUT_RULE = {"all_proved": "nothing was left to prove", "end_of_data": "no rule had stopped them before"}
+
+
+def _gained_little(share: float | None, what: str) -> str:
+    return f"{ROUNDS_WITHOUT_GAIN} rounds in a row had saved less than {100 * (share or 0):g} % of {what}"
+
+
+def _ending_in_words(ended: SequentialRecord, *, why: str, examples: int) -> str:
+    before = [
+        f"It had stopped after round {end.rounds} before, and was continued by another rule." for end in ended.continues
+    ]
+    where = (
+        f"after the last of {counted(ended.rounds, 'round')}"
+        if ended.rounds == ended.of_rounds
+        else f"after round {ended.rounds} of {ended.of_rounds}"
+    )
+    return " ".join(
+        [
+            f"The tests were looked at after every round of examples, and ended {where}, with "
+            f"{examples:,} of {counted(ended.of_examples, 'example')}: {why}.",
+            *before,
+        ]
+    )
+
+
+def engine_in_words(manifest: Manifest) -> str:
+    """Returns which engine was calibrated, as a sentence."""
+    engine = manifest.engine
+    return "Engine: not recorded." if engine is None else f"Engine: {engine.in_words()}."
+
+
+def near_ties_in_words(manifest: Manifest) -> str:
+    """Returns at how many examples a near tie decided, for each chosen threshold; empty where that is not known."""
+    counts: dict[str, int] = {}
+    for entry in manifest.calibrations:
+        step = entry.deciding
+        # Those of groups are among those of all.
+        if entry.group is None and step is not None and step.near_ties is not None:
+            counts[threshold_in_words(step.threshold, step.variant)] = step.near_ties
+    if not counts:
+        return ""
+    data = manifest.data if manifest.confirmation is None else manifest.confirmation.data
+    is_worst = manifest.plan is not None and manifest.plan.near_ties == WORST_NEAR_TIES
+    what = "they count with loss 1" if is_worst else "another engine may give these another output"
+    each = ", ".join(f"{count:,} at threshold {threshold}" for threshold, count in counts.items())
+    return f"Near ties, of {data.examples:,} examples: {each}; {what}."
+
+
+def confirmation_in_words(entry: Calibration) -> str:
+    """Returns what was chosen, and what of it was confirmed; empty where nothing was to be confirmed.
+
+    A p-value is written in as many digits as show on which side of epsilon it is.
+    """
+    chosen, steps = entry.chosen, entry.confirmation
+    if chosen is None or steps is None:
+        return ""
+    *_, last = steps
+    named, p_value = f"chosen {threshold_in_words(*chosen.tested_as)}", p_value_beside(last.p_value, entry.epsilon)
+    if last.rejected:
+        return f"{named}, confirmed: p = {p_value}"
+    at = threshold_in_words(*last.tested_as)
+    if len(steps) > 1:
+        held = steps[-2]
+        return (
+            f"{named}, confirmed {threshold_in_words(*held.tested_as)}: p = "
+            f"{p_value_beside(held.p_value, entry.epsilon)}, not {at}: p = {p_value}"
+        )
+    return f"{named}, not confirmed: p = {p_value}{'' if last.tested_as == chosen.tested_as else f' at {at}'}"
+
+
+def confirming_in_words(manifest: Manifest) -> str:
+    """Returns which examples confirmed thresholds, and what decoded them; empty where none did."""
+    found = manifest.confirmation
+    if found is None:
+        return ""
+    data = found.data
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    return (
+        f"{counted(data.examples, 'other example')}{clusters}, which chose nothing, tested what was chosen, decoded by "
+        f"the {found.decoder} decoder that serves (exit head {found.exit_head}, {found.dtype}); "
+        f"{counted(data.duplicates, 'repeated input')}, {data.truncated} cut, {data.failed} failed."
+        f"{' ' * bool(data.unseen)}{unseen_in_words(data.unseen or ())}"
+    )
+
+
+def p_value_beside(p_value: float, epsilon: float) -> str:
+    """Returns a p-value in as few digits, at least two, as show on which side of epsilon it is.
+
+    >>> p_value_beside(0.05002, 0.05), p_value_beside(0.049996, 0.05), p_value_beside(0.3123, 0.05)
+    ('0.05002', '0.05', '0.31')
+    """
+    written = (f"{p_value:.{digits}g}" for digits in range(2, 18))
+    # What is written as epsilon itself is not above it.
+    right = (text for text in written if (float(text) > epsilon) == (p_value > epsilon))
+    return next(right, repr(p_value))

@@ -1,1 +1,0 @@
-"""Looking after a promise once it is given: on fresh data (`verification`), and while it serves (`monitor`)."""

@@ -150,22 +150,35 @@ def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: floa
     return np.where(np.any(is_accepted, axis=-1, keepdims=True), places, -1)
 
 
-def confirming_path(entry: Calibration, *, confirm_share: float) -> tuple[PathEntry, ...]:
+def confirming_path(entry: Calibration, *, epsilon: float, confirm_share: float) -> tuple[PathEntry, ...]:
     """Returns what of an entry has to be confirmed, in the order of the tests; empty where nothing was chosen."""
     if entry.chosen is None:
         return ()
     p_values, accepted = [step.p_value for step in entry.path], [step.rejected for step in entry.path]
-    places = confirming_places(p_values, accepted, epsilon=entry.epsilon, confirm_share=confirm_share)
+    places = confirming_places(p_values, accepted, epsilon=epsilon, confirm_share=confirm_share)
     return tuple(entry.path[place] for place in dict.fromkeys(places.tolist()))
 
 
-def thresholds_to_confirm(
-    entries: Sequence[Calibration], *, confirm_share: float
-) -> dict[Variant | None, tuple[float, ...]]:
+def paths_to_confirm(entries: Sequence[Calibration], plan: Plan) -> list[tuple[float, tuple[PathEntry, ...]]]:
+    """Returns what of every entry has to be confirmed, in the order of the tests, and at which level.
+
+    Args:
+      entries: As the part that chooses has found them.
+      plan: What is asked for, with the share that confirms.
+    """
+    assert plan.confirm_share is not None
+    levels = plan.confirming_epsilons([entry.chosen is not None for entry in entries])
+    return [
+        (level, confirming_path(entry, epsilon=level, confirm_share=plan.confirm_share))
+        for entry, level in zip(entries, levels, strict=True)
+    ]
+
+
+def thresholds_to_confirm(entries: Sequence[Calibration], plan: Plan) -> dict[Variant | None, tuple[float, ...]]:
     """Returns what has to be confirmed: by way of decoding, the thresholds of all entries, descending."""
     found: dict[Variant | None, set[float]] = {}
-    for entry in entries:
-        for step in confirming_path(entry, confirm_share=confirm_share):
+    for _, path in paths_to_confirm(entries, plan):
+        for step in path:
             found.setdefault(step.variant, set()).add(step.threshold)
     return {variant: tuple(sorted(thresholds, reverse=True)) for variant, thresholds in found.items()}
 
@@ -198,22 +211,22 @@ def confirmed_outcome(
     """
     if plan.digest != digest:
         raise ManifestError(f"the plan is {plan.digest}, but the run was started with {digest}.")
-    assert plan.confirm_share is not None
-    manifest, share = found.manifest, plan.confirm_share
-    asked = thresholds_to_confirm(manifest.calibrations, confirm_share=share)
+    manifest = found.manifest
+    asked, paths = thresholds_to_confirm(manifest.calibrations, plan), paths_to_confirm(manifest.calibrations, plan)
     num_layers = manifest.model.layers
     per_spec = len(found.rows) // len(plan.tests)
     rows, entries = list(found.rows), []
-    for index, (spec, entry) in enumerate(zip(plan.tests, manifest.calibrations, strict=True)):
+    for index, (spec, entry, (level, path)) in enumerate(zip(plan.tests, manifest.calibrations, paths, strict=True)):
+        at_level = dataclasses.replace(spec, epsilon=level)
         tests = []
-        for accepted in confirming_path(entry, confirm_share=share):
+        for accepted in path:
             of_variant = totals[accepted.variant]
             # Those of a group may be none; of the whole they are some.
             check_parts(manifest.data.units, of_variant.risk.n, verb="confirm")
             place = asked[accepted.variant].index(accepted.threshold)
-            tests.append(_tested(of_variant, spec, place, accepted=accepted, num_layers=num_layers))
+            tests.append(_tested(of_variant, at_level, place, accepted=accepted, num_layers=num_layers))
         tests = _in_sequence(tests)
-        confirmed = _confirmed(entry, tests, num_layers=num_layers)
+        confirmed = _confirmed(entry, tests, epsilon=level, num_layers=num_layers)
         if confirmed.threshold is not None and confirmed.threshold_by_position is None:
             settings = recorded_settings(manifest.decode_of(confirmed), (confirmed.threshold,))
             confirmed = with_positions(confirmed, settings)
@@ -290,7 +303,7 @@ def _in_sequence(tests: Sequence[_Confirmation]) -> list[_Confirmation]:
     return [dataclasses.replace(test, is_reached=at <= failed) for at, test in enumerate(tests)]
 
 
-def _confirmed(entry: Calibration, tests: Sequence[_Confirmation], *, num_layers: int) -> Calibration:
+def _confirmed(entry: Calibration, tests: Sequence[_Confirmation], *, epsilon: float, num_layers: int) -> Calibration:
     """Returns an entry with its confirmations, and what they leave of its promise."""
     reached = [test for test in tests if test.is_reached]
     if not reached:
@@ -302,6 +315,7 @@ def _confirmed(entry: Calibration, tests: Sequence[_Confirmation], *, num_layers
     return dataclasses.replace(
         entry,
         confirmation=steps,
+        confirming_epsilon=None if epsilon == entry.epsilon else epsilon,
         threshold=step.threshold if step else None,
         variant=step.variant if step else None,
         threshold_by_position=entry.threshold_by_position if is_chosen else None,

@@ -239,7 +239,7 @@ def judged(
     """
     p_values, excess = np.ones(len(entries)), np.ones(len(entries))
     for index, (entry, (strict, lenient)) in enumerate(zip(entries, losses, strict=True)):
-        p_values[index] = p_values_of(strict, p_value=entry.p_value, delta=entry.delta)
+        p_values[index] = p_values_of(strict, p_value=entry.p_value, delta=entry.delta, epsilon=entry.epsilon)
         excess[index] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=entry.is_signed)
     is_broken = holm_test(excess, epsilon=alpha).rejected
     return tuple(

@@ -21,12 +21,16 @@ def guarantee_in_words(
       most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
         the rest had proved; 0 where nothing was to be confirmed.
     """
+    "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
     promise = _promise_in_words(
         joint_epsilon,
         sample="the calibration set",
         its="at its threshold",
         of_every="at the threshold of every entry",
         draws="for prompts drawn independently from the same distribution as the calibration set",
+        its_own="its own epsilon, or its confirming_epsilon where it has one"
+        if most_confirmed > 1
+        else "its own epsilon",
     )
     promise += _terms_in_words("A prompt", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
     if is_pareto:
@@ -71,12 +75,15 @@ def external_guarantee(
         its="of its setting",
         of_every="of the setting of every entry",
         draws="for examples drawn independently from the same distribution as the examples of the sweep",
+        its_own="its own epsilon",
     )
     terms = _terms_in_words("An example", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
     return promise + terms
 
 
-def _promise_in_words(joint_epsilon: float | None, *, sample: str, its: str, of_every: str, draws: str) -> str:
+def _promise_in_words(
+    joint_epsilon: float | None, *, sample: str, its: str, of_every: str, draws: str, its_own: str
+) -> str:
     if joint_epsilon is None:
         return (
             f"Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of {sample}, the "
@@ -85,7 +92,7 @@ def _promise_in_words(joint_epsilon: float | None, *, sample: str, its: str, of_
     return (
         f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
         f"{sample}, the expected loss {of_every} is at most that entry's delta, {draws}. Each alone holds with "
-        "probability at least 1 - its own epsilon."
+        f"probability at least 1 - {its_own}."
     )
 
 

@@ -246,6 +246,7 @@ class Manifest(WrittenManifest):
             )
         if self.confirmation is None:
             return
+        self._check_confirming_epsilons()
         if self.confirmation.dtype != self.decode.dtype:
             raise ManifestError(
                 f"confirmation.dtype must be decode.dtype, which is {self.decode.dtype}, got {self.confirmation.dtype}"
@@ -259,6 +260,17 @@ class Manifest(WrittenManifest):
                 f"confirmation.data.patterns must be data.patterns, which are {shown(list(data.patterns))}, got "
                 f"{shown(list(other.patterns))}"
             )
+
+    def _check_confirming_epsilons(self) -> None:
+        """Refuses levels of confirmations that are not those of the plan."""
+        assert self.plan is not None, "without a plan there is no confirmation"
+        levels = self.plan.confirming_epsilons([entry.chosen is not None for entry in self.calibrations])
+        for index, (entry, level) in enumerate(zip(self.calibrations, levels, strict=True)):
+            if entry.promised_epsilon != level:
+                raise ManifestError(
+                    f"calibrations[{index}].confirming_epsilon must be its share of plan.joint_epsilon, which is "
+                    f"{shown(level)}, got {shown(entry.promised_epsilon)}"
+                )
 
     def _check_groups(self) -> None:
         """Refuses promises that are made to some groups and not to others."""

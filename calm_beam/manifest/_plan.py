@@ -1,6 +1,7 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -235,6 +236,26 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
     def most_confirmed(self) -> int:
         """How many thresholds of an entry are confirmed at most; 0 where nothing is."""
         return 0 if self.confirm_share is None else self.confirm_path or 1
+
+    def confirming_epsilons(self, has_chosen: Sequence[bool]) -> list[float]:
+        """Returns the level at which each promise is confirmed: its own epsilon, or more where all hold together.
+
+        Promises that chose nothing have nothing to confirm, and leave their epsilon to the others in proportion. Who
+        chose is settled before any loss is seen that confirms, and the levels add up to the joint epsilon, so that the
+        chance of any wrong confirmation is at most that, given whoever chose, and so in all.
+
+        Args:
+          has_chosen: For each promise, whether there is something to confirm.
+
+        Source: Bonferroni (1936), given what one part of the set has chosen.
+        """
+        epsilons = [test.epsilon for test in self.tests]
+        is_divided = self.joint_epsilon is not None and self.confirm_path is not None
+        if not is_divided or all(has_chosen) or not any(has_chosen):
+            return epsilons
+        left = math.fsum(epsilon for epsilon, chose in zip(epsilons, has_chosen, strict=True) if chose)
+        factor = math.fsum(epsilons) / left
+        return [epsilon * factor if chose else epsilon for epsilon, chose in zip(epsilons, has_chosen, strict=True)]
 
     def confirmed_by(self, share: float | None) -> "Plan":
         """Returns the plan with a share of the units that confirms what the others choose; None for none."""

@@ -139,7 +139,10 @@ def confirmation_in_words(entry: Calibration) -> str:
     if chosen is None or steps is None:
         return ""
     *_, last = steps
-    named, p_value = f"chosen {threshold_in_words(*chosen.tested_as)}", p_value_beside(last.p_value, entry.epsilon)
+    named, p_value = (
+        f"chosen {threshold_in_words(*chosen.tested_as)}",
+        p_value_beside(last.p_value, entry.promised_epsilon),
+    )
     if last.rejected:
         return f"{named}, confirmed: p = {p_value}"
     at = threshold_in_words(*last.tested_as)
@@ -147,7 +150,7 @@ def confirmation_in_words(entry: Calibration) -> str:
         held = steps[-2]
         return (
             f"{named}, confirmed {threshold_in_words(*held.tested_as)}: p = "
-            f"{p_value_beside(held.p_value, entry.epsilon)}, not {at}: p = {p_value}"
+            f"{p_value_beside(held.p_value, entry.promised_epsilon)}, not {at}: p = {p_value}"
         )
     return f"{named}, not confirmed: p = {p_value}{'' if last.tested_as == chosen.tested_as else f' at {at}'}"
 

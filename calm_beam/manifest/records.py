@@ -26,7 +26,7 @@ from ._objective import CONSISTENCIES, LOSSES, Objective
 from ._record import Record
 from ._tests import PARETO, PROCEDURES, LookRecord, StepRecord, TestedEntry
 from ._unseen import UnseenRecord, check_unseen
-from ._values import AnyText, Count, Layers, Positive, Temperature, Text, Unit, one_of
+from ._values import AnyText, Count, Layers, Positive, Share, Temperature, Text, Unit, one_of
 
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
@@ -505,6 +505,8 @@ class Calibration(TestedEntry[PathEntry, Look]):
         the decoder that serves: from the safest on, each at epsilon, up to the last accepted or the first that fails.
         The last one rejected is promised; where none was, `threshold` is None. None where nothing was to be confirmed.
         A single one stands in the file by itself, as early writers put it, and several in a list.
+      confirming_epsilon: Level of the confirmations, where it is not `epsilon`: of promises that hold together, those
+        that have something to confirm divide the epsilon of those that have not.
     """
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = (
@@ -513,13 +515,15 @@ class Calibration(TestedEntry[PathEntry, Look]):
         "variant",
         "threshold_by_position",
         "confirmation",
+        "confirming_epsilon",
         "looks",
         "example_risk",
     )
 
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("consistency", "metric", "loss", "group", "delta", "epsilon", "p_value", "procedure"),
-        *("threshold", "variant", "threshold_by_position", "layers", "risk", "path", "confirmation"),
+        *("threshold", "variant", "threshold_by_position", "layers", "risk", "path"),
+        *("confirmation", "confirming_epsilon"),
     )
     _TESTED: ClassVar[str] = "threshold"
     _NOTHING: ClassVar[str] = "when threshold is null"
@@ -535,6 +539,12 @@ class Calibration(TestedEntry[PathEntry, Look]):
     layers: Layers
     risk: float
     confirmation: tuple[PathEntry, ...] | None = None
+    confirming_epsilon: Share | None = None
+
+    @property
+    def promised_epsilon(self) -> float:
+        """Allowed probability that the promise is broken: the level of the tests that it rests on."""
+        return self.epsilon if self.confirming_epsilon is None else self.confirming_epsilon
 
     @property
     def deciding(self) -> PathEntry | None:
@@ -595,11 +605,9 @@ class Calibration(TestedEntry[PathEntry, Look]):
                 f"got {shown(self.threshold_by_position)}"
             )
         self._check_testing_order()
+        if self.confirming_epsilon is not None:
+            self._check_confirming_epsilon(self.confirming_epsilon)
         if self.confirmation is not None:
-            if not self.confirmation:
-                raise ManifestError("confirmation must have a test, or be left out, got []")
-            for at, step in self.confirmations():
-                step.check_of(at, group=self.group, lowest=self._lowest)
             self._check_confirmation(self.confirmation)
         self._check_choice_follows()
         if self.looks is not None:
@@ -614,6 +622,10 @@ class Calibration(TestedEntry[PathEntry, Look]):
 
     def _check_confirmation(self, confirmation: tuple[PathEntry, ...]) -> None:
         """Refuses confirmations of something else than was chosen, or decisions that their p-values do not make."""
+        if not confirmation:
+            raise ManifestError("confirmation must have a test, or be left out, got []")
+        for at, step in self.confirmations():
+            step.check_of(at, group=self.group, lowest=self._lowest)
         if self.chosen is None:
             raise ManifestError("confirmation must be left out where path has chosen no threshold")
         accepted = [step.tested_as for step in self.path if step.rejected]
@@ -624,10 +636,10 @@ class Calibration(TestedEntry[PathEntry, Look]):
                     f"{at} must be of a threshold that path has accepted, got {threshold_in_words(*step.tested_as)}"
                 )
             places.append(accepted.index(step.tested_as))
-            if step.rejected != (step.p_value <= self.epsilon):
+            if step.rejected != (step.p_value <= self.promised_epsilon):
                 raise ManifestError(
                     f"{at}.rejected must be {shown(not step.rejected)}, got {shown(step.rejected)}: p_value is "
-                    f"{shown(step.p_value)} and epsilon {shown(self.epsilon)}"
+                    f"{shown(step.p_value)} and epsilon {shown(self.promised_epsilon)}"
                 )
         if places != sorted(set(places)):
             raise ManifestError("confirmation must test thresholds in the order of path, each once")
@@ -638,6 +650,14 @@ class Calibration(TestedEntry[PathEntry, Look]):
             raise ManifestError(
                 f"confirmation must end at {threshold_in_words(*accepted[-1])}, which path has chosen, or at a test "
                 f"that failed, got {threshold_in_words(*last.tested_as)}"
+            )
+
+    def _check_confirming_epsilon(self, epsilon: float) -> None:
+        """Refuses a level of confirmations that there are none of, or that is not above the planned one."""
+        if self.confirmation is None or not epsilon > self.epsilon:
+            raise ManifestError(
+                "confirming_epsilon must be above epsilon, and left out where there is no confirmation, got "
+                f"{shown(epsilon)}"
             )
 
     def _check_testing_order(self) -> None:

@@ -63,7 +63,7 @@ def manifest_html(manifest: Manifest) -> str:
             "all" if entry.group is None else printable_line(entry.group),
             f"{entry.objective.consistency_in_words()}, {printable_line(entry.metric)}",
             f"{entry.delta:g}",
-            f"{entry.epsilon:.4g}",
+            f"{entry.promised_epsilon:.4g}",
             _exit_in_words(entry),
             f"{entry.layers:.2f} of {manifest.model.layers}",
             f"{entry.risk:.4f}",

@@ -54,7 +54,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
       factors: The operations of the full model divided by those with exits, by one or several ways of counting; None
         if nobody counted them.
     """
-    sure = f"{100 * (1 - entry.epsilon):.6g} %"
+    sure = f"{100 * (1 - entry.promised_epsilon):.6g} %"
     # The parts before the words of either sentence, where it is about a group.
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
@@ -66,7 +66,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             safer = "" if failed.threshold == chosen.threshold else f" not even at {failed.threshold:g}"
             why = (
                 f", threshold {chosen.threshold:g} was chosen, which {failed.n:,} others could not confirm{safer} (p = "
-                f"{p_value_beside(failed.p_value, entry.epsilon)}), with probability at least "
+                f"{p_value_beside(failed.p_value, entry.promised_epsilon)}), with probability at least "
             )
         return (
             *whose,
@@ -171,17 +171,17 @@ def confirmation_of_test(entry: Calibration) -> str:
     *before, last = steps
     words = f"The chosen threshold, {threshold_in_words(*chosen.tested_as)}, was"
     by = f"by examples that chose nothing, n = {last.n:,}, decoded as it is served"
-    p_value = p_value_beside(last.p_value, entry.epsilon)
+    p_value = p_value_beside(last.p_value, entry.promised_epsilon)
     if last.rejected:
         return f" {words} confirmed {by}: p = {p_value}."
     at = "" if last.tested_as == chosen.tested_as else f" at {threshold_in_words(*last.tested_as)}"
-    failed = f" {words} not confirmed {by}: p = {p_value}{at} exceeds ε = {entry.epsilon:g}"
+    failed = f" {words} not confirmed {by}: p = {p_value}{at} exceeds ε = {entry.promised_epsilon:g}"
     if not before:
         return f"{failed}, so nothing is promised."
     held = before[-1]
     return (
         f"{failed}. A safer one, {threshold_in_words(*held.tested_as)}, was confirmed before it: p = "
-        f"{p_value_beside(held.p_value, entry.epsilon)}."
+        f"{p_value_beside(held.p_value, entry.promised_epsilon)}."
     )
 
 

@@ -161,7 +161,7 @@ def _entries(manifest: Manifest) -> str:
             (
                 _about(entry),
                 number(entry.delta, "g"),
-                number(entry.epsilon),
+                number(entry.promised_epsilon),
                 _NEVER if entry.threshold is None else number(entry.threshold, "g"),
                 "" if entry.variant is None else entry.variant.in_words(),
                 number(entry.layers, ".2f"),

@@ -8,7 +8,7 @@ from calm_beam.risk.fixed_point import to_fixed_point, to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
 
 
-def p_values_of(losses: ArrayLike, *, p_value: str, delta: float) -> np.ndarray:
+def p_values_of(losses: ArrayLike, *, p_value: str, delta: float, epsilon: float = 0.05) -> np.ndarray:
     """Returns the p-values that a calibration with these losses would compute, bit for bit.
 
     Args:
@@ -16,6 +16,7 @@ def p_values_of(losses: ArrayLike, *, p_value: str, delta: float) -> np.ndarray:
         in betting order, which only some p-values look at.
       p_value: A key of `P_VALUES`.
       delta: Risk tolerance, in (0, 1).
+      epsilon: Level that the test is planned at, in (0, 1), which only `star_bets` looks at.
 
     Returns:
       Shape (...), values in [0, 1].
@@ -34,4 +35,4 @@ def p_values_of(losses: ArrayLike, *, p_value: str, delta: float) -> np.ndarray:
     if fixed.ndim == 0 or not len(fixed):
         raise ValueError(f"losses must have shape (n, ...) with n at least 1, got {fixed.shape}.")
     evidence = Evidence.of(fixed, method.statistics(delta), table=fixed if method.needs_table else None)
-    return method.p_values(evidence, delta)
+    return method.p_values(evidence, delta, epsilon)

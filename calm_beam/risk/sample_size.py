@@ -22,6 +22,7 @@ from calm_beam.risk.unit_interval import require_signed_unit_interval
 _SETS_AT_A_TIME = 50
 # How close a number of examples is searched for by simulation, whose own error is larger.
 _SIMULATED_SHARE = 0.005
+_ANY_LEVEL = 0.05
 
 # p-values of losses of 0 and 1 that depend on how many are 1, and on nothing else.
 COIN_P_VALUES = tuple(name for name, method in P_VALUES.items() if not method.needs_table)
@@ -93,7 +94,8 @@ def coin_p_value(p_value: str, ones: int, *, n: int, delta: float) -> float:
     0.0151
     """
     sums = {statistic: zero * (n - ones) + one * ones for statistic, zero, one in _coin_statistics(p_value, delta)}
-    return float(P_VALUES[p_value].p_values(Evidence(n=n, sums=sums), delta)[0])
+    # No p-value of sums looks at the level.
+    return float(P_VALUES[p_value].p_values(Evidence(n=n, sums=sums), delta, _ANY_LEVEL)[0])
 
 
 @functools.lru_cache
@@ -277,7 +279,7 @@ def _accepted_sets(
     for part, start in enumerate(range(0, replications, _SETS_AT_A_TIME)):
         rng = np.random.default_rng((seed, part))
         drawn = losses(rng, (n, min(_SETS_AT_A_TIME, replications - start)))
-        yield int(np.count_nonzero(p_values_of(drawn, p_value=p_value, delta=delta) <= epsilon))
+        yield int(np.count_nonzero(p_values_of(drawn, p_value=p_value, delta=delta, epsilon=epsilon) <= epsilon))
 
 
 def simulated_examples_needed(

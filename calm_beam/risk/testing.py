@@ -82,7 +82,7 @@ def p_values_for(asked: Asked, evidence: Evidence) -> np.ndarray:
     """
     if evidence.n == 0:
         return np.ones(len(evidence.loss_sums))
-    return P_VALUES[asked.p_value].p_values(evidence, asked.delta)
+    return P_VALUES[asked.p_value].p_values(evidence, asked.delta, asked.epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

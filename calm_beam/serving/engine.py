@@ -115,9 +115,11 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
     q = differing_upper(0, _COMPARED_PROMPTS)
     example = ""
     if step is not None and step.n:
-        found = epsilon_elsewhere(q, delta=entry.delta, epsilon=entry.epsilon, n=step.n)
-        if found > entry.epsilon:
-            example = f", and then a promise may be broken with probability {found:.2g} instead of {entry.epsilon:g}"
+        found = epsilon_elsewhere(q, delta=entry.delta, epsilon=entry.promised_epsilon, n=step.n)
+        if found > entry.promised_epsilon:
+            example = (
+                f", and then a promise may be broken with probability {found:.2g} instead of {entry.promised_epsilon:g}"
+            )
     return (
         f"{served.in_words()} serves, but {calibrated.in_words()} was calibrated: outputs differ at near ties. The "
         "risk as served is at most that of the calibration plus q, the share of prompts whose output differs. q is "

@@ -118,7 +118,7 @@ def confirm(
     )
     part, exit_head = set_part(plan, CONFIRMING), sweep.request.exit_head
     assert part is not None
-    asked = thresholds_to_confirm(found.manifest.calibrations, confirm_share=part.confirm_share)
+    asked = thresholds_to_confirm(found.manifest.calibrations, plan)
     sweeps = {
         variant: sweep.that_confirms(thresholds, variant=variant, part=part) for variant, thresholds in asked.items()
     }

@@ -107,8 +107,8 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "--seed",
         type=whole_number(0),
         default=0,
-        help="of the order of examples, for wsr and --sequential, and of which of them choose among variants, or "
-        "confirm",
+        help="of the order of examples, for wsr, star_bets and --sequential, and of which of them choose among "
+        "variants, or confirm",
     )
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
     test.add_argument(

@@ -83,7 +83,7 @@ def certify_parser(doc: str | None) -> FlagParser:
         "of what a log says of an example, such as doc.title or metadata.passage",
     )
     test.add_argument(
-        "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
+        "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr, star_bets and --sequential"
     )
     _add_sequential_flags(parser)
     parser.add_argument("--output", default="certification", help="directory for manifest, risk table and ids")

@@ -182,7 +182,7 @@ def choices_table(manifest: Manifest) -> Table:
         table.add_row(
             f"{whole_line if entry.group is None else group_line(entry)}"
             f"{entry.objective.consistency_in_words()}\n{printable_line(entry.metric)}",
-            f"{entry.delta:g}\n{entry.epsilon:g}",
+            f"{entry.delta:g}\n{entry.promised_epsilon:g}",
             _chosen(entry),
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
@@ -231,7 +231,7 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
         if words := confirmation_in_words(entry):
             group = "" if entry.group is None else f"group {printable_line(entry.group)}, "
             promise = f"{entry.objective.consistency_in_words()} {printable_line(entry.metric)}"
-            lines.append(f"{group}{promise}, delta {entry.delta:g}, epsilon {entry.epsilon:g}: {words}")
+            lines.append(f"{group}{promise}, delta {entry.delta:g}, epsilon {entry.promised_epsilon:g}: {words}")
     return lines
 
 

@@ -163,7 +163,7 @@ def test_bad_flags(flag: str, place: _Place, capsys: pytest.CaptureFixture[str])
         (
             ["--consistency=risk", "--p_value=hoeffding", "--risk_loss=signed"],
             "p_value hoeffding is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
-            "signed_mixture or wsr, or risk_loss=relu.",
+            "signed_mixture or wsr or star_bets, or risk_loss=relu.",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """`--confirm_share`, from flags to files: who chooses, who confirms, by which decoder, and what is said of it."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -16,7 +17,7 @@ from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, part_of
 from calm_beam.launch.cli import main
-from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
+from calm_beam.manifest import Calibration, Manifest, Variant, manifest_text, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations, worker
 from calm_beam.outputs.served_branches import ServedBranches
@@ -289,6 +290,20 @@ def test_who_has_confirmed_confirms_nothing_more(
 
 
 @pytest.mark.slow
+def test_a_run_of_an_earlier_version_is_finished(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest whose plan tests the chosen threshold alone is what was asked, and `--resume` has nothing to do."""
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.001") == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.plan is not None
+    early = dataclasses.replace(manifest, plan=dataclasses.replace(manifest.plan, confirm_path=None))
+    (tmp_path / "out" / "manifest.json").write_text(manifest_text(early), encoding="utf-8")
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.001", "--resume") == 0
+    assert "nothing is left to do" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Every entry is confirmed by the examples that it is about."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--group_key=lang", "--delta=0.9") == 0
@@ -299,6 +314,20 @@ def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Pa
     found = {entry.group: entry.confirmation[0].n for entry in manifest.calibrations if entry.confirmation is not None}
     assert found.pop(None) == len(items)
     assert found == counts
+
+
+@pytest.mark.slow
+def test_entries_that_chose_divide_a_joint_epsilon(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """With `--joint`, an entry that never exits leaves its share to those that have something to confirm."""
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--joint", "--delta=0.01,0.9") == 0
+    manifest = _manifest(tmp_path / "out")
+    nothing, chosen = manifest.calibrations
+    assert (nothing.chosen, nothing.promised_epsilon) == (None, 0.1)
+    assert chosen.confirmation is not None
+    assert (chosen.epsilon, chosen.promised_epsilon) == (0.1, 0.2)
+    assert "or its confirming_epsilon where it has one" in manifest.guarantee
 
 
 @pytest.mark.slow
@@ -325,6 +354,7 @@ def test_variants_are_confirmed_by_their_own_decoding(
     assert _calibrate(model, data, tmp_path / "out", *flags) == 0
     manifest = _manifest(tmp_path / "out")
     assert manifest.confirmation is not None
+    assert manifest.plan is not None
     folders = [DecodeJob.read(str(path)) for path in (tmp_path / "out" / "confirmation" / "generations").iterdir()]
     decoded = {
         (Variant(tau=job.settings.rule.tau, min_exit_layer=job.settings.rule.min_exit_layer), threshold)
@@ -332,7 +362,7 @@ def test_variants_are_confirmed_by_their_own_decoding(
         for threshold in job.settings.thresholds
     }
     chosen = {(entry.chosen.variant, entry.chosen.threshold) for entry in manifest.calibrations if entry.chosen}
-    asked = thresholds_to_confirm(manifest.calibrations, confirm_share=0.3)
+    asked = thresholds_to_confirm(manifest.calibrations, manifest.plan)
     assert decoded == {(variant, threshold) for variant, grid in asked.items() for threshold in grid}
     assert decoded > chosen
     assert len({variant for variant, _ in decoded}) > 1

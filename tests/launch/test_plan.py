@@ -91,7 +91,7 @@ def test_a_pilot_takes_the_place_of_guesses(tmp_path: pathlib.Path, capsys: pyte
     assert from_pilot == _rows(capsys.readouterr().out)
     pilot.write_text("0\n-0.25\n0.25\n0\n")
     assert main(["plan", "--delta=0.1", f"--pilot={pilot}", "--replications=100"]) == 0
-    assert list(_rows(capsys.readouterr().out)) == ["signed_mixture", "wsr"]
+    assert list(_rows(capsys.readouterr().out)) == ["signed_mixture", "wsr", "star_bets"]
 
 
 def test_what_cannot_be_had_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,18 +7,20 @@ from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.pvalues import P_VALUES
 
 
-def registered_p_values(name: str, losses: np.ndarray, *, delta: float) -> np.ndarray | None:
+def registered_p_values(name: str, losses: np.ndarray, *, delta: float, epsilon: float = 0.05) -> np.ndarray | None:
     """Returns the p-values that a calibration would compute from these losses.
 
     Args:
       name: A key of `P_VALUES`.
       losses: shape (n, ...), each in [-1, 1]. A p-value that takes no signed losses sees max(0, loss), as in the paper.
       delta: Risk tolerance.
+      epsilon: Level that the test is planned at.
 
     Returns:
       Shape (...); None if this p-value is for losses of 0 and 1, and there are others.
     """
+    losses = losses if P_VALUES[name].takes_signed else np.maximum(losses, 0)
     try:
-        return p_values_of(losses if P_VALUES[name].takes_signed else np.maximum(losses, 0), p_value=name, delta=delta)
+        return p_values_of(losses, p_value=name, delta=delta, epsilon=epsilon)
     except EvidenceError:
         return None

@@ -162,7 +162,7 @@ def running_p_values(
             sums={statistic: running[look - 1] for statistic, running in sums.items()},
             table=fixed[:look] if method.needs_table else None,
         )
-        p_values = method.p_values(evidence, delta)
+        p_values = method.p_values(evidence, delta, 0.05)
         for kind, looks in rounds.items():
             if look in looks:
                 least[kind] = np.minimum(least[kind], p_values)

@@ -103,7 +103,7 @@ def run_world(world: World, *, replications: int) -> list[Outcome]:
 
 
 def _results(world: World, name: str, losses: np.ndarray) -> Iterator[tuple[str, FwerResult]]:
-    p_values = registered_p_values(name, losses, delta=world.delta)
+    p_values = registered_p_values(name, losses, delta=world.delta, epsilon=world.epsilon)
     if p_values is None:
         return
     for procedure, test in PROCEDURES.items():

@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+from calm_beam.manifest import CONFIRM_PATH
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
+from tests.calm_beam.manifest.builders import build_plan_record
 
 from .confirmed import CONFIRMED_WORLDS, EAGER, ConfirmedOutcome, confirmed_table, run_confirmed_world
-from .suite import most_misses
+from .suite import SEED, most_misses
 from .worlds import World
 
 _REPLICATIONS = 400
@@ -56,6 +59,24 @@ def test_the_test_that_confirms_has_teeth() -> None:
     worst = max(outcomes, key=lambda outcome: outcome.errors)
     assert worst.chosen > 900
     assert 35 <= worst.errors <= most_misses(1000, 0.05)
+
+
+def test_dividing_a_joint_epsilon_keeps_it_whatever_depends_on_what() -> None:
+    """Four promises of which some chose, with errors that never coincide: all of epsilon is used, and no more."""
+    rng, tests, replications = np.random.default_rng(SEED), 4, 20_000
+    has_chosen = rng.uniform(size=(replications, tests)) < [0.9, 0.5, 0.5, 0.1]
+    # Each is uniform, and no two are small together.
+    p_values = (rng.uniform(size=(replications, 1)) + np.arange(tests) / tests) % 1
+    plan = build_plan_record(
+        tests=build_plan_record().tests * 2, confirm_share=0.5, confirm_path=CONFIRM_PATH, joint_epsilon=0.2
+    )
+    levels = np.array([plan.confirming_epsilons(of_one) for of_one in has_chosen.tolist()])
+    errors = int((has_chosen & (p_values <= levels)).any(axis=1).sum())
+    some = int(has_chosen.any(axis=1).sum())
+    assert 0.95 * 0.2 * some < errors <= most_misses(some, 0.2)
+    # Its twins: the fixed shares leave half of it, and all of it for each is too much.
+    assert (has_chosen & (p_values <= 0.05)).any(axis=1).sum() < 0.65 * errors
+    assert (has_chosen & (p_values <= 0.2)).any(axis=1).sum() > 1.5 * most_misses(some, 0.2)
 
 
 def test_table_has_the_largest_shares() -> None:

@@ -99,7 +99,7 @@ def test_full_run_writes_a_table(
     assert "| world | ε, % | signed_mixture, every example | signed_mixture, n / 50 |" in text
     printed = capsys.readouterr()
     assert "watched: 20 combinations, 0 broken" in printed.out
-    assert "confirmed: 36 combinations, 0 broken" in printed.out
+    assert "confirmed: 42 combinations, 0 broken" in printed.out
     assert "the same worlds, looked at once: 15 combinations, 0 broken" in printed.out
     assert "not made to be watched, hoeffding_bentkus: up to " in printed.out
     # A world that misstates its risks makes every p-value look wrong.

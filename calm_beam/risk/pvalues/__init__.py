@@ -15,4 +15,5 @@ from .registry import P_VALUES as P_VALUES
 from .registry import PValueMethod as PValueMethod
 from .registry import why_not_watched as why_not_watched
 from .signed_mixture import signed_mixture_p_value as signed_mixture_p_value
+from .star_bets import star_bets_p_value as star_bets_p_value
 from .wsr import wsr_p_value as wsr_p_value

@@ -10,12 +10,12 @@ from calm_beam.risk.evidence import Evidence, EvidenceError
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.statistics import IsFraction, LogCapital, Loss, SquaredLoss, Statistic
 
+from . import star_bets, wsr
 from .empirical_bernstein import empirical_bernstein_p_value
 from .exact_binomial import exact_binomial_p_value
 from .hoeffding import hoeffding_p_value
 from .hoeffding_bentkus import hoeffding_bentkus_p_value
 from .signed_mixture import BETS, mixture_log_capital, mixture_p_value
-from .wsr import table_p_value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,16 +27,17 @@ class PValueMethod:
       takes_fractions: Whether it is valid for losses between 0 and 1; otherwise for losses of 0 and 1 only.
       statistics: Given delta, what is to be summed.
       needs_table: Whether it needs every single loss, in an order fixed beforehand.
-      p_values: Given evidence and delta, one p-value per threshold.
-      log_capital: Given the same, the logarithm of a capital that nobody can expect to win, of which the p-value is the
-        inverse; None if it is made otherwise.
+      p_values: Given evidence, delta and the level epsilon that the test is planned at, one p-value per threshold. Most
+        do not depend on the level, and every one is valid at all levels.
+      log_capital: Given evidence and delta, the logarithm of a capital that nobody can expect to win, of which the
+        p-value is the inverse; None if it is made otherwise.
     """
 
     takes_signed: bool = False
     takes_fractions: bool = True
     statistics: Callable[[float], tuple[Statistic, ...]]
     needs_table: bool = False
-    p_values: Callable[[Evidence, float], np.ndarray]
+    p_values: Callable[[Evidence, float, float], np.ndarray]
     log_capital: Callable[[Evidence, float], np.ndarray] | None = None
 
     @property
@@ -48,15 +49,15 @@ class PValueMethod:
         return self.log_capital is not None
 
 
-def _hoeffding(evidence: Evidence, delta: float) -> np.ndarray:
+def _hoeffding(evidence: Evidence, delta: float, _: float) -> np.ndarray:
     return hoeffding_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
 
 
-def _hoeffding_bentkus(evidence: Evidence, delta: float) -> np.ndarray:
+def _hoeffding_bentkus(evidence: Evidence, delta: float, _: float) -> np.ndarray:
     return hoeffding_bentkus_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
 
 
-def _exact_binomial(evidence: Evidence, delta: float) -> np.ndarray:
+def _exact_binomial(evidence: Evidence, delta: float, _: float) -> np.ndarray:
     fractions = int(evidence.sums[IsFraction()].max())
     if fractions:
         raise EvidenceError(
@@ -66,7 +67,7 @@ def _exact_binomial(evidence: Evidence, delta: float) -> np.ndarray:
     return exact_binomial_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
 
 
-def _empirical_bernstein(evidence: Evidence, delta: float) -> np.ndarray:
+def _empirical_bernstein(evidence: Evidence, delta: float, _: float) -> np.ndarray:
     squares = _upper(evidence, SquaredLoss())
     return empirical_bernstein_p_value(_upper(evidence, Loss()), squares, n=evidence.n, delta=delta)
 
@@ -75,7 +76,7 @@ def _bets(delta: float) -> tuple[LogCapital, ...]:
     return tuple(LogCapital(delta=delta, share=share) for share in BETS)
 
 
-def _signed_mixture(evidence: Evidence, delta: float) -> np.ndarray:
+def _signed_mixture(evidence: Evidence, delta: float, _: float) -> np.ndarray:
     return mixture_p_value(_capitals(evidence, delta))
 
 
@@ -87,9 +88,14 @@ def _capitals(evidence: Evidence, delta: float) -> np.ndarray:
     return np.stack([evidence.sums[bet] for bet in _bets(delta)])
 
 
-def _wsr(evidence: Evidence, delta: float) -> np.ndarray:
+def _wsr(evidence: Evidence, delta: float, _: float) -> np.ndarray:
     assert evidence.table is not None
-    return table_p_value(evidence.table, delta=delta)
+    return wsr.table_p_value(evidence.table, delta=delta)
+
+
+def _star_bets(evidence: Evidence, delta: float, epsilon: float) -> np.ndarray:
+    assert evidence.table is not None
+    return star_bets.table_p_value(evidence.table, delta=delta, epsilon=epsilon)
 
 
 def _upper(evidence: Evidence, statistic: Statistic) -> np.ndarray:
@@ -110,6 +116,7 @@ P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType(
             takes_signed=True, statistics=_bets, p_values=_signed_mixture, log_capital=_signed_mixture_log_capital
         ),
         "wsr": PValueMethod(takes_signed=True, statistics=lambda _: (), needs_table=True, p_values=_wsr),
+        "star_bets": PValueMethod(takes_signed=True, statistics=lambda _: (), needs_table=True, p_values=_star_bets),
     }
 )
 

@@ -11,6 +11,7 @@ from calm_beam.calibration.confirmation import (
     confirmed_calibration,
     confirming_path,
     confirming_places,
+    paths_to_confirm,
     thresholds_to_confirm,
 )
 from calm_beam.calibration.guarantee import all_specs
@@ -150,8 +151,9 @@ def test_shapes_have_to_fit() -> None:
         _choose(np.zeros((200, 2)), np.zeros((200, 3)))
 
 
-def _plan(**changes: Any) -> Plan:
-    specs = all_specs(consistencies=("textual",), metrics=("exact_match",), deltas=(0.1, 0.2), epsilons=(0.05,))
+def _plan(*, tests: int = 2, **changes: Any) -> Plan:
+    deltas = tuple((place + 1) / 10 for place in range(tests))
+    specs = all_specs(consistencies=("textual",), metrics=("exact_match",), deltas=deltas, epsilons=(0.05,))
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=8)
     return plan_of(specs, settings, model="m", vocabulary=None, **{"confirm_share": 0.3, **changes})
 
@@ -203,9 +205,24 @@ def test_every_chosen_threshold_is_decoded_once() -> None:
     )
     safe = dataclasses.replace(build_calibration().path[0], p_value=1e-4)
     entries = [build_calibration(), bold, build_calibration(delta=0.2), build_never_exit()]
-    assert thresholds_to_confirm(entries, confirm_share=0.3) == {None: (0.9, 0.8)}
-    assert thresholds_to_confirm([build_never_exit()], confirm_share=0.3) == {}
+    plan = _plan(tests=4)
+    assert thresholds_to_confirm(entries, plan) == {None: (0.9, 0.8)}
+    assert thresholds_to_confirm([build_never_exit()] * 4, plan) == {}
     entry = build_calibration(path=(safe, *build_calibration().path[1:]))
-    assert thresholds_to_confirm([entry], confirm_share=0.3) == {None: (0.9, 0.8)}
-    assert [step.threshold for step in confirming_path(entry, confirm_share=0.3)] == [0.9, 0.8]
-    assert confirming_path(build_never_exit(), confirm_share=0.3) == ()
+    assert [step.threshold for step in confirming_path(entry, epsilon=0.05, confirm_share=0.3)] == [0.9, 0.8]
+    assert confirming_path(build_never_exit(), epsilon=0.05, confirm_share=0.3) == ()
+
+
+def test_those_that_chose_divide_a_joint_epsilon() -> None:
+    """What entries without a threshold leave goes to the others; each alone, and where all chose, nothing moves."""
+    plan = _plan(tests=4, joint_epsilon=0.2)
+    assert plan.confirming_epsilons([True, False, True, False]) == [0.1, 0.05, 0.1, 0.05]
+    assert plan.confirming_epsilons([False, False, True, False]) == pytest.approx([0.05, 0.05, 0.2, 0.05])
+    for has_chosen in ([True] * 4, [False] * 4):
+        assert plan.confirming_epsilons(has_chosen) == [0.05] * 4
+    # As early writers tested, and as entries do that hold each alone.
+    early = dataclasses.replace(plan, confirm_path=None)
+    for other in (early, _plan(tests=4)):
+        assert other.confirming_epsilons([True, False, True, False]) == [0.05] * 4
+    entries = [build_calibration(epsilon=0.05), build_never_exit(epsilon=0.05)] * 2
+    assert [level for level, _ in paths_to_confirm(entries, plan)] == [0.1, 0.05, 0.1, 0.05]

@@ -107,7 +107,7 @@ def test_signed_losses_need_a_p_value_that_takes_them(p_value: str) -> None:
     """p-values for losses in [0, 1] are refused with the signed loss, and taken with the relu, then the default."""
     message = (
         f"p_value {p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
-        "signed_mixture or wsr, or risk_loss=relu."
+        "signed_mixture or wsr or star_bets, or risk_loss=relu."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         _specs(p_value=p_value, risk_loss="signed")

@@ -88,7 +88,7 @@ def test_any_sharding_gives_the_same_totals(examples: list[tuple[Generation, np.
 def _p_values(totals: CalibrationTotals) -> list[list[float]]:
     """Every p-value, to the last bit, but the binomial one, which is for coins only."""
     return [
-        P_VALUES[spec.p_value].p_values(totals.evidence(spec), spec.delta).tolist()
+        P_VALUES[spec.p_value].p_values(totals.evidence(spec), spec.delta, spec.epsilon).tolist()
         for spec in _SPECS
         if spec.p_value != "exact_binomial"
     ]

@@ -341,6 +341,24 @@ def build_path_confirmed_manifest(**changes: Any) -> Manifest:
     return build_confirmed_manifest(**{**values, **changes})
 
 
+def build_joint_confirmed_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest whose promises hold together, and whose first was confirmed at both their epsilons."""
+    confirmed, refused = build_path_confirmed_manifest().calibrations
+    failed = tuple(dataclasses.replace(step, rejected=False, p_value=0.5) for step in refused.path)
+    nothing = dataclasses.replace(refused, confirmation=None, path=failed)
+    steps = confirmed.confirmation or ()
+    entry = dataclasses.replace(
+        confirmed,
+        confirmation=(steps[0], dataclasses.replace(steps[1], p_value=0.12)),
+        confirming_epsilon=0.1,
+    )
+    values: dict[str, Any] = {
+        "plan": build_plan_record(confirm_share=0.3, confirm_path=3, joint_epsilon=0.1),
+        "calibrations": (entry, nothing),
+    }
+    return build_path_confirmed_manifest(**{**values, **changes})
+
+
 def unsealed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
     """Returns the plain form of `build_manifest()` with one value changed and the digest left as it was."""
     content: Any = copy.deepcopy(build_manifest().to_dict())

@@ -20,7 +20,9 @@ from calm_beam.manifest import (
 )
 from tests.calm_beam.manifest.builders import (
     VARIANTS,
+    build_calibration,
     build_confirmed_manifest,
+    build_joint_confirmed_manifest,
     build_path_confirmed_manifest,
     build_path_entry,
     build_plan_record,
@@ -30,6 +32,7 @@ from tests.calm_beam.manifest.builders import (
 
 _MANIFEST = build_confirmed_manifest()
 _CONFIRMED, _REFUSED = _MANIFEST.calibrations
+_JOINT = build_joint_confirmed_manifest()
 _PATH = build_path_confirmed_manifest()
 _SAFER, _FAILED = _PATH.calibrations[0].confirmation or ()
 _STEP = build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.5)
@@ -38,7 +41,8 @@ _STEP = build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.
 def test_it_is_read_again() -> None:
     """What was written is what is read, with one test of an entry and with several."""
     assert parse_manifest(manifest_text(_MANIFEST)) == _MANIFEST
-    assert parse_manifest(manifest_text(_PATH)) == _PATH
+    for manifest in (_PATH, _JOINT):
+        assert parse_manifest(manifest_text(manifest)) == manifest
 
 
 def test_one_test_stands_by_itself() -> None:
@@ -81,6 +85,14 @@ def test_what_was_chosen_is_told_from_what_is_promised() -> None:
     assert (_REFUSED.threshold, _REFUSED.layers) == (None, 6)
     assert _REFUSED.chosen is not None
     assert _REFUSED.chosen.threshold == 0.7
+
+
+def test_promises_that_hold_together_divide_what_others_leave() -> None:
+    """An entry that is confirmed at a larger share of the joint epsilon says so; others say nothing."""
+    confirmed, nothing = _JOINT.calibrations
+    assert (confirmed.epsilon, confirmed.promised_epsilon) == (0.05, 0.1)
+    assert nothing.promised_epsilon == 0.05
+    assert "confirming_epsilon" not in manifest_text(_PATH)
 
 
 def test_words() -> None:
@@ -170,6 +182,22 @@ def _without(entry: Calibration) -> Calibration:
         (
             lambda: dataclasses.replace(_PATH, plan=build_plan_record(confirm_share=0.3)),
             "confirmation must have at most as many tests as plan.confirm_path says, which is 1, got 2",
+        ),
+        (
+            lambda: dataclasses.replace(_PATH.calibrations[0], confirming_epsilon=0.05),
+            "confirming_epsilon must be above epsilon, and left out where there is no confirmation, got 0.05",
+        ),
+        (
+            lambda: build_calibration(confirming_epsilon=0.1),
+            "confirming_epsilon must be above epsilon, and left out where there is no confirmation, got 0.1",
+        ),
+        (
+            lambda: dataclasses.replace(_JOINT, calibrations=(_PATH.calibrations[0], _JOINT.calibrations[1])),
+            r"calibrations\[0\].confirming_epsilon must be its share of plan.joint_epsilon, which is 0.1, got 0.05",
+        ),
+        (
+            lambda: dataclasses.replace(_PATH, calibrations=(_JOINT.calibrations[0], _PATH.calibrations[1])),
+            r"calibrations\[0\].confirming_epsilon must be its share of plan.joint_epsilon, which is 0.05, got 0.1",
         ),
         (
             lambda: build_plan_record(confirm_path=3),

@@ -31,6 +31,7 @@ from tests.calm_beam.manifest.builders import (
     REMOVED,
     build_confirmed_manifest,
     build_grouped_manifest,
+    build_joint_confirmed_manifest,
     build_manifest,
     build_path_confirmed_manifest,
     build_path_entry,
@@ -93,6 +94,7 @@ def test_schema_is_strict_and_described() -> None:
         "confirm_share",
         "confirmation",
         "confirmation",
+        "confirming_epsilon",
         "earlier_plans",
         "engine",
         "engine",
@@ -145,6 +147,7 @@ def test_schema_is_strict_and_described() -> None:
         build_variants_manifest(),
         build_confirmed_manifest(),
         build_path_confirmed_manifest(),
+        build_joint_confirmed_manifest(),
         build_manifest(decode=dataclasses.replace(build_manifest().decode, engine=_ENGINE)),
         build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)),
     ],
@@ -233,7 +236,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
     worst = dataclasses.replace(build_plan_record(), near_ties="worst_case").to_dict()
-    without = build_path_confirmed_manifest()
+    without = build_joint_confirmed_manifest()
     assert without.confirmation is not None
     by_engine = dataclasses.replace(without.confirmation, engine=_ENGINE)
     confirmed: Any = dataclasses.replace(without, confirmation=by_engine).to_dict()

@@ -26,7 +26,8 @@ def test_signed_losses_are_reversed_around_delta(name: str) -> None:
     """Large losses are evidence, small ones are none; with the sign left out, the same data say less."""
     losses = np.tile([[0.5, -0.5], [0.1, -0.1]], (100, 1))
     high, low = excess_p_values(losses, p_value=name, delta=0.1, is_signed=True)
-    assert high < 1e-6
+    # What aims at a level of 5 % first is not as far beyond it.
+    assert high < (1e-5 if name == "star_bets" else 1e-6)
     assert low == 1
 
 

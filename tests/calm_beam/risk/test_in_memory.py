@@ -15,6 +15,7 @@ from calm_beam.risk.pvalues import (
     hoeffding_bentkus_p_value,
     hoeffding_p_value,
     signed_mixture_p_value,
+    star_bets_p_value,
     wsr_p_value,
 )
 
@@ -33,6 +34,7 @@ def test_every_registered_p_value_is_what_its_function_gives() -> None:
         "empirical_bernstein": empirical_bernstein_p_value(sums, squares, n=60, delta=0.3),
         "signed_mixture": signed_mixture_p_value(_LOSSES, delta=0.3),
         "wsr": wsr_p_value(_LOSSES, delta=0.3),
+        "star_bets": star_bets_p_value(_LOSSES, delta=0.3, epsilon=0.05),
     }
     assert expected.keys() == P_VALUES.keys()
     for name, values in expected.items():

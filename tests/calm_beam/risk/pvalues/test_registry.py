@@ -18,6 +18,7 @@ def test_names() -> None:
         "empirical_bernstein",
         "signed_mixture",
         "wsr",
+        "star_bets",
     ]
     with pytest.raises(TypeError, match="does not support item assignment"):
         P_VALUES["clt"] = P_VALUES["wsr"]  # type: ignore[index]
@@ -32,9 +33,9 @@ def test_needs() -> None:
     assert [(bet.delta, bet.share) for bet in needs["signed_mixture"] if isinstance(bet, LogCapital)] == [
         (0.1, share) for share in (0.01, 0.03, 0.1, 0.3, 0.6, 0.95)
     ]
-    assert needs["wsr"] == ()
-    assert [name for name, method in P_VALUES.items() if method.needs_table] == ["wsr"]
-    assert [name for name, method in P_VALUES.items() if method.takes_signed] == ["signed_mixture", "wsr"]
+    assert needs["wsr"] == needs["star_bets"] == ()
+    assert [name for name, method in P_VALUES.items() if method.needs_table] == ["wsr", "star_bets"]
+    assert [name for name, method in P_VALUES.items() if method.takes_signed] == ["signed_mixture", "wsr", "star_bets"]
 
 
 @pytest.mark.parametrize("name", P_VALUES)
@@ -45,7 +46,7 @@ def test_any_evidence_gives_one_p_value_per_threshold(name: str) -> None:
     fixed = coins.astype(np.int64) * LOSS_SCALE
     sums = {statistic: statistic.values(fixed).sum(axis=0) for statistic in method.statistics(0.2)}
     evidence = Evidence(n=400, sums=sums, table=fixed if method.needs_table else None)
-    p_values = method.p_values(evidence, 0.2)
+    p_values = method.p_values(evidence, 0.2, 0.05)
     assert p_values.shape == (3,)
     assert 0 <= p_values[0] < p_values[1] < 0.05
     assert p_values[2] > 0.9

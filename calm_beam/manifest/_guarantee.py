@@ -21,16 +21,14 @@ def guarantee_in_words(
       most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
         the rest had proved; 0 where nothing was to be confirmed.
     """
-    "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
+    its_own = "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
     promise = _promise_in_words(
         joint_epsilon,
         sample="the calibration set",
         its="at its threshold",
         of_every="at the threshold of every entry",
         draws="for prompts drawn independently from the same distribution as the calibration set",
-        its_own="its own epsilon, or its confirming_epsilon where it has one"
-        if most_confirmed > 1
-        else "its own epsilon",
+        its_own=its_own,
     )
     promise += _terms_in_words("A prompt", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
     if is_pareto:

@@ -221,7 +221,7 @@ _EVERY_P_VALUE = [
     *all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.6,), epsilons=(0.1,), p_value="hoeffding"),
     *(
         spec
-        for p_value in ("empirical_bernstein", "signed_mixture", "wsr")
+        for p_value in ("empirical_bernstein", "signed_mixture", "wsr", "star_bets")
         for spec in all_specs(
             consistencies=("textual",), metrics=("token_f1",), deltas=(0.5,), epsilons=(0.1,), p_value=p_value
         )
@@ -231,7 +231,7 @@ _EVERY_P_VALUE = [
     ),
     *(
         spec
-        for p_value in ("signed_mixture", "wsr")
+        for p_value in ("signed_mixture", "wsr", "star_bets")
         for spec in all_specs(
             consistencies=("risk",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,), p_value=p_value
         )

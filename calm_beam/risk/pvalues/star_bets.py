@@ -46,7 +46,7 @@ def star_bets_p_value(losses: ArrayLike, *, delta: float, epsilon: float) -> np.
     ours; Ville (1939).
 
     >>> star_bets_p_value(np.tile([[0.0, 0.1], [-0.1, 0.1]], (50, 1)), delta=0.1, epsilon=0.05).round(5)
-    array([0., 1.])
+    array([2.e-05, 1.e+00])
     """
     fixed = to_signed_fixed_point(losses)
     if fixed.ndim < 1:

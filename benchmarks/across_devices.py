@@ -40,7 +40,7 @@ _LONGEST = 64
 
 _Result = TypeVar("_Result")
 
-# Of each prompt and branch: tokens, exit layers and confidences, each of shape (prompts, branches, steps).
+# Of each prompt and branch, one after the other: tokens, exit layers and confidences, each of shape (outputs, steps).
 _Outputs = dict[str, np.ndarray]
 
 
@@ -71,9 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     start = time.perf_counter()
     sweep = made(branches)
-    swept = _stacked(
-        [result.branch(lane) for _, result in sorted(sweep.decode(prompts)) for lane in range(len(branches))]
-    )
+    results = _in_order(sweep.decode(prompts))
+    swept = _stacked(result.branch(lane) for result in results for lane in range(len(branches)))
     print(
         f"{describe_machine()}\n{len(prompts)} prompts, {len(branches)} outputs of each, {flags.confidence} in "
         f"{flags.dtype}, engine {sweep.engine}: swept in {time.perf_counter() - start:.0f} s",
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         served = _stacked(result.branch(0) for result in _in_order(decoder.decode(asked)))
         _compare(f"batches of {size}", served, swept)
     of_each = [_in_order(alone(branch).decode(prompts[:_ALONE])) for branch in branches]
-    looped = _stacked(results[index] for index in range(min(_ALONE, len(prompts))) for results in of_each)
+    looped = _stacked(result for of_prompt in zip(*of_each, strict=True) for result in of_prompt)
     _compare("one at a time, loop on the device", looped, swept)
 
 

@@ -157,7 +157,7 @@ def _kind(hint: Any, given: Mapping[Any, Any]) -> _Kind:
     if get_origin(hint) is tuple:
         return _list_of(_kind(get_args(hint)[0], given))
     if isinstance(hint, type) and issubclass(hint, Record):
-        return _Kind(lambda value, at: hint.from_dict(value, at=at), functools.partial(check_record, kind=hint))
+        return _Kind(lambda value, at: hint.from_dict(value, at=at), functools.partial(_check_record, kind=hint))
     return _Kind(lambda value, _: value, check_bool if hint is bool else lambda *_: None)
 
 
@@ -189,7 +189,7 @@ def _list_of(kind: _Kind) -> _Kind:
     )
 
 
-def check_record(key: str, value: object, *, kind: type) -> None:
+def _check_record(key: str, value: object, *, kind: type) -> None:
     """Refuses anything but a record of this kind, which has then checked itself."""
     if not isinstance(value, kind):
         raise ManifestError(f"{key} must be a {kind.__name__}, got {shown(value)}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.xla import steps as device_steps
+from calm_beam.decoding.xla.attended import grouped, source_positions
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
@@ -34,6 +35,7 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
             states=states,
             layers=layers,
             lanes=lanes,
+            count=np.int32(ROWS),
         )
     )
     return ROWS * projection_row(config) / seconds
@@ -58,51 +60,35 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
         parameters["classifier"] = {"params": {"decoder": {"meta_cls": tree["decoder"]["meta_cls"]}}}
     inner = config.num_heads * config.head_dim
     state: dict[str, Any] = {
-        "pending": {"hidden": _normal(0, ROWS, config.emb_dim)},
         "states": _states(config.num_decoder_layers, config.emb_dim),
         "cache": tuple(_normal(part, ROWS * steps, inner) for part in range(2)),
     }
-    keys_values = tuple(_normal(part, _PLACES, config.num_heads, source, config.head_dim) for part in range(2))
-    mask = jnp.ones((_PLACES, source), bool)
-    bias = jnp.zeros((config.num_heads, steps))
-    layer, lanes = np.int32(1), np.arange(ROWS, dtype=np.int32)
+    width = source_positions(source)
+    keys_values = tuple(_normal(part, _PLACES, config.num_heads, width, config.head_dim) for part in range(2))
+    lanes = np.arange(ROWS, dtype=np.int32)
     paths = np.arange(ROWS * steps, dtype=np.int32).reshape(ROWS, steps)
-    position = Position(np.full(ROWS, steps - 1, np.int32), np.full(ROWS, source, np.int32))
-    places, ranks = np.divmod(lanes, np.int32(ROWS // _PLACES))
+    rows = device_steps.LayerRows(
+        below=lanes,
+        lanes=lanes,
+        nodes=paths[:, -1],
+        paths=paths,
+        position=Position(np.full(ROWS, steps - 1, np.int32), np.full(ROWS, source, np.int32)),
+        **grouped(lanes // np.int32(ROWS // _PLACES), ROWS),
+    )
 
-    def run() -> tuple[jax.Array, list[jax.Array]]:
-        # Both steps take their buffers over and give them back.
-        state["pending"], state["cache"] = device_steps.attend_to_output(
-            model,
-            weights,
-            states=state["states"],
-            pending=state["pending"],
-            cache=state["cache"],
-            terms=bias,
-            layer=layer,
-            below=lanes,
-            lanes=lanes,
-            nodes=paths[:, -1],
-            paths=paths,
-            position=position,
-        )
-        state["states"], confidences = device_steps.finish_layer(
+    def run() -> tuple[jax.Array, jax.Array]:
+        # The step takes its buffers over and gives them back.
+        state["states"], state["cache"], confidences = device_steps.run_layer(
             model,
             of_states,
-            num_ranks=ROWS // _PLACES,
-            is_gathered=False,
+            **state,
             parameters=parameters,
-            states=state["states"],
-            pending=state["pending"],
             keys_values=keys_values,
-            source_mask=mask,
-            terms=bias,
-            layer=layer,
-            below=lanes,
-            lanes=lanes,
-            places=places,
-            ranks=ranks,
-            position=position,
+            source_mask=jnp.broadcast_to(jnp.arange(width) < source, (_PLACES, width)),
+            terms=jnp.zeros((config.num_heads, steps)),
+            layer=np.int32(1),
+            rows=rows,
+            count=np.int32(ROWS),
         )
         return state["states"], confidences
 

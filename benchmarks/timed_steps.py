@@ -17,7 +17,7 @@ STEPS = {
     "embedding": ((device_steps, "embed"),),
     "layer": (
         (calls.Stack, "run"),
-        *((device_steps, name) for name in ("attend_to_output", "finish_layer")),
+        (device_steps, "run_layer"),
     ),
     "decision": (
         (calls, "summarise"),

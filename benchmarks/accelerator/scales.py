@@ -41,7 +41,7 @@ QUICK = Scale(
         ),
     ),
     ways=(_FLOAT32, _BFLOAT16),
-    programs="^(embeddings|attention to outputs|decisions, softmax)",
+    programs="^(embeddings|decoder layer, softmax|decisions, softmax)",
     vocabularies=(2048,),
     widths=(128,),
     rows=(1, 64),

@@ -15,8 +15,8 @@ from calm_beam.model.interface import Position
 from .placement import Placement
 from .program import Program
 
-# Rows of a call, slots, lanes of each, steps of an output, nodes of a store, tokens of a source, rows of one source.
-_ROWS, _PLACES, _LANES, _STEPS, _NODES, _SOURCE, _RANKS = 64, 16, 4, 64, 1024, 64, 4
+# Rows of a call, slots, lanes of each, steps of an output, nodes of a store, tokens of a source.
+_ROWS, _PLACES, _LANES, _STEPS, _NODES, _SOURCE = 512, 128, 4, 64, 1024, 64
 # Tokens that all prompts begin with, of those of a prompt that shares them.
 _PREFIX, _LONG_SOURCE = 32, 128
 
@@ -34,18 +34,13 @@ class Steps:
         self._position = Position(self._rows, self._rows)
         slots = _PLACES * _LANES
         self._states = placement.array(self._layers + 1, slots, config.emb_dim, dtype=arithmetic.dtype)
-        self._pending = {
-            name: placement.array(slots, *each.shape, dtype=each.dtype)
-            for name, each in architecture_of(config).pending(config, arithmetic).items()
-        }
 
     def all(self) -> Iterator[Program]:
         """Yields every step."""
         yield from self._admissions()
         yield self._embedding()
-        yield self._attention()
-        for measure, is_gathered in (("state", True), ("state", False), ("classifier", False)):
-            yield self._rest(measure, is_gathered=is_gathered)
+        for measure in ("softmax", "state", "classifier"):
+            yield self._decoder_layer(measure)
         yield from self._heads()
         yield from self._skipping()
         yield from self._making()
@@ -128,60 +123,44 @@ class Steps:
             sums=1,
         )
 
-    def _at_layer(self) -> dict[str, Any]:
-        return {
-            "states": self._states,
-            "pending": self._pending,
-            "terms": self._terms(),
-            "layer": self._at.array(),
-            "below": self._rows,
-            "lanes": self._rows,
-            "position": self._position,
-        }
-
     def _layer(self, index: int = 0) -> Any:
         return self._tree["decoder"][f"layers_{index}"]
 
-    def _attention(self) -> Program:
-        is_encoder = bool(architecture_of(self._config).encoder_width(self._config))
-        return Program(
-            name="attention to outputs",
-            placement=self._at,
-            function=device_steps.attend_to_output,
-            arguments=(self._model, self._layer()),
-            options={
-                **self._at_layer(),
-                "cache": self._store(),
-                "nodes": self._rows,
-                "paths": self._at.array(_ROWS, _STEPS),
-            },
-            donated=("pending", "cache"),
-            # Without an encoder, prompt and output are one attention, which ends in the other step.
-            sums=1 if is_encoder else None,
-        )
-
-    def _rest(self, measure: str, *, is_gathered: bool) -> Program:
+    def _decoder_layer(self, measure: str) -> Program:
         parameters = {"layer": self._layer()}
         if measure == "classifier":
             parameters["classifier"] = {"params": {"decoder": {"meta_cls": self._tree["decoder"]["meta_cls"]}}}
+        is_encoder = bool(architecture_of(self._config).encoder_width(self._config))
+        rows = device_steps.LayerRows(
+            below=self._rows,
+            lanes=self._rows,
+            nodes=self._rows,
+            paths=self._at.array(_ROWS, _STEPS),
+            position=self._position,
+            groups=self._rows,
+            ranks=self._rows,
+            places=self._rows,
+        )
         return Program(
-            name=f"rest of a layer, {measure}" + (", sources gathered" if is_gathered else ""),
+            name=f"decoder layer, {measure}",
             placement=self._at,
-            function=device_steps.finish_layer,
+            function=device_steps.run_layer,
             # The head decides about logits, by a program of its own.
             arguments=(self._model, (measure,) if measure in ("state", "classifier") else ()),
             options={
-                **self._at_layer(),
-                "num_ranks": _RANKS,
-                "is_gathered": is_gathered,
                 "parameters": parameters,
+                "states": self._states,
+                "cache": self._store(),
                 "keys_values": self._keys_values(_PLACES, positions=_SOURCE),
                 "source_mask": self._at.array(_PLACES, _SOURCE, dtype="bool"),
-                "places": self._rows,
-                "ranks": self._rows,
+                "terms": self._terms(),
+                "layer": self._at.array(),
+                "rows": rows,
+                "count": self._at.array(),
             },
-            donated=("states",),
-            sums=2,
+            donated=("states", "cache"),
+            # Without an encoder, prompt and output are one attention.
+            sums=3 if is_encoder else 2,
         )
 
     def _looked_up(self) -> dict[str, Any]:
@@ -202,7 +181,12 @@ class Steps:
                 placement=self._at,
                 function=device_steps.decide_rows,
                 arguments=(self._model, measures),
-                options={"head_layer": applied_as, "parameters": {"params": parameters}, **self._looked_up()},
+                options={
+                    "head_layer": applied_as,
+                    "parameters": {"params": parameters},
+                    "count": self._at.array(),
+                    **self._looked_up(),
+                },
                 sums=1,
             )
 
@@ -218,6 +202,7 @@ class Steps:
                 **self._looked_up(),
                 "nodes": self._at.array(above, _ROWS),
                 "position": self._position,
+                "count": self._at.array(),
             },
             donated=("cache",),
             sums=0,

@@ -8,7 +8,6 @@ import collections
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-import jax
 import numpy as np
 
 from calm_beam.model import architecture_of
@@ -23,25 +22,20 @@ from .lanes import LaneTree
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
 from .padding import (
-    FEWEST_ROWS,
     admitted_together,
     buffer_bucket,
     encoded_widths,
     places_by_width,
-    row_sizes,
 )
 from .paths import Paths
 from .request import Request
 from .result import PromptResult
 from .shared_step import SharedStep
 from .single_lanes import SingleLanes
-from .single_step import SingleStep, most_asked
+from .single_step import SingleStep
 from .step import Step
 from .weights import Weights
 from .work import Work
-
-# Most rows of a step: on a host, more leave its caches and are slower; an accelerator is not filled by so few.
-_HOST_ROWS, _DEVICE_ROWS = 256, 4096
 
 
 class Batch:
@@ -109,12 +103,6 @@ class Batch:
             steps=steps,
             sources=places,
             prefixes=prefixes or {},
-            row_sizes=row_sizes(
-                fewest=min(FEWEST_ROWS, buffer_bucket(slots * lanes)),
-                most=_HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS,
-                # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
-                growth=2 if lanes == 1 else 4,
-            ),
             widths=np.zeros(slots, np.int32),
             places=np.zeros(slots, np.int32),
             lengths=np.ones(slots, np.int32),
@@ -181,9 +169,8 @@ class Batch:
     def warm_up(self) -> None:
         """Compiles whatever prompts may need in a batch of one lane, so that none has to wait for a compiler.
 
-        Every step is run once in every size, on padding only: what the batch holds does not change.
+        Every step is run once, on padding only: what the batch holds does not change.
         """
-        assert self._live.shape[1] == 1, "rows of several lanes need other sizes"
         with self._weights.group.running():
             narrower = 0
             for width in sorted(self._slots.sources):
@@ -191,8 +178,7 @@ class Batch:
                 for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
                     self._admission.prefill(width, (), encoded=encoded, rows=count)
                 narrower = width
-            slots = len(self._requests)
-            self._engine.run_on_padding(slots, asked=most_asked(slots))
+            self._engine.run_on_padding()
 
     def step(self) -> Iterator[tuple[Request, PromptResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""

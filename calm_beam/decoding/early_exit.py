@@ -96,7 +96,7 @@ class EarlyExitDecoder:
             arithmetic=arithmetic,
             machine=Machine.of(self._group.devices[0]),
             model_parallelism=self._group.division.parts,
-            layers_by_xla=True,
+            in_loop=True,
         )
         self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)

@@ -22,7 +22,6 @@ class Slots:
       steps: Most tokens of an output.
       sources: How many places there are for sources, by the width that they are padded to.
       prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
-      row_sizes: What rows are padded to where sizes are compiled, ascending.
       widths: What the prompt of each slot is padded to.
       places: Where its source stands among those of its width.
       lengths: Tokens of the prompt.
@@ -34,7 +33,6 @@ class Slots:
     steps: int
     sources: Mapping[int, int]
     prefixes: Mapping[int, Sequence[int]]
-    row_sizes: tuple[int, ...]
     widths: np.ndarray
     places: np.ndarray
     lengths: np.ndarray
@@ -118,10 +116,5 @@ class Engine(Protocol):
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives them what the layer of each state has kept itself, as `keep_skipped` is told."""
 
-    def run_on_padding(self, slots: int, *, asked: int) -> None:
-        """Compiles whatever prompts may need: every step is run once in every size, on padding only.
-
-        Args:
-          slots: How many prompts there may be.
-          asked: How many of their states heads may be asked about together.
-        """
+    def run_on_padding(self) -> None:
+        """Compiles whatever prompts may need: every step is run once, on padding only."""

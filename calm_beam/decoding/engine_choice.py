@@ -17,7 +17,7 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import ENGINES, EngineRecord
+from calm_beam.manifest import ENGINES, LOOP, EngineRecord
 from calm_beam.model import ModelConfig, native_decoder
 from calm_beam.native import library
 from calm_beam.native.build import TUNED
@@ -88,7 +88,7 @@ def chosen_engine(
     arithmetic: Arithmetic,
     machine: Machine | None,
     model_parallelism: int = 1,
-    layers_by_xla: bool = False,
+    in_loop: bool = False,
 ) -> EngineRecord:
     """Returns the engine that decodes.
 
@@ -102,7 +102,8 @@ def chosen_engine(
       machine: That decodes. None for others than this one, which may have no native code: `auto` is then `xla`, and no
         instructions are known.
       model_parallelism: Devices that share one model.
-      layers_by_xla: Whether XLA runs the layers anyway, as it does for single prompts.
+      in_loop: Whether it is for single prompts, which XLA decodes in a loop on the device: the same as in a batch, in
+        another order of sums, and so an engine of its own.
 
     Raises:
       UsageError: If `engine` is `native`, or `exit_head` is `int8`, and native code cannot do it.
@@ -126,12 +127,12 @@ def chosen_engine(
             size=config.vocab_size * config.emb_dim,
             why_not=_why_no_head(engine, machine, is_unknown=is_unknown, model_parallelism=model_parallelism),
         )
-    if engine != "xla" and not why_not and not layers_by_xla:
+    if engine != "xla" and not why_not and not in_loop:
         return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
     instructions = None if machine is None else machine.xla_instructions(model_parallelism)
     if machine is not None and form == "uint8":
         instructions = f"{instructions}, head {machine.native}"
-    return EngineRecord(name="xla", instructions=instructions, head=form)
+    return EngineRecord(name=LOOP if in_loop else "xla", instructions=instructions, head=form)
 
 
 def _why_no_head(engine: str, machine: Machine | None, *, is_unknown: bool, model_parallelism: int) -> str | None:

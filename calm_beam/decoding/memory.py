@@ -87,8 +87,7 @@ def choose_budget(
     if not is_host and "keys_values" not in group.division.whole:
         # Of an accelerator's memory, its part alone; the devices of a host share one.
         position //= group.division.parts
-    pending = sum(array.num_bytes for array in architecture_of(config).pending(config, arithmetic).values())
-    states = ((config.num_decoder_layers + 1) * config.emb_dim * arithmetic.number_bytes + pending) * lanes
+    states = (config.num_decoder_layers + 1) * config.emb_dim * arithmetic.number_bytes * lanes
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
     # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
     outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES

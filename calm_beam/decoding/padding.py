@@ -1,20 +1,14 @@
 """Sizes that rows, prompts and buffers are padded to: few, so that XLA compiles rarely."""
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 _NARROWEST = 32
-FEWEST_ROWS = 16
-_FEWEST_STEPS = 16
 _FEWEST_PLACES = 8
 _FEWEST_ENCODED = 16
 # Prompts for which a common beginning is gone through once: for fewer, that saves less than compiling it takes.
 _FEWEST_SHARING = 8
-# Rows that a call of a decoder layer costs as much as: about 14 at the paper's dimensions on a host, where it reads all
-# of the layer's weights, and 30 in a small model, where starting it is what takes time.
-_CALL_ROWS = 24
 
 
 def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
@@ -30,97 +24,14 @@ def buffer_bucket(count: int) -> int:
     return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
-def row_sizes(*, fewest: int, most: int, growth: int) -> tuple[int, ...]:
-    """Returns the sizes that rows are padded to, ascending: few, since each is compiled for every step.
+def parts_of(count: int, most: int) -> Iterator[slice]:
+    """Yields parts of rows, at most so many in each.
 
-    Args:
-      fewest: The smallest size.
-      most: None is above this but the smallest.
-      growth: How many times the one before each is.
-
-    >>> row_sizes(fewest=16, most=256, growth=4)
-    (16, 64, 256)
+    >>> [(part.start, part.stop) for part in parts_of(150, 64)]
+    [(0, 64), (64, 128), (128, 150)]
     """
-    sizes = [fewest]
-    while growth * sizes[-1] <= most:
-        sizes.append(growth * sizes[-1])
-    return tuple(sizes)
-
-
-def row_parts(count: int, sizes: tuple[int, ...]) -> Iterator[tuple[slice, int]]:
-    """Yields parts of rows that are run together, and the size each is padded to.
-
-    Padding costs as much as rows do, and a call as much as some rows of it: rows are cut where that is cheaper.
-
-    Args:
-      count: Rows, at least 0.
-      sizes: As `row_sizes` returns them.
-
-    >>> [(part.start, part.stop, size) for part, size in row_parts(340, (16, 64, 256))]
-    [(0, 256, 256), (256, 320, 64), (320, 336, 16), (336, 340, 16)]
-    """
-    start = 0
-    while start < count:
-        size, _ = _first_part(count - start, sizes)
-        stop = min(count, start + size)
-        yield slice(start, stop), size
-        start = stop
-
-
-def sizes_up_to(count: int, sizes: tuple[int, ...]) -> list[int]:
-    """Returns the sizes that parts of so many rows, or fewer, are padded to, ascending.
-
-    >>> sizes_up_to(60, (16, 64, 256))
-    [16, 64]
-    """
-    return sorted({size for rows in range(1, count + 1) for _, size in row_parts(rows, sizes)})
-
-
-@functools.cache
-def _first_part(count: int, sizes: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the size of the first part of rows, and what running all of them costs, in rows."""
-    above = [size for size in sizes if size >= count]
-    below = [size for size in sizes if size < count]
-    if not below:
-        return above[0], _CALL_ROWS + above[0]
-    cut = _CALL_ROWS + below[-1] + _first_part(count - below[-1], sizes)[1]
-    if not above or cut < _CALL_ROWS + above[0]:
-        return below[-1], cut
-    return above[0], _CALL_ROWS + above[0]
-
-
-def path_lengths(steps: np.ndarray, *, free: int) -> np.ndarray:
-    """Returns for each row the next of 16, 32, 64, ... above its step: the length of path that it is run with.
-
-    Few rows with shorter paths join those with longer ones, which saves a call.
-
-    Args:
-      steps: shape (rows,). Step of each row, from 0.
-      free: Positions, over all rows that join, that attention may read in vain.
-    """
-    lengths = np.full(len(steps), _FEWEST_STEPS)
-    while (short := lengths <= steps).any():
-        lengths[short] *= 2
-    longer, *others = np.unique(lengths)[::-1].tolist()
-    for shorter in others:
-        joins = lengths == shorter
-        if joins.sum() * (longer - shorter) <= free:
-            lengths[joins] = longer
-        else:
-            longer = shorter
-    return lengths
-
-
-def all_path_lengths(steps: int) -> tuple[int, ...]:
-    """Returns every length of path that rows of outputs of so many steps are run with, ascending.
-
-    >>> all_path_lengths(48), all_path_lengths(6)
-    ((16, 32, 48), (6,))
-    """
-    lengths = [_FEWEST_STEPS]
-    while lengths[-1] < steps:
-        lengths.append(2 * lengths[-1])
-    return tuple(min(length, steps) for length in lengths)
+    for start in range(0, count, most):
+        yield slice(start, min(count, start + most))
 
 
 def encoded_rows(count: int) -> int:

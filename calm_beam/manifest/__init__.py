@@ -70,6 +70,7 @@ from .reader import read_any_manifest as read_any_manifest
 from .reader import read_external_manifest as read_external_manifest
 from .reader import read_manifest as read_manifest
 from .records import ENGINES as ENGINES
+from .records import LOOP as LOOP
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import SERVED_DECODERS as SERVED_DECODERS
 from .records import VARIANT_MEASURES as VARIANT_MEASURES

@@ -36,6 +36,8 @@ VARIANT_MEASURES = tuple(
 )
 """Measures that variants may differ in: those that can be served, and need nothing but a name."""
 ENGINES = ("native", "xla")
+LOOP = "xla_loop"
+"""The engine of single prompts that XLA decodes in a loop on the device."""
 # Those that earlier versions certified by XLA.
 _GONE_HEADS = ("int8", "bfloat16")
 HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
@@ -117,8 +119,8 @@ class EngineRecord(Record):
     """What computed outputs: another engine rounds otherwise, which moves an output now and then.
 
     Attributes:
-      name: One of `ENGINES`.
-      instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform with, of CPUs,
+      name: One of `ENGINES`; or `LOOP`, by which nothing is calibrated.
+      instructions: What the code was made for: of `native`, its instruction set; of others, the platform with, of CPUs,
         their vector instructions, of others the kind of device, and how many share a model; then the instruction set of
         the head where native code decides. None where the machines that decoded did not say.
       head: Form of the output head that decided exits: `exact`, or `uint8`, which is int8 by native code. In records of
@@ -127,7 +129,7 @@ class EngineRecord(Record):
 
     _OPTIONAL: ClassVar[tuple[str, ...]] = ("instructions",)
 
-    name: Annotated[str, one_of(ENGINES)]
+    name: Annotated[str, one_of((*ENGINES, LOOP))]
     instructions: Text | None = None
     head: Annotated[str, one_of(HEAD_FORMS)]
 

@@ -127,10 +127,6 @@ class Architecture(abc.ABC):
         """
 
     @abc.abstractmethod
-    def pending(self, config: Any, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
-        """Returns what a packed layer keeps of each row between its two parts, by name."""
-
-    @abc.abstractmethod
     def encoder_width(self, config: Any) -> int:
         """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""
 

@@ -20,9 +20,6 @@ KeysValues = tuple[jax.Array, ...]
 # Made on the host, or on the device.
 Numbers = jax.Array | np.ndarray
 
-# What a layer has made of each row before it attends to the source: arrays whose first axis is that of the rows.
-Pending = dict[str, jax.Array]
-
 _Each = TypeVar("_Each")
 
 
@@ -66,30 +63,54 @@ class Taught(NamedTuple):
         return int(np.sum(self.target_lengths))
 
 
-class OverPath(Protocol):
-    """What each of many packed rows attends to on its path.
+class Attended(Protocol):
+    """What some rows attend to, looked at block by block of its positions.
 
-    Calling it gathers that, as many rows at a time as is well.
+    Blocks in which no row sees anything are left out, which changes no bit of what is made of the others.
+
+    Attributes:
+      positions: How many there are, a multiple of a block's.
     """
 
-    def __call__(self, attend: Callable[..., Any], *by_row: Numbers) -> Any:
-        """Returns what `attend` makes of all rows.
+    positions: int
+
+    def logits(self, of_keys: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """Returns the logits of all positions, (..., positions), `MASKED` in the blocks that are left out.
 
         Args:
-          attend: Takes keys and values, each (some rows, length, heads of keys, head_dim), and the same rows of
-            `by_row`; returns an array, or a tuple of arrays, of as many rows.
-          by_row: Arrays whose first axis is that of the rows.
+          of_keys: Takes the keys of a block, and returns float32 logits, (..., positions of the block).
+        """
+
+    def total(self, values: jax.Array) -> jax.Array:
+        """Returns the sums of values, (..., positions), over the positions, added up in the same order for all rows."""
+
+    def mixed(self, of_values: Callable[..., jax.Array], *by_position: jax.Array) -> jax.Array:
+        """Returns the sum over blocks of what is made of each.
+
+        Args:
+          of_values: Takes the values of a block, and its part of each of `by_position`; returns a float32 array.
+          by_position: Arrays, (..., positions).
         """
 
 
-class OverSource(Protocol):
-    """Where the sources of packed rows are."""
+class Sources(Protocol):
+    """The sources of packed rows, which attend in groups: a few rows of one prompt each."""
 
     def place(self, rows: jax.Array) -> jax.Array:
-        """Brings arrays of rows, (rows, n), to their places, (places, ranks, n)."""
+        """Brings arrays of rows, (rows, n), to their groups, (groups, ranks, n)."""
 
     def pick(self, placed: jax.Array) -> jax.Array:
         """Brings them back."""
+
+    def each(self, attend: Callable[..., Any], *placed: jax.Array) -> Any:
+        """Returns what `attend` makes of all groups, as many at a time as is well.
+
+        Args:
+          attend: Takes an `Attended` with keys and values of some groups, (some, heads of keys, positions of a block,
+            head_dim); which positions have a token of theirs, bool, (some, positions); and the same groups of `placed`.
+            Returns an array, or a tuple of arrays, whose first axis is that of the groups.
+          placed: Arrays whose first axis is that of the groups.
+        """
 
 
 class PackedLayer(Protocol):
@@ -101,41 +122,18 @@ class PackedLayer(Protocol):
     def self_keys_values(self, states: jax.Array, *, position: Position) -> KeysValues:
         """Returns keys and values of (possibly propagated) states, (rows, width), each (heads, rows, head_dim)."""
 
-    def attend_over_path(
-        self, hidden: jax.Array, *, position: Position, terms: Any, length: int, over_path: OverPath
-    ) -> Pending:
-        """Returns what is made of rows before they attend to their sources.
+    def in_rows(
+        self, hidden: jax.Array, *, position: Position, terms: Any, path: Attended, sources: Sources
+    ) -> jax.Array:
+        """Returns the layer's output for packed rows, (rows, width).
 
         Args:
           hidden: shape (rows, width). Output of the layer below.
           position: Of each row, (rows,). Its path has as many earlier nodes as its step says, and its own.
           terms: One of the network's `path_terms`.
-          length: Nodes that stand for each row; those after its step are not of its path.
-          over_path: What rows attend to.
-
-        Returns:
-          What `Architecture.pending` names, by row.
-        """
-
-    def attend_to_source_and_feed_forward(
-        self,
-        pending: Pending,
-        keys_values: KeysValues,
-        *,
-        source_mask: jax.Array,
-        position: Position,
-        terms: Any,
-        over_source: OverSource,
-    ) -> jax.Array:
-        """Returns the layer's output, (rows, width).
-
-        Args:
-          pending: Of `attend_over_path`.
-          keys_values: Of the sources, each (places, heads of keys, source, head_dim).
-          source_mask: shape (places, source).
-          position: Of each row, (rows,).
-          terms: As above.
-          over_source: Where the sources of rows are.
+          path: What rows attend to of their outputs: keys and values are (rows, positions of a block, heads of keys,
+            head_dim). Positions after a row's step are not of its path.
+          sources: What they attend to of their prompts.
         """
 
 

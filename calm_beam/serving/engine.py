@@ -70,7 +70,7 @@ def served_engine(
     }
     asked = asked_like(calibrated, engine=engine, exit_head=exit_head, **given)
     batch = chosen_engine(**asked, **given)
-    single = chosen_engine(**asked, **given, layers_by_xla=True)
+    single = chosen_engine(**asked, **given, in_loop=True)
     return ServedEngine(calibrated=calibrated, batch=batch, single=single, asked=asked)
 
 

@@ -56,8 +56,8 @@ def test_a_buffer_that_is_copied_is_noticed() -> None:
 
 @pytest.mark.parametrize("device", ["v5e", "H100"])
 def test_products_that_are_rounded_are_noticed(device: str) -> None:
-    """A layer's attention in float32 of default precision: bfloat16 on TPUs, TF32 on GPUs."""
-    name = "attention to outputs"
+    """A decoder layer in float32 of default precision: bfloat16 on TPUs, TF32 on GPUs."""
+    name = "decoder layer, state"
     default = Arithmetic(matmul_precision="default")
     assert _found(_program(name, arithmetic=FLOAT32, device=device), arithmetic=FLOAT32, device=device) == []
     found = _found(_program(name, arithmetic=default, device=device), arithmetic=FLOAT32, device=device)

@@ -56,7 +56,7 @@ class Target:
 
 
 # What a change may break, by the fewest programs that show it.
-_LAYERS = r"^(admit|embeddings|attention|rest of a layer, state$|decisions, softmax|propagation|confidence)"
+_LAYERS = r"^(admit|embeddings|decoder layer, state$|decisions, softmax|propagation|confidence)"
 _OF_CHANGES = (
     ("v5e", 1, "bfloat16", "T5", rf"{_LAYERS}|^served loop, 1 x 64, (softmax$|state)"),
     (
@@ -64,7 +64,7 @@ _OF_CHANGES = (
         1,
         "float32",
         "T5",
-        r"^(attention|rest of a layer, state$|decisions, softmax|served loop, 1 x 64, softmax$)",
+        r"^(decoder layer, state$|decisions, softmax|served loop, 1 x 64, softmax$)",
     ),
     ("v5e", 4, "bfloat16", "T5", rf"{_LAYERS}|^served loop, 1 x 64, (softmax$|state)"),
     ("H100", 1, "float32", "T5", rf"{_LAYERS}|^served loop, 1 x 64, softmax$"),
@@ -73,14 +73,14 @@ _OF_CHANGES = (
         4,
         "bfloat16",
         "T5",
-        r"^(attention|rest of a layer, state$|decisions, softmax|served loop, 1 x 64, softmax$)",
+        r"^(decoder layer, state$|decisions, softmax|served loop, 1 x 64, softmax$)",
     ),
     (
         "v5e",
         1,
         "bfloat16",
         "Llama",
-        r"^(shared prefix|attention|rest of a layer, state$|served loop, 1 x 64, softmax$)",
+        r"^(shared prefix|decoder layer, state$|served loop, 1 x 64, softmax$)",
     ),
     ("v5e", 1, "float32", "T5", r"^(loss and gradients|Adafactor, update|scores of the classifier)"),
 )

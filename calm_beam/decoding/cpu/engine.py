@@ -3,7 +3,6 @@
 Prompts still go through XLA: they are many tokens at a time, which it is fast at.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,18 +12,22 @@ from calm_beam.decoding.branches import Branches
 from calm_beam.decoding.decisions import Decisions
 from calm_beam.decoding.engine import RunStep, Slots
 from calm_beam.decoding.outputs import StepOutputs
-from calm_beam.decoding.padding import row_parts, sizes_up_to
+from calm_beam.decoding.padding import parts_of
 from calm_beam.decoding.paths import Rows
 from calm_beam.decoding.weights import Weights, decides_natively
 from calm_beam.decoding.work import Work
 from calm_beam.decoding.xla import steps
 from calm_beam.decoding.xla.heads import HeadDecisions
+from calm_beam.decoding.xla.tiles import whole_tiles
 from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.native import calls
 
 from .sources import NativeSources
+
+# Most rows that XLA is given at a time, where it decides or measures.
+_MOST_ROWS = 256
 
 
 class NativeEngine:
@@ -45,7 +48,8 @@ class NativeEngine:
             for _ in range(config.num_decoder_layers)
         ]
         self._stack = self._stack_here()
-        self._heads = HeadDecisions(model, branches, weights=weights, row_sizes=slots.row_sizes)
+        self._rows = whole_tiles(min(_MOST_ROWS, slots.num_lanes))
+        self._heads = HeadDecisions(model, branches, weights=weights, rows=self._rows)
         self._decides_natively = not weights.is_certified and decides_natively(branches.measures)
         # What native code makes confidences by, None where it does not know the measure.
         self._native_measures = [
@@ -200,8 +204,8 @@ class NativeEngine:
         """Returns the confidences of a measure that native code does not know, which is written for JAX."""
         name = self._branches.rules[index].confidence
         measured = np.empty(len(outputs), np.float32)
-        for part, size in row_parts(len(outputs), self._slots.row_sizes):
-            output, below = (_padded(states[part], size) for states in (outputs, inputs))
+        for part in parts_of(len(outputs), self._rows):
+            output, below = (_padded(states[part], self._rows) for states in (outputs, inputs))
             confidences = steps.measure_states(name, output, below, np.int32(layer))
             measured[part] = np.asarray(confidences)[: len(measured[part])]
         return measured
@@ -240,13 +244,13 @@ class NativeEngine:
                 is_skipped = nodes[index] < self._slots.tree.capacity
                 store[nodes[index, is_skipped]] = made[is_skipped]
 
-    def run_on_padding(self, slots: int, *, asked: int) -> None:
+    def run_on_padding(self) -> None:
         """Compiles whatever prompts may need of XLA: confidences, and other heads than native ones."""
         if not self._decides_natively:
-            self._heads.run_on_padding(self._look_up, sizes_up_to(asked, self._slots.row_sizes))
-        by_xla = [index for index, of_states in self._of_states.items() if not of_states]
-        for index, size in itertools.product(by_xla, sizes_up_to(slots, self._slots.row_sizes)):
-            self._measured_by_xla(index, 1, *np.zeros((2, size, self._states.shape[2]), np.float32))
+            self._heads.run_on_padding(self._look_up)
+        for index, of_states in self._of_states.items():
+            if not of_states:
+                self._measured_by_xla(index, 1, *np.zeros((2, 1, self._states.shape[2]), np.float32))
 
     def _where(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns where states stand among those of all layers."""

@@ -1,7 +1,7 @@
 """What the heads decide of packed rows: certified ones are asked first, exact ones about what those leave open."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from calm_beam.decoding.branches import Branches
 from calm_beam.decoding.decisions import Decisions
 from calm_beam.decoding.near_ties import NEARNESS
-from calm_beam.decoding.padding import row_parts
+from calm_beam.decoding.padding import parts_of
 from calm_beam.decoding.weights import Head, Weights
 from calm_beam.decoding.work import Work
 from calm_beam.exits.certified_head import FEW_ROWS
@@ -18,6 +18,10 @@ from calm_beam.exits.measures import Need
 from calm_beam.model.interface import EarlyExitModel
 
 from . import steps
+
+# How certified heads are asked, whether thoroughly, before the exact ones, which read four times as many bytes. What
+# they leave open is put to them again: few rows are open, and eight in a call take a third of the exact head's time.
+_CERTIFYING: tuple[bool, ...] = (False, True)
 
 LookUp = Callable[[np.ndarray, np.ndarray, int], tuple[jax.Array | np.ndarray, np.ndarray, np.ndarray]]
 """Takes layers and lanes of states, and a size; returns an array of states, (entries, lanes, width), and the layers and
@@ -27,27 +31,20 @@ lanes in it, padded to that size."""
 class HeadDecisions:
     """Asks the heads of a model about states."""
 
-    def __init__(
-        self, model: EarlyExitModel, branches: Branches, *, weights: Weights, row_sizes: tuple[int, ...]
-    ) -> None:
+    def __init__(self, model: EarlyExitModel, branches: Branches, *, weights: Weights, rows: int) -> None:
         """Prepares what is asked.
 
         Args:
           model: The network.
           branches: How exits of each lane are decided.
           weights: Of the model.
-          row_sizes: What rows are padded to, ascending.
+          rows: What states that are asked about together are padded to: whole tiles.
         """
-        self._model, self._weights, self._row_sizes = model, weights, row_sizes
+        self._model, self._weights, self._rows = model, weights, rows
         # By one that needs no logits, heads predict tokens alone.
         asking = branches.indices(Need.LOGITS) or [0]
         self._measures = tuple(branches.rules[index].confidence for index in asking)
-        # Certified heads are asked before the exact ones, which read four times as many bytes. What they leave open is
-        # put to them again, thoroughly: few rows are open, and eight in a call take a third of the time of the exact
-        # head. Where all calls are of so few, the first is nearly as thorough.
-        self._certifying: tuple[bool, ...] = ()
-        if weights.is_certified:
-            self._certifying = (False, True) if row_sizes[0] > FEW_ROWS else (False,)
+        self._certifying = _CERTIFYING if weights.is_certified else ()
 
     def of(
         self,
@@ -88,12 +85,11 @@ class HeadDecisions:
                 of_measure.put(left, Decisions.exact(tokens, confidences=values, is_finite=is_finite))
         return [decided, *others], Work(certified_rows=count if self._certifying else 0, projection_rows=len(left))
 
-    def run_on_padding(self, look_up: LookUp, sizes: Iterable[int]) -> None:
-        """Asks all that may be asked about rows of each size, on padding only, so that it is compiled."""
+    def run_on_padding(self, look_up: LookUp) -> None:
+        """Asks all that may be asked, on padding only, so that it is compiled."""
         none = np.zeros(0, np.int32)
-        for head, size, is_thorough in itertools.product(self._weights.programs(), sizes, (*self._certifying, None)):
-            few = FEW_ROWS if is_thorough else size
-            self._ask_part(look_up, head, layers=none, lanes=none, size=few, is_thorough=is_thorough)
+        for head, is_thorough in itertools.product(self._weights.programs(), (*self._certifying, None)):
+            self._ask_part(look_up, head, layers=none, lanes=none, is_thorough=is_thorough)
 
     def _ask(
         self, look_up: LookUp, layers: np.ndarray, lanes: np.ndarray, *, is_thorough: bool | None = None
@@ -106,35 +102,29 @@ class HeadDecisions:
           lanes: Likewise.
           is_thorough: How certified heads are asked; None to ask exact ones.
         """
-        sizes = (FEW_ROWS,) if is_thorough else self._row_sizes
+        most = FEW_ROWS if is_thorough else self._rows
         asked = [
-            (head, chosen[part], size)
+            (head, chosen[part])
             for head, chosen in self._weights.heads_of(layers)
-            for part, size in row_parts(len(chosen), sizes)
+            for part in parts_of(len(chosen), most)
         ]
         # All are asked before the first answer is waited for.
         made = [
-            self._ask_part(look_up, head, layers=layers[rows], lanes=lanes[rows], size=size, is_thorough=is_thorough)
-            for head, rows, size in asked
+            self._ask_part(look_up, head, layers=layers[rows], lanes=lanes[rows], is_thorough=is_thorough)
+            for head, rows in asked
         ]
         found = [np.empty((*values.shape[:-1], len(lanes)), values.dtype) for values in made[0]]
-        for (_, rows, _), of_part in zip(asked, made, strict=True):
+        for (_, rows), of_part in zip(asked, made, strict=True):
             for result, values in zip(found, of_part, strict=True):
                 result[..., rows] = np.asarray(values)[..., : len(rows)]
         return found
 
     def _ask_part(
-        self,
-        look_up: LookUp,
-        head: Head,
-        *,
-        layers: np.ndarray,
-        lanes: np.ndarray,
-        size: int,
-        is_thorough: bool | None,
+        self, look_up: LookUp, head: Head, *, layers: np.ndarray, lanes: np.ndarray, is_thorough: bool | None
     ) -> Sequence[jax.Array]:
-        """Returns what a head makes of states, padded to a size."""
-        states, layers, lanes = look_up(layers, lanes, size)
+        """Returns what a head makes of states, padded."""
+        count = np.int32(len(layers))
+        states, layers, lanes = look_up(layers, lanes, FEW_ROWS if is_thorough else self._rows)
         asked: dict[str, Any] = {
             "head_layer": head.layer,
             "parameters": head.parameters,
@@ -144,8 +134,9 @@ class HeadDecisions:
         }
         made: Sequence[jax.Array]
         if is_thorough is None:
-            made = steps.decide_rows(self._model, self._measures, **asked)
+            made = steps.decide_rows(self._model, self._measures, count=count, **asked)
         else:
             (measure,) = self._measures
-            made = steps.certify_rows(self._model, measure, head=head.certified, is_thorough=is_thorough, **asked)
+            how = {"head": head.certified, "is_thorough": is_thorough}
+            made = steps.certify_rows(self._model, measure, count=count, **how, **asked)
         return made

@@ -11,6 +11,7 @@ from calm_beam.model import ArrayType
 from calm_beam.model.interface import EarlyExitModel, KeysValues
 
 from . import steps
+from .attended import source_positions
 
 
 class Sources:
@@ -28,12 +29,13 @@ class Sources:
         config = model.config
         self._prefix = prefix
         self.width = width
-        shape = (places, config.num_kv_heads, width, config.head_dim)
+        positions = source_positions(width)
+        shape = (places, config.num_kv_heads, positions, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
         kept = ArrayType(shape, model.arithmetic.dtype)
         made = zeros((kept,) * (2 * config.num_decoder_layers), axis=1, of=config.num_kv_heads)
         self.keys_values = list(zip(made[::2], made[1::2], strict=True))
-        self.mask = jnp.zeros((places, width), bool)
+        self.mask = jnp.zeros((places, positions), bool)
 
     @property
     def places(self) -> int:

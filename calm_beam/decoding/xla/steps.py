@@ -1,20 +1,16 @@
 """The steps of the shared sweep that run on the device: one function each, of fixed shapes, compiled once per shape.
 
-Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to the next of a few
-sizes. Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
+Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to whole tiles (see
+`tiles`). Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
 
 States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
 of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
 values, (nodes, heads of keys * head_dim), of which a row attends to what its path names.
-
-A layer is two steps, since what is gathered for both wants rows put together differently: by the length of their paths,
-and by prompt. What the first makes of a row is *pending* then, in arrays (slots * lanes, ...), row `lane` as above.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +19,20 @@ from calm_beam.decoding.compilation import compiled
 from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide_by_each
 from calm_beam.exits.measures import Need, measure_named
-from calm_beam.exits.parts import in_parts
 from calm_beam.exits.quantised_head import CertifiedHead
 from calm_beam.model import packed_layer_of
-from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
 
+from .attended import GroupedSources, over_path
+from .tiles import is_host, made_of_tiles, over_tiles
+
 Parameters = Any
 
-# Positions of prompts that a host goes through at a time, if not those of one prompt: rows enough for its products,
-# which those of a wide model use better than they delay a prompt that comes alone.
-_TOGETHER, _TOGETHER_IF_WIDE, _WIDE = 128, 256, 512
-# Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
-# the processor; on an accelerator, few large steps are faster.
-_HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
+# Positions of prompts that are gone through at a time, if not those of one prompt: on a host, rows enough for its
+# products, which those of a wide model use better than they delay a prompt that comes alone.
+_TOGETHER, _TOGETHER_IF_WIDE, _WIDE, _TOGETHER_ON_DEVICE = 128, 256, 512, 1024
 
 
 @functools.partial(compiled, static_argnums=0)
@@ -103,8 +98,8 @@ def _gone_through(
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns keys and values of prompts for every layer, and their mask.
 
-    On a host, always so many at a time as their width and the model's say: the numbers of a prompt are then the same
-    to the bit whatever stands beside it. How often that is done is not known to the compiler: it makes one loop of it.
+    Always so many at a time as their width and the model's say: the numbers of a prompt are then the same to the bit
+    whatever stands beside it. How often that is done is not known to the compiler: it makes one loop of it.
 
     Args:
       model: The network.
@@ -113,13 +108,9 @@ def _gone_through(
       lengths: shape (rows,). 0 for padding, which comes last.
       prefix: As in `admit`.
     """
-    if jax.default_backend() != "cpu":
-        made: tuple[list[KeysValues], jax.Array] = model.apply(
-            parameters, source_tokens, lengths, prefix, method="prefill"
-        )
-        return made
     count, width = source_tokens.shape
-    most = _TOGETHER if model.config.emb_dim < _WIDE else _TOGETHER_IF_WIDE
+    on_host = _TOGETHER if model.config.emb_dim < _WIDE else _TOGETHER_IF_WIDE
+    most = on_host if is_host() else _TOGETHER_ON_DEVICE
     together = max(1, most // width)
     padding = -count % together
     tokens_of, lengths_of = (
@@ -157,129 +148,103 @@ def embed(
     return whole(states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop"))
 
 
-@functools.partial(compiled, static_argnums=0, donate_argnames=("pending", "cache"))
-def attend_to_output(
-    model: EarlyExitModel,
-    parameters: Parameters,
-    *,
-    states: jax.Array,
-    pending: Pending,
-    cache: KeysValues,
-    terms: Any,
-    layer: jax.Array,
-    below: jax.Array,
-    lanes: jax.Array,
-    nodes: jax.Array,
-    paths: jax.Array,
-    position: Position,
-) -> tuple[Pending, KeysValues]:
-    """Runs the attention of one decoder layer to what was generated, for one token of every row.
+class LayerRows(NamedTuple):
+    """Rows of a layer, ordered by prompt; whole tiles of them, of which those of padding come last.
 
-    Args:
-      model: The network.
-      parameters: Of this layer.
-      states: The buffer of states.
-      pending: The buffers of what is pending.
-      cache: This layer's store of keys and values.
-      terms: Of this layer, one of the network's `path_terms`.
-      layer: int32 scalar, from 1.
-      below: shape (rows,). Where the input of each row stands in the entry below.
-      lanes: shape (rows,). Where its output goes.
-      nodes: shape (rows,). Where the keys and values made here go.
-      paths: shape (rows, length). The nodes that it attends to, its own included.
-      position: Of each row, (rows,). Its step is below `length`; nodes of later ones are masked.
-
-    Returns:
-      What is pending, with that of the rows, and the store.
+    Attributes:
+      below: int32, shape (rows,). Where the layer's input stands in the entry below.
+      lanes: int32, likewise. Where the output goes.
+      nodes: int32, likewise. Where the keys and values made here go.
+      paths: int32, shape (rows, steps). The nodes that each attends to, its own included.
+      position: Of each row, (rows,).
+      groups: As of `GroupedSources`, for the rows of each tile by themselves; like the next two.
+      ranks: As of `GroupedSources`.
+      places: shape (rows,). As of `GroupedSources`, of as many groups as there are rows.
     """
-    hidden = states.at[layer - 1, below].get(mode="clip")
-    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
-    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
-    made = apply(
-        hidden,
-        position=position,
-        terms=terms,
-        length=paths.shape[1],
-        over_path=_Gathered(model, cache, paths=paths),
-        method="attend_over_path",
-    )
-    return {name: whole(old.at[lanes].set(made[name], mode="drop")) for name, old in pending.items()}, cache
+
+    below: Numbers
+    lanes: Numbers
+    nodes: Numbers
+    paths: Numbers
+    position: Position
+    groups: Numbers
+    ranks: Numbers
+    places: Numbers
 
 
-@functools.partial(
-    compiled, static_argnums=(0, 1), static_argnames=("num_ranks", "is_gathered"), donate_argnames="states"
-)
-def finish_layer(
+@functools.partial(compiled, static_argnums=(0, 1), donate_argnames=("states", "cache"))
+def run_layer(
     model: EarlyExitModel,
     measures: tuple[str, ...],
     *,
-    num_ranks: int,
-    is_gathered: bool,
     parameters: Parameters,
     states: jax.Array,
-    pending: Pending,
+    cache: KeysValues,
     keys_values: KeysValues,
     source_mask: jax.Array,
     terms: Any,
     layer: jax.Array,
-    below: jax.Array,
-    lanes: jax.Array,
-    places: jax.Array,
-    ranks: jax.Array,
-    position: Position,
-) -> tuple[jax.Array, list[jax.Array]]:
-    """Runs the rest of a decoder layer, attention to the source and feed-forward, for one token of every row.
-
-    The rows of a prompt are the queries of one attention over its source, which is made for all sources; unless each
-    row's source is gathered.
+    rows: LayerRows,
+    count: jax.Array,
+) -> tuple[jax.Array, KeysValues, jax.Array]:
+    """Runs a decoder layer for one token of every row.
 
     Args:
       model: The network.
       measures: Names of confidence measures that are made of states.
-      num_ranks: Most rows of one prompt, unless sources are gathered.
-      is_gathered: Whether they are, which takes any number of rows of one prompt.
       parameters: Of this layer, and of the exit classifier if that is one of the measures.
       states: The buffer of states.
-      pending: The buffers of what is pending, with what `attend_to_output` made of the rows.
+      cache: This layer's store of keys and values.
       keys_values: This layer's, of the sources, each (places, heads of keys, source, head_dim).
       source_mask: shape (places, source).
-      terms: As in `attend_to_output`.
+      terms: Of this layer, one of the network's `path_terms`.
       layer: int32 scalar, from 1.
-      below: shape (rows,). Where the layer's input stands in the entry below.
-      lanes: shape (rows,). Where what is pending stands, and the output goes.
-      places: shape (rows,). Where each row's source stands.
-      ranks: shape (rows,). Below `num_ranks`, different for the rows of a place unless sources are gathered.
-      position: Of each row, (rows,).
+      rows: Those that go through it.
+      count: int32 scalar. How many are no padding.
 
     Returns:
-      The buffer, and float32 confidences, (rows,), by each measure.
+      The buffer, the store, and float32 confidences, (measures, rows).
     """
-    of_rows = {name: values.at[lanes].get(mode="clip") for name, values in pending.items()}
-    if is_gathered:
-        keys_values = tuple(values.at[places].get(mode="clip") for values in keys_values)
-        source_mask = source_mask.at[places].get(mode="clip")
-        places, ranks, num_ranks = jnp.arange(len(lanes)), jnp.zeros_like(ranks), 1
-    output = packed_layer_of(model).apply(
-        {"params": parameters["layer"]},
-        of_rows,
-        keys_values,
-        source_mask=source_mask,
-        position=position,
-        terms=terms,
-        over_source=_Placed(len(source_mask), num_ranks, places=places, ranks=ranks),
-        method="attend_to_source_and_feed_forward",
-    )
-    states = whole(states.at[layer, lanes].set(output, mode="drop"))
-    confidences: list[jax.Array] = []
-    for measure in map(measure_named, measures):
-        if measure.needs is Need.STATES:
-            # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before.
-            inputs = states.at[layer - 1, below].get(mode="clip")
-            confidences.append(measure.confidence(widened(output), widened(inputs), layer))
-        else:
-            score = model.apply(parameters["classifier"], output, method="exit_score")
-            confidences.append(measure.confidence(score))
-    return states, confidences
+    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters["layer"]})
+
+    def of_tile(made: tuple[Any, ...], some: Any, first: Numbers) -> tuple[Any, ...]:
+        states, cache, confidences = made
+        inputs = states.at[layer - 1, some.below].get(mode="clip")
+        cache = _written(model, cache, apply(inputs, position=some.position, method="self_keys_values"), some.nodes)
+        output = apply(
+            inputs,
+            position=some.position,
+            terms=terms,
+            path=over_path(cache, some.paths, some.position.steps, kv_heads=model.config.num_kv_heads),
+            sources=GroupedSources(
+                keys_values=keys_values,
+                mask=source_mask,
+                groups=some.groups,
+                ranks=some.ranks,
+                places=some.places,
+            ),
+            method="in_rows",
+        )
+        states = whole(states.at[layer, some.lanes].set(output, mode="drop"))
+        if measures:
+            of_rows = jnp.stack([_confidence(model, name, parameters, output, inputs, layer) for name in measures])
+            confidences = jax.lax.dynamic_update_slice_in_dim(confidences, of_rows, first, axis=1)
+        return states, cache, confidences
+
+    nothing = jnp.zeros((len(measures), len(rows.lanes)), jnp.float32)
+    states, cache, confidences = over_tiles(of_tile, (states, tuple(cache), nothing), rows, count=count)
+    return states, cache, confidences
+
+
+def _confidence(
+    model: EarlyExitModel, name: str, parameters: Parameters, output: jax.Array, inputs: jax.Array, layer: jax.Array
+) -> jax.Array:
+    measure = measure_named(name)
+    if measure.needs is Need.STATES:
+        confidence: jax.Array = measure.confidence(widened(output), widened(inputs), layer)
+        return confidence
+    made: jax.Array = measure.confidence(model.apply(parameters["classifier"], output, method="exit_score"))
+    return made
 
 
 @functools.partial(compiled, static_argnums=0)
@@ -299,21 +264,26 @@ def decide_rows(
     states: jax.Array,
     layers: jax.Array,
     lanes: jax.Array,
+    count: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidences and finiteness of what a head makes of states, given by layer and lane.
 
     The head is that after `head_layer`, with the parameters of whichever layer it is asked for. Confidences are of
-    shape (measures, rows), the others (rows,).
+    shape (measures, rows), the others (rows,); of the rows, `count` are no padding.
     """
-    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
     weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
-    return decide_by_each(
-        inputs,
-        weights,
-        vocab_axis=vocab_axis,
-        measures=[measure_named(measure) for measure in measures],
-        arithmetic=model.arithmetic,
-    )
+
+    def of_tile(where: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return decide_by_each(
+            _head_inputs(model, parameters, states.at[where].get(mode="clip"), head_layer),
+            weights,
+            vocab_axis=vocab_axis,
+            measures=[measure_named(measure) for measure in measures],
+            arithmetic=model.arithmetic,
+        )
+
+    made: tuple[jax.Array, jax.Array, jax.Array] = made_of_tiles(of_tile, (layers, lanes), count=count)
+    return made
 
 
 @functools.partial(compiled, static_argnums=(0, 1), static_argnames=("head_layer", "is_thorough"))
@@ -328,10 +298,21 @@ def certify_rows(
     states: jax.Array,
     layers: jax.Array,
     lanes: jax.Array,
+    count: jax.Array,
 ) -> Certificate:
-    """Returns what a certified head proves of states, given by layer and lane, (rows,); see `decide_rows`."""
-    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
-    return certify(inputs, head, measure=measure_named(measure), is_thorough=is_thorough)
+    """Returns what a certified head proves of states, given by layer and lane, (rows,); see `decide_rows`.
+
+    Whoever asks thoroughly asks about few rows, which are one call.
+    """
+
+    def of_rows(where: tuple[jax.Array, jax.Array]) -> Certificate:
+        inputs = _head_inputs(model, parameters, states.at[where].get(mode="clip"), head_layer)
+        return certify(inputs, head, measure=measure_named(measure), is_thorough=is_thorough)
+
+    if is_thorough:
+        return of_rows((layers, lanes))
+    made: Certificate = made_of_tiles(of_rows, (layers, lanes), count=count)
+    return made
 
 
 @functools.partial(compiled, static_argnums=0, donate_argnames="cache")
@@ -345,6 +326,7 @@ def fill_skipped(
     lanes: jax.Array,
     nodes: jax.Array,
     position: Position,
+    count: jax.Array,
 ) -> list[KeysValues]:
     """Returns the stores with what skipped layers make of propagated states, all layers in one step.
 
@@ -357,18 +339,27 @@ def fill_skipped(
       lanes: shape (rows,). Its place there.
       nodes: shape (layers - 1, rows). Where its keys and values go; beyond the store where the layer was not skipped.
       position: Of each row, (rows,).
+      count: int32 scalar. How many rows are no padding.
     """
     layer_module = packed_layer_of(model)
-    kept = states.at[layers, lanes].get(mode="clip")
-    return [
-        _written(
-            model,
-            pair,
-            layer_module.apply({"params": of_layer}, kept, position=position, method="self_keys_values"),
-            nodes[index],
-        )
-        for index, (of_layer, pair) in enumerate(zip(parameters, cache, strict=True))
-    ]
+
+    def of_tile(cache: list[KeysValues], some: tuple[Any, ...], _: Numbers) -> list[KeysValues]:
+        layers, lanes, nodes, position = some
+        kept = states.at[layers, lanes].get(mode="clip")
+        return [
+            _written(
+                model,
+                pair,
+                layer_module.apply({"params": of_layer}, kept, position=position, method="self_keys_values"),
+                nodes[:, index],
+            )
+            for index, (of_layer, pair) in enumerate(zip(parameters, cache, strict=True))
+        ]
+
+    made: list[KeysValues] = over_tiles(
+        of_tile, [tuple(pair) for pair in cache], (layers, lanes, nodes.T, position), count=count
+    )
+    return made
 
 
 @functools.partial(compiled, static_argnums=0, donate_argnames="cache")
@@ -408,52 +399,6 @@ def copy_skipped(
 def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array, head_layer: int) -> jax.Array:
     inputs: jax.Array = model.apply(parameters, states, head_layer, method="head_inputs")
     return inputs
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gathered:
-    """The paths of rows, gathered from a layer's store."""
-
-    model: EarlyExitModel
-    store: KeysValues
-    _: dataclasses.KW_ONLY
-    paths: jax.Array
-
-    def __call__(self, attend: Callable[..., Any], *by_row: Numbers) -> Any:
-        def attend_some(rows: tuple[Numbers, ...]) -> Any:
-            paths, *by_row = rows
-            gathered = (_split_heads(self.model, values.at[paths].get(mode="clip")) for values in self.store)
-            return attend(*gathered, *by_row)
-
-        keys, _ = self.store
-        size = keys.dtype.itemsize * self.paths.shape[1] * keys.shape[-1]
-        return in_parts(attend_some, (self.paths, *by_row), most=max(1, _gathered_bytes() // size))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Placed:
-    """Rows as queries of one attention for all sources."""
-
-    num_places: int
-    num_ranks: int
-    _: dataclasses.KW_ONLY
-    places: jax.Array
-    ranks: jax.Array
-
-    def place(self, rows: jax.Array) -> jax.Array:
-        spread = jnp.zeros((self.num_places, self.num_ranks, rows.shape[-1]), rows.dtype)
-        return spread.at[self.places, self.ranks].set(rows, mode="drop")
-
-    def pick(self, placed: jax.Array) -> jax.Array:
-        return placed.at[self.places, self.ranks].get(mode="clip")
-
-
-def _gathered_bytes() -> int:
-    return _HOST_GATHERED_BYTES if jax.default_backend() == "cpu" else _DEVICE_GATHERED_BYTES
-
-
-def _split_heads(model: EarlyExitModel, values: jax.Array) -> jax.Array:
-    return values.reshape(*values.shape[:-1], model.config.num_kv_heads, model.config.head_dim)
 
 
 def _written(model: EarlyExitModel, cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:

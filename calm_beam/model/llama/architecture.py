@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
-from calm_beam.model.architecture import Architecture, ArrayType
+from calm_beam.model.architecture import Architecture
 from calm_beam.text.counted import counted
 
 from .chunks import chunk_numbers
@@ -60,17 +60,6 @@ class LlamaArchitecture(Architecture):
         from .native import native_decoder
 
         return native_decoder(config, parameters, windows=terms)
-
-    def pending(self, config: LlamaConfig, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
-        """Returns a layer's input, its queries, and what these have of the path, which is float32."""
-        by_head = (config.num_heads, config.head_dim)
-        return {
-            "hidden": ArrayType((config.emb_dim,), arithmetic.dtype),
-            "queries": ArrayType(by_head, arithmetic.dtype),
-            "mixed": ArrayType(by_head),
-            "largest": ArrayType((config.num_heads,)),
-            "total": ArrayType((config.num_heads,)),
-        }
 
     def encoder_width(self, config: LlamaConfig) -> int:
         """Returns 0: there is no encoder."""

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import KeysValues, Numbers, OverPath, OverSource
+from calm_beam.model.interface import Attended, KeysValues, Numbers, Sources
 from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
 
 from .config import LlamaConfig
@@ -115,80 +115,71 @@ class Attention(nn.Module):
         mixed = mixed + self._product(to_own, own[1])
         return (mixed / jnp.sum(exponentials, axis=-1, keepdims=True)).reshape(queries.shape)
 
-    def share_of_path(
-        self, queries: jax.Array, *, steps: Numbers, length: int, window: Numbers, over_path: OverPath
-    ) -> Share:
+    def share_of_path(self, queries: jax.Array, *, steps: Numbers, window: Numbers, path: Attended) -> Share:
         """Returns what packed rows have of their paths.
 
         Args:
           queries: shape (rows, heads, head_dim).
           steps: shape (rows,). Of the queries.
-          length: Nodes that stand for each row.
           window: int32 scalar. How many keys a position sees, its own included.
-          over_path: What rows attend to.
+          path: As of `PackedLayer`.
         """
         # What the first step would keep, the source has: the last token of the prompt, gone through all layers.
         first = 1
-        places = jnp.arange(length)[None]
+        places = jnp.arange(path.positions)[None]
         age = steps[:, None] - places
-        is_seen = (places >= first) & (age >= 0) & (age < window)
-        return Share(*over_path(self._share_of_gathered, queries, is_seen))
+        # [rows, 1, 1, positions]
+        is_seen = ((places >= first) & (age >= 0) & (age < window))[:, None, None]
+        grouped = self._grouped(queries)
+        # Matrix products, though of few queries each: see T5's.
+        logits = path.logits(lambda keys: einsum("rgqd,rtgd->rgqt", grouped, keys, self.arithmetic))
+        exponentials, largest = _exponentials_of_seen(logits, is_seen)
 
-    def share_of_source(
-        self,
-        queries: jax.Array,
-        keys_values: KeysValues,
-        *,
-        mask: jax.Array,
-        positions: jax.Array,
-        window: Numbers,
-        over_source: OverSource,
-    ) -> Share:
+        def of_values(values: jax.Array, factors: jax.Array, is_seen: jax.Array) -> jax.Array:
+            # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
+            values = jnp.where(is_seen[:, 0, 0, :, None, None], values, jnp.zeros((), values.dtype))
+            return einsum("rgqt,rtgd->rgqd", factors, values, self.arithmetic)
+
+        mixed = path.mixed(of_values, self._rounded(exponentials), is_seen)
+        by_head = queries.shape[:-1]
+        return Share(mixed.reshape(queries.shape), largest.reshape(by_head), path.total(exponentials).reshape(by_head))
+
+    def share_of_source(self, queries: jax.Array, *, positions: jax.Array, window: Numbers, sources: Sources) -> Share:
         """Returns what packed rows have of their sources.
 
         Args:
           queries: shape (rows, heads, head_dim).
-          keys_values: Each of shape (places, heads of keys, source, head_dim).
-          mask: bool, shape (places, source).
           positions: int32, shape (rows,). Of the queries.
           window: As in `share_of_path`.
-          over_source: Where the sources of rows are.
+          sources: As of `PackedLayer`.
         """
-        # [places, ranks, source]
-        age = over_source.place(positions[:, None]) - jnp.arange(mask.shape[1])[None, None]
-        is_seen = mask[:, None] & (age < window)
         rows, heads, _ = queries.shape
-        placed = over_source.place(queries.reshape(rows, -1))
-        grouped = self._grouped(self._split(placed, heads))
-        places, ranks, kv_heads, group, _ = grouped.shape
-        logits = self._product(self._as_queries_of_sources(grouped), jnp.swapaxes(keys_values[0], -1, -2))
-        # [places, heads of keys, ranks, group, source]
-        logits = logits.reshape(places, kv_heads, ranks, group, -1)
-        exponentials, largest = _exponentials_of_seen(logits, is_seen[:, None, :, None])
-        total = jnp.sum(exponentials, axis=-1)
-        factors = self._rounded(exponentials).reshape(places, kv_heads, ranks * group, -1)
-        mixed = self._product(factors, keys_values[1]).reshape(places, kv_heads, ranks, group, -1)
 
-        def of_rows(values: jax.Array) -> jax.Array:
-            # [places, heads of keys, ranks, group, ...] -> [rows, heads, ...]
-            by_rank = jnp.moveaxis(values, 1, 2)
-            return over_source.pick(by_rank.reshape(places, ranks, -1)).reshape(rows, heads, *values.shape[4:])
+        def attend(
+            source: Attended, is_token: jax.Array, placed: jax.Array, positions: jax.Array
+        ) -> tuple[jax.Array, ...]:
+            # [groups, ranks, positions]
+            age = positions - jnp.arange(source.positions)[None, None]
+            is_seen = is_token[:, None] & (age < window)
+            grouped = self._grouped(self._split(placed, heads))
+            groups, ranks, kv_heads, group, _ = grouped.shape
+            of_source = self._as_queries_of_sources(grouped)
+            logits = source.logits(lambda keys: self._product(of_source, jnp.swapaxes(keys, -1, -2)))
+            # [groups, heads of keys, ranks, group, positions]
+            logits = logits.reshape(groups, kv_heads, ranks, group, -1)
+            exponentials, largest = _exponentials_of_seen(logits, is_seen[:, None, :, None])
+            factors = self._rounded(exponentials).reshape(groups, kv_heads, ranks * group, -1)
+            mixed = source.mixed(lambda values, factors: self._product(factors, values), factors)
+            mixed = mixed.reshape(groups, kv_heads, ranks, group, -1)
+            # [groups, heads of keys, ranks, group, ...] -> [groups, ranks, ...]
+            return tuple(
+                jnp.moveaxis(values, 1, 2).reshape(groups, ranks, -1)
+                for values in (mixed, largest, source.total(exponentials))
+            )
 
-        return Share(of_rows(mixed), of_rows(largest), of_rows(total))
-
-    def _share_of_gathered(
-        self, keys: jax.Array, values: jax.Array, queries: jax.Array, is_seen: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the parts of a `Share`, of keys and values that were gathered, (rows, length, heads of keys, ...)."""
-        # Matrix products, though of few queries each: see T5's.
-        logits = einsum("rgqd,rtgd->rgqt", self._grouped(queries), keys, self.arithmetic)
-        exponentials, largest = _exponentials_of_seen(logits, is_seen[:, None, None])
-        # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
-        values = jnp.where(is_seen[:, :, None, None], values, jnp.zeros((), values.dtype))
-        mixed = einsum("rgqt,rtgd->rgqd", self._rounded(exponentials), values, self.arithmetic)
-        by_head = queries.shape[:-1]
-        total = jnp.sum(exponentials, axis=-1)
-        return mixed.reshape(queries.shape), largest.reshape(by_head), total.reshape(by_head)
+        made = sources.each(attend, sources.place(queries.reshape(rows, -1)), sources.place(positions[:, None]))
+        mixed, largest, total = map(sources.pick, made)
+        return Share(mixed.reshape(queries.shape), largest, total)
 
     def _product(self, left: jax.Array, right: jax.Array) -> jax.Array:
         return matrix_product(left, right, self.arithmetic)

@@ -9,13 +9,12 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import KeysValues, Numbers, OverPath, OverSource, Pending, Position
+from calm_beam.model.interface import Attended, KeysValues, Numbers, Position, Sources
 from calm_beam.model.numerics import added, rounded
 
 from .attention import Attention
 from .config import LlamaConfig
 from .norm import RMSNorm
-from .share import Share
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
@@ -113,40 +112,18 @@ class DecoderLayer(nn.Module):
         )
         return self._feed_forward(self._added(hidden, self.self_attention.output(mixed)))
 
-    def attend_over_path(
-        self, hidden: jax.Array, *, position: Position, terms: jax.Array, length: int, over_path: OverPath
-    ) -> Pending:
-        """Returns queries of packed rows, and what they have of their paths.
+    def in_rows(
+        self, hidden: jax.Array, *, position: Position, terms: jax.Array, path: Attended, sources: Sources
+    ) -> jax.Array:
+        """Returns the layer's output for packed rows, (rows, width).
 
         Arguments are those of `PackedLayer`; the terms are how many keys a position sees, its own included.
         """
-        queries = self._queries(hidden, positions_of(position))
-        share = self.self_attention.share_of_path(
-            queries, steps=position.steps, length=length, window=terms, over_path=over_path
-        )
-        return {"hidden": hidden, "queries": queries, **share._asdict()}
-
-    def attend_to_source_and_feed_forward(
-        self,
-        pending: Pending,
-        keys_values: KeysValues,
-        *,
-        source_mask: jax.Array,
-        position: Position,
-        terms: jax.Array,
-        over_source: OverSource,
-    ) -> jax.Array:
-        """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
-        share = self.self_attention.share_of_source(
-            pending["queries"],
-            keys_values,
-            mask=source_mask,
-            positions=positions_of(position),
-            window=terms,
-            over_source=over_source,
-        )
-        path = Share(*(pending[name] for name in Share._fields))
-        return self._feed_forward(self._added(pending["hidden"], self.self_attention.output(path.merged(share))))
+        attention, positions = self.self_attention, positions_of(position)
+        queries = self._queries(hidden, positions)
+        of_path = attention.share_of_path(queries, steps=position.steps, window=terms, path=path)
+        of_source = attention.share_of_source(queries, positions=positions, window=terms, sources=sources)
+        return self._feed_forward(self._added(hidden, attention.output(of_path.merged(of_source))))
 
     def _queries(self, hidden: jax.Array, positions: Numbers) -> jax.Array:
         return self.self_attention.queries(self.pre_self_attention_layer_norm(hidden), positions)

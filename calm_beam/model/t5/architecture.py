@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.model.architecture import Architecture, ArrayType
+from calm_beam.model.architecture import Architecture
 from calm_beam.text.counted import counted
 
 from .config import PAD_ID, T5Config, parameter_shapes
@@ -55,10 +55,6 @@ class T5Architecture(Architecture):
         from .native import native_decoder
 
         return native_decoder(config, parameters, biases=terms)
-
-    def pending(self, config: T5Config, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
-        """Returns the states after self-attention."""
-        return {"hidden": ArrayType((config.emb_dim,), arithmetic.dtype)}
 
     def encoder_width(self, config: T5Config) -> int:
         """Returns the model's width, which the encoder's output has, too."""

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import KeysValues, OverPath, OverSource, Position
+from calm_beam.model.interface import Attended, KeysValues, Position, Sources
 from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
 
 from .config import T5Config
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         return mixed.reshape(*mixed.shape[:-2], -1)
 
     def attend_over_path(
-        self, inputs: jax.Array, *, position: Position, bias_by_age: jax.Array, length: int, over_path: OverPath
+        self, inputs: jax.Array, *, position: Position, bias_by_age: jax.Array, path: Attended
     ) -> jax.Array:
         """Returns the attention output of packed rows, (rows, width), each to its own path; float32.
 
@@ -78,44 +78,50 @@ class Attention(nn.Module):
           inputs: shape (rows, width).
           position: Of each row.
           bias_by_age: shape (heads, steps). By how many steps a key is older.
-          length: Nodes that stand for each row.
-          over_path: What rows attend to.
+          path: As of `PackedLayer`.
         """
-        queries = self._rounded(self.query(inputs))
-        # [rows, length]
-        age = position.steps[:, None] - jnp.arange(length)[None]
+        queries = self._by_head(self._rounded(self.query(inputs)))
+        # [rows, 1, positions]
+        age = jnp.asarray(position.steps)[:, None, None] - jnp.arange(path.positions)[None, None]
         is_past = age >= 0
-        # [heads, rows, length] -> [rows, heads, length]
-        bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
-        return self.out(over_path(self._mix, queries, bias, is_past))
+        # [heads, rows, positions] -> [rows, heads, positions]
+        bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age[:, 0], 0)], 0, 1)
+        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
+        # gather, a product and a sum over more than about 12,000 positions.
+        logits = path.logits(lambda keys: einsum("rhd,rthd->rht", queries, keys, self.arithmetic))
 
-    def attend_to_source(
-        self, inputs: jax.Array, keys_values: KeysValues, *, mask: jax.Array, over_source: OverSource
-    ) -> jax.Array:
+        def of_values(values: jax.Array, weights: jax.Array, is_past: jax.Array) -> jax.Array:
+            # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
+            values = jnp.where(is_past[:, 0, :, None, None], values, jnp.zeros((), values.dtype))
+            return einsum("rht,rthd->rhd", weights, values, self.arithmetic)
+
+        weights = self._weights(jnp.where(is_past, logits + bias, MASKED), path)
+        mixed = self._rounded(path.mixed(of_values, weights, is_past))
+        return self.out(mixed.reshape(len(inputs), -1))
+
+    def attend_to_sources(self, inputs: jax.Array, sources: Sources) -> jax.Array:
         """Returns the attention output of packed rows, (rows, width), each to its own source; float32.
 
         Args:
           inputs: shape (rows, width).
-          keys_values: Each of shape (places, heads, source, head_dim).
-          mask: shape (places, source).
-          over_source: Where the sources of rows are.
+          sources: As of `PackedLayer`.
         """
-        queries = self._rounded(self.query(inputs))
-        bias = jnp.where(mask, jnp.float32(0), MASKED)[:, None, None]
-        mixed = self._mixed(self._split(over_source.place(queries)), keys_values, bias=bias)
-        return self.out(over_source.pick(mixed))
 
-    def _mix(
-        self, keys: jax.Array, values: jax.Array, queries: jax.Array, bias: jax.Array, is_past: jax.Array
-    ) -> jax.Array:
-        """Returns the values that queries, (rows, heads * head_dim), attend to, of that shape."""
-        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
-        # gather, a product and a sum over more than about 12,000 positions.
-        logits = einsum("rhd,rthd->rht", self._by_head(queries), keys, self.arithmetic) + bias
-        weights = self._rounded(jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED)))
-        # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
-        values = jnp.where(is_past[:, :, None, None], values, jnp.zeros((), values.dtype))
-        return self._rounded(einsum("rht,rthd->rhd", weights, values, self.arithmetic)).reshape(queries.shape)
+        def attend(source: Attended, is_token: jax.Array, queries: jax.Array) -> jax.Array:
+            logits = source.logits(lambda keys: matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.arithmetic))
+            weights = self._weights(jnp.where(is_token[:, None, None], logits, MASKED), source)
+            mixed = source.mixed(lambda values, weights: matrix_product(weights, values, self.arithmetic), weights)
+            # [groups, heads, ranks, head_dim] -> [groups, ranks, inner]
+            mixed = jnp.swapaxes(self._rounded(mixed), 1, 2)
+            return mixed.reshape(*mixed.shape[:2], -1)
+
+        queries = self._split(sources.place(self._rounded(self.query(inputs))))
+        return self.out(sources.pick(sources.each(attend, queries)))
+
+    def _weights(self, logits: jax.Array, attended: Attended) -> jax.Array:
+        """Returns the softmax of logits, (..., positions), rounded."""
+        exponentials = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+        return self._rounded(exponentials / attended.total(exponentials)[..., None])
 
     def keys_values(self, inputs: jax.Array) -> KeysValues:
         """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import KeysValues, OverPath, OverSource, Pending, Position
+from calm_beam.model.interface import Attended, KeysValues, Position, Sources
 from calm_beam.model.numerics import added, rounded, widened
 
 from .attention import Attention, RelativePositionBias
@@ -159,38 +159,20 @@ class DecoderLayer(nn.Module):
         attended = self.self_attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
         return self._added(hidden, self.dropout(attended, deterministic=deterministic))
 
-    def attend_over_path(
-        self, hidden: jax.Array, *, position: Position, terms: jax.Array, length: int, over_path: OverPath
-    ) -> Pending:
-        """Returns the states of packed rows, (rows, width), after self-attention, residual included.
+    def in_rows(
+        self, hidden: jax.Array, *, position: Position, terms: jax.Array, path: Attended, sources: Sources
+    ) -> jax.Array:
+        """Returns the layer's output for packed rows, (rows, width).
 
         Arguments are those of `PackedLayer`; the terms are the layer's biases by age, (heads, steps).
         """
-        attended = self.self_attention.attend_over_path(
-            self.pre_self_attention_layer_norm(hidden),
-            position=position,
-            bias_by_age=terms,
-            length=length,
-            over_path=over_path,
+        normed = self.pre_self_attention_layer_norm(hidden)
+        attended = self.self_attention.attend_over_path(normed, position=position, bias_by_age=terms, path=path)
+        hidden = self._added(hidden, attended)
+        normed = self.pre_cross_attention_layer_norm(hidden)
+        return self._feed_forward(
+            self._added(hidden, self.encoder_decoder_attention.attend_to_sources(normed, sources))
         )
-        return {"hidden": self._added(hidden, attended)}
-
-    def attend_to_source_and_feed_forward(
-        self,
-        pending: Pending,
-        keys_values: KeysValues,
-        *,
-        source_mask: jax.Array,
-        position: Position,
-        terms: jax.Array,
-        over_source: OverSource,
-    ) -> jax.Array:
-        """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
-        hidden = pending["hidden"]
-        attended = self.encoder_decoder_attention.attend_to_source(
-            self.pre_cross_attention_layer_norm(hidden), keys_values, mask=source_mask, over_source=over_source
-        )
-        return self._feed_forward(self._added(hidden, attended))
 
     def cross_attend_and_feed_forward(
         self,

@@ -20,7 +20,7 @@ from tests.numpy_decoder import Decoded
 Result = TypeVar("Result")
 
 # What ends a layer, and where it is found: by native code, or by XLA.
-LAYER_ENDS = ((calls.Stack, "run"), (device_steps, "finish_layer"))
+LAYER_ENDS = ((calls.Stack, "run"), (device_steps, "run_layer"))
 # What goes through prompts, for native code and for XLA.
 PREFILLS = ((device_steps, "prefill"), (device_steps, "admit"))
 

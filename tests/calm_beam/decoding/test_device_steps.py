@@ -14,6 +14,8 @@ import pytest
 import scipy.special
 
 from calm_beam.decoding.xla import steps as device_steps
+from calm_beam.decoding.xla.attended import RANKS, grouped, source_positions
+from calm_beam.decoding.xla.tiles import tile_rows, whole_tiles
 from calm_beam.model import network_of
 from calm_beam.model.interface import Position
 from tests.builders import build_arrays, build_config, checkpoint_of
@@ -33,7 +35,6 @@ _TREE = checkpoint_of(_CONFIG, _ARRAYS).parameters()
 _LAYERS = [_TREE["decoder"][f"layers_{index}"] for index in range(_DEPTH)]
 _CLASSIFIER = {"params": {"decoder": {"meta_cls": _TREE["decoder"]["meta_cls"]}}}
 _HEAD_WEIGHTS = {"params": {"decoder": {name: _TREE["decoder"][name] for name in ("decoder_norm", "logits_dense")}}}
-_NO_BIAS = np.zeros((_HEADS, 16), np.float32)
 _GENERATOR = np.random.default_rng(0)
 _STATES = _GENERATOR.standard_normal((_DEPTH + 1, _ROWS, _WIDTH)).astype(np.float32)
 _BELOW, _LANES = (_GENERATOR.permutation(_ROWS).astype(np.int32) for _ in range(2))
@@ -77,9 +78,10 @@ def _position(steps: Any) -> Position:
     return Position(steps, jnp.ones_like(steps))
 
 
+@pytest.mark.parametrize("measure", ["state", "classifier"])
 @pytest.mark.parametrize("length", [16, 64])
-def test_many_rows_attend_as_few_do(length: int) -> None:
-    """Self-attention over gathered paths, and the keys and values that it writes, are numpy's for 2,048 rows."""
+def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> None:
+    """Output, keys, values and confidence of 2,048 rows are those of 64 at a time to the bit, and numpy's."""
     generator = np.random.default_rng(length)
     steps = generator.integers(0, length, _ROWS).astype(np.int32)
     paths = generator.integers(0, _ROWS, (_ROWS, length)).astype(np.int32)
@@ -91,30 +93,64 @@ def test_many_rows_attend_as_few_do(length: int) -> None:
     for values in stores:
         values[_ROWS - 1] = np.nan
     paths[(paths == _ROWS - 1) & (np.arange(length) <= steps[:, None])] = 0
+    count, width = _ROWS // _RANKS, source_positions(_SOURCE)
+    cross = tuple(generator.standard_normal((count, _HEADS, width, _HEAD)).astype(np.float32) for _ in range(2))
+    mask = np.arange(width) <= generator.integers(0, _SOURCE, (count, 1))
+    places = np.repeat(np.arange(count), _RANKS).astype(np.int32)
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
-        pending, cache = device_steps.attend_to_output(
+        size = len(_LANES[part])
+        states, cache, (confidence,) = device_steps.run_layer(
             _MODEL,
-            _LAYERS[1],
+            (measure,),
+            parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
             states=jnp.array(_STATES),
-            pending={"hidden": jnp.zeros_like(_STATES[0])},
             cache=tuple(jnp.array(values) for values in stores),
+            keys_values=cross,
+            source_mask=mask,
             terms=bias,
             layer=np.int32(2),
-            below=_BELOW[part],
-            lanes=_LANES[part],
-            nodes=nodes[part],
-            paths=paths[part],
-            position=_position(steps[part]),
+            rows=device_steps.LayerRows(
+                below=_BELOW[part],
+                lanes=_LANES[part],
+                nodes=nodes[part],
+                paths=paths[part],
+                position=_position(steps[part]),
+                **grouped(places[part], size),
+            ),
+            count=np.int32(size),
         )
-        return (np.asarray(pending["hidden"])[_LANES[part]], *(np.asarray(values)[nodes[part]] for values in cache))
+        kept = (np.asarray(values)[nodes[part]] for values in cache)
+        return np.asarray(states)[2, _LANES[part]], np.asarray(confidence), *kept
 
     many = run(slice(None))
     for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
-        np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(values, np.concatenate(few))
     inputs = _STATES[1, _BELOW]
+    hidden = inputs + _attended_over_paths(inputs, [many[2], many[3]], stores, paths, nodes, steps, bias)
+    expected = _rest_of_a_layer(hidden, cross, mask, places)
+    np.testing.assert_allclose(many[0], expected, rtol=0, atol=1e-4)
+    if measure == "state":
+        norms = np.linalg.norm(inputs, axis=-1) * np.linalg.norm(expected, axis=-1)
+        confidence = (inputs * expected).sum(-1) / norms
+    else:
+        scores = expected @ _weights("decoder/meta_cls/kernel") + _weights("decoder/meta_cls/bias")
+        confidence = scipy.special.softmax(scores, axis=-1)[:, 1]
+    np.testing.assert_allclose(many[1], confidence, rtol=0, atol=3e-5)
+
+
+def _attended_over_paths(
+    inputs: np.ndarray,
+    made: list[np.ndarray],
+    stores: list[np.ndarray],
+    paths: np.ndarray,
+    nodes: np.ndarray,
+    steps: np.ndarray,
+    bias: np.ndarray,
+) -> np.ndarray:
+    """Returns numpy's attention of rows to their paths; checks the keys and values that were made of them."""
     kept = _kept(2, inputs)
-    for values, expected in zip(many[1:], kept, strict=True):
+    for values, expected in zip(made, kept, strict=True):
         np.testing.assert_allclose(values, expected, rtol=0, atol=2e-5)
     stores = [values.astype(np.float64) for values in stores]
     for store, new in zip(stores, kept, strict=True):
@@ -127,67 +163,45 @@ def test_many_rows_attend_as_few_do(length: int) -> None:
         keys, values = (store[path].reshape(-1, _HEADS, _HEAD) for store in stores)
         logits = np.einsum("hd,thd->ht", queries[row].reshape(_HEADS, _HEAD), keys) + bias[:, steps[row] :: -1]
         outputs[row] = np.einsum("ht,thd->hd", scipy.special.softmax(logits, axis=-1), values).reshape(-1)
-    expected = inputs + outputs @ _weights(f"{name}/self_attention/out/kernel")
-    np.testing.assert_allclose(many[0], expected, rtol=0, atol=5e-5)
+    attended: np.ndarray = outputs @ _weights(f"{name}/self_attention/out/kernel")
+    return attended
 
 
-@pytest.mark.parametrize("measure", ["state", "classifier"])
-def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
-    """Cross-attention, feed-forward and confidence of 2,048 rows are those of 64 with their sources gathered."""
-    generator = np.random.default_rng(1)
-    count = _ROWS // _RANKS
-    shape = (count, _HEADS, _SOURCE, _HEAD)
-    cross = tuple(generator.standard_normal(shape).astype(np.float32) for _ in range(2))
-    mask = np.arange(_SOURCE) <= generator.integers(0, _SOURCE, (count, 1))
-    places = np.repeat(np.arange(count), _RANKS).astype(np.int32)
-    ranks = np.tile(np.arange(_RANKS), count).astype(np.int32)
-
-    def run(part: slice, num_ranks: int) -> tuple[np.ndarray, ...]:
-        states, (confidence,) = device_steps.finish_layer(
-            _MODEL,
-            (measure,),
-            num_ranks=num_ranks,
-            is_gathered=num_ranks == 1,
-            parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
-            states=jnp.array(_STATES),
-            pending={"hidden": jnp.array(_STATES[2])},
-            keys_values=cross,
-            source_mask=mask,
-            terms=_NO_BIAS,
-            layer=np.int32(2),
-            below=_BELOW[part],
-            lanes=_LANES[part],
-            places=places[part],
-            ranks=ranks[part] % num_ranks,
-            position=_position(ranks[part]),
-        )
-        return np.asarray(states)[2, _LANES[part]], np.asarray(confidence)
-
-    many = run(slice(None), _RANKS)
-    for values, few in zip(many, zip(*(run(part, 1) for part in _parts()), strict=True), strict=True):
-        np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=2e-5)
+def _rest_of_a_layer(
+    hidden: np.ndarray, cross: tuple[np.ndarray, ...], mask: np.ndarray, places: np.ndarray
+) -> np.ndarray:
+    """Returns numpy's output of a layer for states after self-attention."""
     name = "decoder/layers_1"
-    inputs = _STATES[2, _LANES].astype(np.float64)
     attention = f"{name}/encoder_decoder_attention"
-    normed = _normed(inputs, f"{name}/pre_cross_attention_layer_norm")
+    normed = _normed(hidden, f"{name}/pre_cross_attention_layer_norm")
     queries = (normed @ _weights(f"{attention}/query/kernel")).reshape(_ROWS, _HEADS, _HEAD)
     logits = np.einsum("rhd,rhsd->rhs", queries, cross[0][places].astype(np.float64))
     logits = np.where(mask[places][:, None], logits, -np.inf)
     mixed = np.einsum("rhs,rhsd->rhd", scipy.special.softmax(logits, axis=-1), cross[1][places].astype(np.float64))
-    hidden = inputs + mixed.reshape(_ROWS, -1) @ _weights(f"{attention}/out/kernel")
+    hidden = hidden + mixed.reshape(_ROWS, -1) @ _weights(f"{attention}/out/kernel")
     normed = _normed(hidden, f"{name}/pre_mlp_layer_norm")
     gate, linear = (normed @ _weights(f"{name}/mlp/{kernel}/kernel") for kernel in ("wi_0", "wi_1"))
     gelu = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
-    expected = hidden + gelu * linear @ _weights(f"{name}/mlp/wo/kernel")
-    np.testing.assert_allclose(many[0], expected, rtol=0, atol=5e-5)
-    if measure == "state":
-        below = _STATES[1, _BELOW].astype(np.float64)
-        norms = np.linalg.norm(below, axis=-1) * np.linalg.norm(expected, axis=-1)
-        confidence = (below * expected).sum(-1) / norms
-    else:
-        scores = expected @ _weights("decoder/meta_cls/kernel") + _weights("decoder/meta_cls/bias")
-        confidence = scipy.special.softmax(scores, axis=-1)[:, 1]
-    np.testing.assert_allclose(many[1], confidence, rtol=0, atol=2e-5)
+    return hidden + gelu * linear @ _weights(f"{name}/mlp/wo/kernel")
+
+
+@pytest.mark.parametrize("lengths", [[1], [3, 1, 4, 1, 5, 9, 2, 6], [32, 32], [70, 1, 40]])
+def test_groups_of_rows(lengths: list[int]) -> None:
+    """Rows of one prompt stand in few groups, each of one tile, at ranks of their own; padding stands in none."""
+    places = np.repeat(np.random.default_rng(0).permutation(len(lengths)), lengths).astype(np.int32)
+    size = whole_tiles(len(places))
+    found = grouped(places, size)
+    tiles = np.arange(size) // tile_rows()
+    of_rows = tiles[: len(places)], found["groups"][: len(places)], found["ranks"][: len(places)]
+    assert len(set(zip(*of_rows, strict=True))) == len(places)
+    assert (found["groups"][: len(places)] < tile_rows()).all()
+    assert (found["ranks"] < RANKS).all()
+    np.testing.assert_array_equal(found["places"][of_rows[0] * tile_rows() + of_rows[1]], places)
+    assert (found["groups"][len(places) :] >= tile_rows()).all()
+    # Of each prompt in each tile, full groups and one more.
+    for tile, place in set(zip(of_rows[0].tolist(), places.tolist(), strict=True)):
+        here = (of_rows[0] == tile) & (places == place)
+        assert len(set(of_rows[1][here])) == -(-here.sum() // RANKS)
 
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max"])
@@ -204,12 +218,13 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
             states=_STATES,
             layers=layers[part],
             lanes=_LANES[part],
+            count=np.int32(len(layers[part])),
         )
         return tuple(map(np.asarray, (token, confidence, is_finite)))
 
     many = run(slice(None))
     for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
-        np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=2e-6)
+        np.testing.assert_array_equal(values, np.concatenate(few))
     logits = _normed(_STATES[layers, _LANES], "decoder/decoder_norm") @ _weights("decoder/logits_dense/kernel")
     ordered = np.sort(scipy.special.softmax(logits, axis=-1))
     np.testing.assert_array_equal(many[0], np.argmax(logits, axis=-1))
@@ -249,6 +264,7 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
         lanes=_LANES,
         nodes=nodes,
         position=_position(layers),
+        count=np.int32(_ROWS),
     )
     kept = _STATES[layers, _LANES]
     expected = {(layer, part): new for layer in range(2, _DEPTH + 1) for part, new in enumerate(_kept(layer, kept))}
@@ -326,14 +342,12 @@ def test_what_an_earlier_prompt_left_in_a_place_is_gone() -> None:
 def _lowered(step: str) -> Any:
     """Returns a step, or a layer's end with a measure, lowered for 64 of 2,048 rows."""
     rows = jnp.zeros(_PART, jnp.int32)
-    layer = np.int32(2)
     states = jnp.array(_STATES)
     nodes = jnp.zeros((_DEPTH - 1, _PART), jnp.int32)
     # As large as no other array here.
-    shape = (_ROWS // _RANKS, _HEADS, _SOURCE, _HEAD)
+    shape = (_ROWS // _RANKS, _HEADS, source_positions(_SOURCE), _HEAD)
     cross = (jnp.zeros(shape), jnp.zeros(shape))
-    mask = jnp.ones((_ROWS // _RANKS, _SOURCE), bool)
-    pending = {"hidden": jnp.zeros_like(states[0])}
+    mask = jnp.ones((_ROWS // _RANKS, source_positions(_SOURCE)), bool)
     if step == "embed":
         embedding = {"params": {"token_embedder": {"embedding": jnp.zeros((_CONFIG.vocab_size, _WIDTH))}}}
         return device_steps.embed.lower(_MODEL, embedding, states=states, tokens=rows, lanes=rows)
@@ -348,22 +362,6 @@ def _lowered(step: str) -> Any:
             lengths=rows[:_RANKS],
             places=rows[:_RANKS],
         )
-    if step == "attend_to_output":
-        paths, bias = jnp.zeros((_PART, 16), jnp.int32), jnp.zeros((_HEADS, 16))
-        return device_steps.attend_to_output.lower(
-            _MODEL,
-            _LAYERS[1],
-            states=states,
-            pending=pending,
-            cache=_stores(slice(1, 2))[0],
-            terms=bias,
-            layer=layer,
-            below=rows,
-            lanes=rows,
-            nodes=rows,
-            paths=paths,
-            position=_position(rows),
-        )
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
         return device_steps.fill_skipped.lower(
@@ -375,45 +373,49 @@ def _lowered(step: str) -> Any:
             lanes=rows,
             nodes=nodes,
             position=_position(rows),
+            count=np.int32(_PART),
         )
     if step == "copy_skipped":
         return device_steps.copy_skipped.lower(
             _MODEL, _stores(slice(None)), source_layers=rows, source_nodes=rows, nodes=nodes
         )
-    parameters = {"layer": _LAYERS[1], "classifier": _CLASSIFIER}
-    return device_steps.finish_layer.lower(
+    return device_steps.run_layer.lower(
         _MODEL,
         () if step == "softmax" else (step,),
-        num_ranks=_RANKS,
-        is_gathered=False,
-        parameters=parameters,
+        parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
         states=states,
-        pending=pending,
+        cache=_stores(slice(1, 2))[0],
         keys_values=cross,
         source_mask=mask,
-        terms=_NO_BIAS,
-        layer=layer,
-        below=rows,
-        lanes=rows,
-        places=rows,
-        ranks=rows,
-        position=_position(rows),
+        terms=jnp.zeros((_HEADS, 16)),
+        layer=np.int32(2),
+        rows=device_steps.LayerRows(
+            below=rows,
+            lanes=rows,
+            nodes=rows,
+            paths=jnp.zeros((_PART, 16), jnp.int32),
+            position=_position(rows),
+            groups=rows,
+            ranks=rows,
+            places=rows,
+        ),
+        count=np.int32(_PART),
     )
 
 
 @pytest.mark.parametrize(
     "step",
-    ["embed", "admit", "attend_to_output", "softmax", "state", "classifier", "fill_skipped", "copy_skipped"],
+    ["embed", "admit", "softmax", "state", "classifier", "fill_skipped", "copy_skipped"],
 )
 def test_buffers_are_changed_in_place(step: str) -> None:
     """No step copies a buffer that it takes over: with few rows in a large one, that costs more than all the rest."""
     compiled = _lowered(step).compile().as_text()
     buffers = {
-        "admit": [(_ROWS // _RANKS, _HEADS, _SOURCE, _HEAD)],
-        "attend_to_output": [_STATES.shape, _STATES[0].shape, _STORES[0][0].shape],
+        "embed": [_STATES.shape],
+        "admit": [(_ROWS // _RANKS, _HEADS, source_positions(_SOURCE), _HEAD)],
         "fill_skipped": [_STORES[0][0].shape],
         "copy_skipped": [_STORES[0][0].shape],
-    }.get(step, [_STATES.shape])
+    }.get(step, [_STATES.shape, _STORES[0][0].shape])
     for shape in buffers:
         kind = f"f32[{','.join(map(str, shape))}]"
         assert kind in compiled

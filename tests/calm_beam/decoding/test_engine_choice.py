@@ -59,8 +59,8 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
         ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu NVIDIA L4", "exact")),
         ({"machine": _GPU, "model_parallelism": 4}, _engine("xla", "gpu NVIDIA L4 x 4", "exact")),
         ({"config": _LARGE, "arithmetic": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
-        ({"config": _LARGE, "layers_by_xla": True}, _engine("xla", "cpu avx2, head avx2", "uint8")),
-        ({"config": _LARGE, "layers_by_xla": True, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
+        ({"config": _LARGE, "in_loop": True}, _engine("xla_loop", "cpu avx2, head avx2", "uint8")),
+        ({"config": _LARGE, "in_loop": True, "engine": "xla"}, _engine("xla_loop", "cpu avx2", "exact")),
         ({"config": _LARGE, "model_parallelism": 2}, _engine("xla", "cpu avx2 x 2", "exact")),
         ({"config": _LARGE, "rule": build_rule("oracle")}, _engine("native", "avx2", "exact")),
         ({"config": _LARGE, "machine": None}, _engine("xla", None, "exact")),
@@ -194,19 +194,19 @@ def test_decoders_say_what_they_are() -> None:
             ).engine,
         ]
 
-    xla = _engine("xla", "cpu avx2", "exact")
+    xla, loop = (_engine(name, "cpu avx2", "exact") for name in ("xla", "xla_loop"))
     for name in AVAILABLE:
         with forced(name):
-            assert engines() == [_engine("native", name, "exact")] * 2 + [xla]
-            assert engines(engine="xla") == [xla] * 3
+            assert engines() == [_engine("native", name, "exact")] * 2 + [loop]
+            assert engines(engine="xla") == [xla, xla, loop]
             if name in TUNED:
-                certified = _engine("xla", f"cpu avx2, head {name}", "uint8")
+                certified = _engine("xla_loop", f"cpu avx2, head {name}", "uint8")
                 assert engines(exit_head="int8") == [_engine("native", name, "uint8")] * 2 + [certified]
             else:
                 with pytest.raises(UsageError, match=f"native code for {name} has none"):
                     engines(exit_head="int8")
     with forced("none"):
-        assert engines() == [xla] * 3
+        assert engines() == [xla, xla, loop]
 
 
 def test_a_processor_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
 
     for module, name in ((xla_sources, "Sources"), (native_sources, "SourcesOfWidth")):
         monkeypatch.setattr(module, name, watched_sources(getattr(module, name)))
-    for module, name, store in ((device_steps, "attend_to_output", "cache"), (calls, "entries_of", "store")):
+    for module, name, store in ((device_steps, "run_layer", "cache"), (calls, "entries_of", "store")):
         monkeypatch.setattr(module, name, watched(getattr(module, name), store))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     branches = sweep_branches(ExitRule(), np.linspace(0.9, 0.1, thresholds).tolist(), max_decode_length=_STEPS)

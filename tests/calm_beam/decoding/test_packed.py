@@ -18,9 +18,8 @@ from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.work import Work
-from calm_beam.decoding.xla import heads
+from calm_beam.decoding.xla import attended, heads, tiles
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
@@ -194,8 +193,7 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
     rule = build_rule(confidence)
     again, work = _shared(rule, config=config, exit_head="int8")
     assert {size for is_thorough, size in sizes if is_thorough} == {8}
-    # Where all calls are of so few rows, nothing is asked again.
-    monkeypatch.setattr(heads, "FEW_ROWS", 1 << 10)
+    monkeypatch.setattr(heads, "_CERTIFYING", (False,))
     once, work_of_once = _shared(rule, config=config, exit_head="int8")
     for one, other in zip(again, once, strict=True):
         assert_same(one, other, confidences_within=0.2)
@@ -250,22 +248,24 @@ def test_thresholds_in_any_order_give_the_same() -> None:
     assert work.layer_rows == _default()[1].layer_rows
 
 
-def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By XLA, with keys and values that are gathered row by row, all results are the same."""
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    [
+        (tiles, {"_HOST_ROWS": 8}),
+        (attended, {"_HOST_STEPS": 2, "_HOST_SOURCE": 8, "RANKS": 1, "_HOST_GROUPS": 1}),
+    ],
+)
+def test_xlas_tiles_and_blocks_may_have_any_size(
+    module: Any, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of several tiles, and paths and sources of many blocks, have the results that they have otherwise."""
     expected = _default()[0]
-    rows = []
-
-    def counted(compute: Any, parts: Any, *, most: int) -> Any:
-        rows.append(most)
-        return in_parts(compute, parts, most=most)
-
     monkeypatch.setenv(library.VARIABLE, "none")
-    monkeypatch.setattr(device_steps, "in_parts", counted)
-    monkeypatch.setattr(device_steps, "_HOST_GATHERED_BYTES", 1)
+    for name, size in sizes.items():
+        monkeypatch.setattr(module, name, size)
     jax.clear_caches()
     assert_all_same(_shared(ExitRule())[0], expected)
     jax.clear_caches()
-    assert set(rows) == {1}
 
 
 def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,34 +405,6 @@ def test_work_does_not_depend_on_the_batch() -> None:
     assert dataclasses.replace(work, padded_rows=0, steps=0) == dataclasses.replace(
         _default()[1], padded_rows=0, steps=0
     )
-
-
-@pytest.mark.parametrize("growth", [2, 4])
-@pytest.mark.parametrize("most", [1, 16, 100, 256, 5000])
-def test_rows_come_in_few_sizes(most: int, growth: int) -> None:
-    """Parts follow each other, all but the last are full, and no other cut has less padding for as many calls."""
-    sizes = padding.row_sizes(fewest=16, most=most, growth=growth)
-    assert sizes == tuple(16 * growth**power for power in range(10) if 16 * growth**power <= max(most, 16))
-    for count in range(1500):
-        parts = list(padding.row_parts(count, sizes))
-        assert [row for part, _ in parts for row in range(count)[part]] == list(range(count))
-        used = [size for _, size in parts]
-        assert set(used) <= set(sizes)
-        assert used == sorted(used, reverse=True)
-        assert [part.stop - part.start for part, _ in parts][:-1] == used[:-1]
-        # One size for all that is left, wherever one may begin.
-        for place in range(len(used)):
-            left = count - sum(used[:place])
-            for size in (size for size in sizes if size >= left):
-                assert sum(used[place:]) - left + 24 * (len(used) - place) <= size - left + 24
-
-
-def test_short_paths_join_longer_ones() -> None:
-    """Rows get the next length above their step, and few short ones that of longer ones."""
-    steps = np.array([0, 15, 16, 40, 3])
-    assert padding.path_lengths(steps, free=0).tolist() == [16, 16, 32, 64, 16]
-    assert padding.path_lengths(steps, free=32).tolist() == [16, 16, 64, 64, 16]
-    assert padding.path_lengths(steps, free=144).tolist() == [64] * 5
 
 
 def test_few_prompts_have_room_for_eight() -> None:

@@ -1,4 +1,4 @@
-"""By native code, the numbers of a prompt do not depend on what is decoded beside it, nor on how it is asked for."""
+"""The numbers of a prompt do not depend on what is decoded beside it, nor on how it is asked for, by each engine."""
 
 import functools
 
@@ -17,8 +17,8 @@ from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama
 from tests.instruction_sets import AVAILABLE, forced
 from tests.sampling import sampled
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this machine has no native code")
-
+# Instruction sets of native code, and XLA.
+_ENGINES = (*AVAILABLE, "none")
 _THRESHOLDS = (0.93, 0.7, 0.5, 0.3, 0.05)
 # Of several padded widths; no beginning is shared by so many that it is gone through once for all.
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13, 40, 17)
@@ -44,8 +44,9 @@ def _model(kind: str) -> Checkpoint:
     return build_checkpoint(build_config(exit_classifier=2))
 
 
-def _decoder(kind: str, branches: tuple[Branch, ...], slots: int) -> Decoder:
-    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, engine="native")
+def _decoder(kind: str, branches: tuple[Branch, ...], slots: int, *, by: str) -> Decoder:
+    engine = "xla" if by == "none" else "native"
+    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, engine=engine)
 
 
 def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> None:
@@ -58,16 +59,16 @@ def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> N
 @pytest.mark.parametrize("kind", ["t5", "another t5", "llama"])
 @pytest.mark.parametrize("rule", sampled(_RULES, keep=(0, 4, 5)), ids=lambda rule: f"{rule.confidence}-{rule.schedule}")
 def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind: str) -> None:
-    """Tokens, exit layers, confidences and runner-ups are equal, by every instruction set of this machine."""
+    """Tokens, exit layers, confidences and runner-ups are equal, by XLA and every instruction set of this machine."""
     if kind == "llama" and rule.confidence == "classifier":
         pytest.skip("this model has no classifier")
     branches = sweep_branches(rule, _THRESHOLDS, max_decode_length=STEPS)
     requests = [Request(prompt, branches=[branch]) for prompt in _PROMPTS for branch in branches]
-    for name in AVAILABLE:
+    for name in _ENGINES:
         with forced(name):
-            swept = in_order(_decoder(kind, branches, 5).decode(_PROMPTS), len(_PROMPTS))
+            swept = in_order(_decoder(kind, branches, 5, by=name).decode(_PROMPTS), len(_PROMPTS))
             for slots in (1, 3, 16, 64):
-                served = in_order(_decoder(kind, branches[:1], slots).decode(requests), len(requests))
+                served = in_order(_decoder(kind, branches[:1], slots, by=name).decode(requests), len(requests))
                 for index, found in enumerate(served):
                     prompt, branch = divmod(index, len(branches))
                     _assert_equal(found, swept[prompt], branch)
@@ -75,19 +76,20 @@ def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind
             assert len(exits - {0}) > 1
 
 
-def test_rules_that_share_a_sweep_give_the_bits_of_their_own() -> None:
+@pytest.mark.parametrize("name", _ENGINES)
+def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
     """And prompts that come alone those of prompts that come together."""
     rules = (ExitRule(), build_rule("state"), build_rule("classifier"))
     together = sweep_branches(rules, _THRESHOLDS, max_decode_length=STEPS)
-    alone = _decoder("t5", together, 1)
-    joined = [
-        (prompt, result.by_rule(len(rules)))
-        for prompt, result in zip(_PROMPTS, in_order(_decoder("t5", together, 4).decode(_PROMPTS), 9), strict=True)
-    ]
-    for place, rule in enumerate(rules):
-        own = _decoder("t5", sweep_branches(rule, _THRESHOLDS, max_decode_length=STEPS), 7)
-        for result, (prompt, by_rule) in zip(in_order(own.decode(_PROMPTS), 9), joined, strict=True):
-            ((_, by_itself),) = alone.decode([prompt])
-            for found in (by_rule[place], by_itself.by_rule(len(rules))[place]):
-                for name in ("tokens", "exit_layers", "confidences", "runner_ups"):
-                    np.testing.assert_array_equal(getattr(found, name), getattr(result, name), err_msg=name)
+    with forced(name):
+        alone = _decoder("t5", together, 1, by=name)
+        joined = in_order(_decoder("t5", together, 4, by=name).decode(_PROMPTS), len(_PROMPTS))
+        for place, rule in enumerate(rules):
+            own = _decoder("t5", sweep_branches(rule, _THRESHOLDS, max_decode_length=STEPS), 7, by=name)
+            results = in_order(own.decode(_PROMPTS), len(_PROMPTS))
+            for prompt, result, of_all in zip(_PROMPTS, results, joined, strict=True):
+                ((_, by_itself),) = alone.decode([prompt])
+                for found in (of_all, by_itself):
+                    of_rule = found.by_rule(len(rules))[place]
+                    for field in ("tokens", "exit_layers", "confidences", "runner_ups"):
+                        np.testing.assert_array_equal(getattr(of_rule, field), getattr(result, field), err_msg=field)

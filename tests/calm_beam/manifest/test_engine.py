@@ -56,7 +56,7 @@ def test_instructions_may_be_unknown() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "cuda"}, 'name must be one of native, xla, got "cuda"'),
+        ({"name": "cuda"}, 'name must be one of native, xla, xla_loop, got "cuda"'),
         ({"head": "auto"}, 'head must be one of exact, int8, bfloat16, uint8, got "auto"'),
         ({"instructions": ""}, "instructions must be a non-empty string"),
     ],

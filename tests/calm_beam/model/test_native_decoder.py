@@ -15,6 +15,7 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding.xla import steps as device_steps
+from calm_beam.decoding.xla.attended import grouped, source_positions
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
 from calm_beam.model.interface import Position, of_layer
@@ -163,40 +164,29 @@ def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
 
 def _by_xla(case: _Case) -> list[np.ndarray]:
     """Returns the same of all rows."""
-    config = case.model.config
-    pending = architecture_of(config).pending(config, FLOAT32)
     by_row = {name: values.astype(np.int32) for name, values in case.by_row.items()}
-    shared: dict[str, Any] = {
-        "terms": case.terms,
-        "layer": np.int32(_LAYER),
-        "below": by_row["below"],
-        "lanes": by_row["lanes"],
-        "position": Position(by_row["steps"], case.lengths[by_row["prompts"]].astype(np.int32)),
-    }
-    made, cache = device_steps.attend_to_output(
-        case.model,
-        case.tree["decoder"][f"layers_{_LAYER - 1}"],
-        states=jnp.array(case.states),
-        pending={name: jnp.zeros((_ROWS, *array.shape), array.dtype) for name, array in pending.items()},
-        cache=tuple(map(jnp.array, case.stores)),
-        nodes=by_row["nodes"],
-        paths=case.paths[by_row["lanes"]],
-        **shared,
-    )
-    source = tuple(np.where(case.mask[:, None, :, None], values, np.float32(0)) for values in case.source)
-    states, _ = device_steps.finish_layer(
+    behind = source_positions(_SOURCE) - _SOURCE
+    mask = np.pad(case.mask, ((0, 0), (0, behind)))
+    source = (np.where(case.mask[:, None, :, None], values, np.float32(0)) for values in case.source)
+    states, cache, _ = device_steps.run_layer(
         case.model,
         (),
-        num_ranks=_RANKS,
-        is_gathered=False,
         parameters={"layer": case.tree["decoder"][f"layers_{_LAYER - 1}"]},
         states=jnp.array(case.states),
-        pending=made,
-        keys_values=tuple(map(jnp.array, source)),
-        source_mask=jnp.array(case.mask),
-        places=by_row["places"],
-        ranks=np.tile(np.arange(_RANKS, dtype=np.int32), _ROWS // _RANKS),
-        **shared,
+        cache=tuple(map(jnp.array, case.stores)),
+        keys_values=tuple(jnp.pad(values, ((0, 0), (0, 0), (0, behind), (0, 0))) for values in source),
+        source_mask=jnp.array(mask),
+        terms=case.terms,
+        layer=np.int32(_LAYER),
+        rows=device_steps.LayerRows(
+            below=by_row["below"],
+            lanes=by_row["lanes"],
+            nodes=by_row["nodes"],
+            paths=case.paths[by_row["lanes"]],
+            position=Position(by_row["steps"], case.lengths[by_row["prompts"]].astype(np.int32)),
+            **grouped(by_row["places"], _ROWS),
+        ),
+        count=np.int32(_ROWS),
     )
     return [np.asarray(states)[_LAYER, by_row["lanes"]], *(np.asarray(each)[by_row["nodes"]] for each in cache)]
 

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import Arithmetic
 from calm_beam.model import ARCHITECTURES, ModelConfig, architecture_of, network_of, parameter_shapes
 from tests.builders import build_config
 from tests.calm_beam.model.llama.builders import build_llama_config
@@ -43,9 +42,6 @@ def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelC
         weights, vocab_axis = model.apply(parameters, layer, method="head_weights")
         assert weights.shape[vocab_axis] == config.vocab_size
         assert weights.size == config.vocab_size * config.emb_dim
-    pending = architecture_of(config).pending(config, Arithmetic(dtype="bfloat16"))
-    assert {array.dtype for array in pending.values()} <= {"float32", "bfloat16"}
-    assert pending["hidden"] == ((config.emb_dim,), "bfloat16")
 
 
 def test_first_inputs() -> None:

@@ -1,0 +1,209 @@
+"""What a tile of rows attends to, block by block: their paths, in a store of nodes, and the sources of their prompts.
+
+A softmax and a sum over positions add up in another order when there are more of them. So positions come in blocks of
+one size, and blocks are added up one after the other: how many follow in which a row sees nothing changes no bit.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.decoding.padding import padded
+from calm_beam.model.interface import KeysValues
+from calm_beam.model.numerics import MASKED
+
+from .tiles import is_host, tile_rows
+
+# Positions of a block. On a host, what a tile gathers at a time stays near the processor; on an accelerator, starting
+# a step takes longer than it does.
+_HOST_STEPS, _DEVICE_STEPS, _HOST_SOURCE = 16, 256, 32
+# Rows of a prompt that attend to its source together, and groups of them at a time.
+RANKS = 4
+_HOST_GROUPS = 8
+
+
+def grouped(places: np.ndarray, size: int) -> dict[str, np.ndarray]:
+    """Returns the groups in which rows attend to their sources, each of shape (size,), as `GroupedSources` has them.
+
+    Args:
+      places: shape (rows,). Where the source of each row stands; equal ones follow each other.
+      size: What they are padded to: whole tiles, each of which has groups of its own.
+    """
+    index = np.arange(len(places))
+    of_tile = index % tile_rows()
+    begins = np.append(True, places[1:] != places[:-1])[: len(places)]
+    # Of the rows of a prompt, those before the tile do not count.
+    before = np.minimum(index - np.maximum.accumulate(np.where(begins, index, 0)), of_tile)
+    begun = np.cumsum(before % RANKS == 0)
+    groups = begun - begun[index - of_tile]
+    of_groups = np.zeros(size, np.int32)
+    of_groups[index - of_tile + groups] = places
+    return {
+        "groups": padded(groups, size, fill=size),
+        "ranks": padded(before % RANKS, size),
+        "places": of_groups,
+    }
+
+
+def path_positions(steps: int) -> int:
+    """Returns the positions of paths of so many steps: whole blocks."""
+    return -(-steps // _path_block(steps)) * _path_block(steps)
+
+
+def _path_block(steps: int) -> int:
+    return _HOST_STEPS if is_host() else min(_DEVICE_STEPS, -(-steps // _HOST_STEPS) * _HOST_STEPS)
+
+
+def source_positions(width: int) -> int:
+    """Returns the positions of sources of a width: whole blocks on a host, which are one elsewhere."""
+    return -(-width // _HOST_SOURCE) * _HOST_SOURCE if is_host() else width
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """See `Attended`.
+
+    Attributes:
+      positions: How many there are.
+      size: Those of a block.
+      count: int32 scalar. Blocks that are looked at, from the first.
+      keys: Returns the keys of a block, given its first position.
+      values: Likewise.
+    """
+
+    positions: int
+    size: int
+    count: jax.Array
+    keys: Callable[[Any], jax.Array]
+    values: Callable[[Any], jax.Array]
+
+    def logits(self, of_keys: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """See `Attended`."""
+        if self.positions == self.size:
+            return of_keys(self.keys(0))
+        of_block = jax.eval_shape(lambda: of_keys(self.keys(0)))
+
+        def put(index: Any, logits: jax.Array) -> jax.Array:
+            first = index * self.size
+            return jax.lax.dynamic_update_slice_in_dim(logits, of_keys(self.keys(first)), first, axis=-1)
+
+        nothing = jnp.full((*of_block.shape[:-1], self.positions), MASKED)
+        made: jax.Array = jax.lax.fori_loop(0, self.count, put, nothing)
+        return made
+
+    def total(self, values: jax.Array) -> jax.Array:
+        """See `Attended`."""
+        by_block = jnp.sum(values.reshape(*values.shape[:-1], -1, self.size), axis=-1)
+        return functools.reduce(jnp.add, (by_block[..., block] for block in range(by_block.shape[-1])))
+
+    def mixed(self, of_values: Callable[..., jax.Array], *by_position: jax.Array) -> jax.Array:
+        """See `Attended`."""
+
+        def of_block(first: Any) -> jax.Array:
+            parts = (jax.lax.dynamic_slice_in_dim(each, first, self.size, axis=-1) for each in by_position)
+            return of_values(self.values(first), *parts)
+
+        if self.positions == self.size:
+            return of_block(0)
+        shape = jax.eval_shape(lambda: of_block(0)).shape
+        made: jax.Array = jax.lax.fori_loop(
+            0, self.count, lambda index, made: made + of_block(index * self.size), jnp.zeros(shape)
+        )
+        return made
+
+
+def over_path(store: KeysValues, paths: jax.Array, steps: jax.Array, *, kv_heads: int) -> Blocks:
+    """Returns the paths of rows.
+
+    Args:
+      store: Of a layer, each (nodes, heads of keys * head_dim).
+      paths: shape (rows, steps of an output). The nodes that each row attends to, its own included.
+      steps: shape (rows,). Of each; nodes of later ones are not looked at, or masked.
+      kv_heads: Heads of keys.
+    """
+    length = paths.shape[1]
+    positions, size = path_positions(length), _path_block(length)
+    paths = jnp.pad(paths, ((0, 0), (0, positions - length)))
+
+    def gathered(values: jax.Array, first: Any) -> jax.Array:
+        nodes = jax.lax.dynamic_slice_in_dim(paths, first, size, axis=1)
+        of_block = values.at[nodes].get(mode="clip")
+        return of_block.reshape(*nodes.shape, kv_heads, -1)
+
+    keys, values = (functools.partial(gathered, each) for each in store)
+    return Blocks(positions=positions, size=size, count=jnp.max(steps) // size + 1, keys=keys, values=values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupedSources:
+    """See `Sources`: rows of one prompt are the queries of one attention.
+
+    Attributes:
+      keys_values: Of a layer, each (places, heads of keys, source, head_dim).
+      mask: bool, shape (places, source).
+      groups: int32, shape (rows,). The group of each; the number of groups or more for padding.
+      ranks: int32, shape (rows,). Below `RANKS`, different for the rows of a group.
+      places: int32, shape (groups,). Where the source of each stands.
+    """
+
+    keys_values: KeysValues
+    mask: jax.Array
+    groups: jax.Array
+    ranks: jax.Array
+    places: jax.Array
+
+    def place(self, rows: jax.Array) -> jax.Array:
+        """See `Sources`."""
+        spread = jnp.zeros((len(self.places), RANKS, rows.shape[-1]), rows.dtype)
+        return spread.at[self.groups, self.ranks].set(rows, mode="drop")
+
+    def pick(self, placed: jax.Array) -> jax.Array:
+        """See `Sources`."""
+        return placed.at[self.groups, self.ranks].get(mode="clip")
+
+    def each(self, attend: Callable[..., Any], *placed: jax.Array) -> Any:
+        """See `Sources`."""
+        together = _HOST_GROUPS if is_host() else len(self.places)
+
+        def some(first: Any) -> Any:
+            of_groups = [jax.lax.dynamic_slice_in_dim(each, first, together) for each in (self.places, *placed)]
+            return attend(*self._of_places(of_groups[0]), *of_groups[1:])
+
+        if together == len(self.places):
+            return some(0)
+        count = jnp.max(jnp.where(self.groups < len(self.places), self.groups + 1, 0))
+        nothing = jax.tree.map(
+            lambda each: jnp.zeros((len(self.places), *each.shape[1:]), each.dtype), jax.eval_shape(some, 0)
+        )
+        return jax.lax.fori_loop(
+            0,
+            -(-count // together),
+            lambda index, made: jax.tree.map(
+                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, index * together, axis=0),
+                made,
+                some(index * together),
+            ),
+            nothing,
+        )
+
+    def _of_places(self, places: jax.Array) -> tuple[Blocks, jax.Array]:
+        """Returns the sources of some groups, and which of their positions have a token."""
+        is_token = self.mask.at[places].get(mode="clip")
+        width = is_token.shape[1]
+        size = _HOST_SOURCE if is_host() else width
+        assert width % size == 0, "see `source_positions`"
+        longest = jnp.max(jnp.where(is_token, jnp.arange(1, width + 1)[None], 0))
+
+        def gathered(values: jax.Array, first: Any) -> jax.Array:
+            _, heads, _, head_dim = values.shape
+            return jax.vmap(
+                lambda place: jax.lax.dynamic_slice(values, (place, 0, first, 0), (1, heads, size, head_dim))
+            )(places)[:, 0]
+
+        keys, values = (functools.partial(gathered, each) for each in self.keys_values)
+        return Blocks(positions=width, size=size, count=-(-longest // size), keys=keys, values=values), is_token

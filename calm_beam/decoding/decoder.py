@@ -35,9 +35,8 @@ class Decoder:
     """Decodes prompts, each by some branches; neither prompts nor branches ever influence each other.
 
     Branches of a prompt share the work that they have in common, and so do prompts: a layer is run for all that need
-    it. By native code, a prompt's numbers are the same to the bit whatever is run beside it (docs/guarantee.md has the
-    exceptions); XLA moves confidences by about 1e-6, and so no output but at a near tie. Of the threads that share a
-    decoder, one may decode at a time.
+    it. A prompt's numbers are the same to the bit whatever is run beside it; docs/guarantee.md has the exceptions. Of
+    the threads that share a decoder, one may decode at a time.
 
     Attributes:
       engine: What computes.
@@ -69,8 +68,7 @@ class Decoder:
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties. Where several measures are made of logits, the exact one decides.
           engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
-          arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
-            its near ties: see docs/precision.md.
+          arithmetic: In which numbers the model computes.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
           model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
             vocabulary; the number of devices must be a multiple of it.

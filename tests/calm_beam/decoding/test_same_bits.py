@@ -1,10 +1,12 @@
 """The numbers of a prompt do not depend on what is decoded beside it, nor on how it is asked for, by each engine."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -44,9 +46,9 @@ def _model(kind: str) -> Checkpoint:
     return build_checkpoint(build_config(exit_classifier=2))
 
 
-def _decoder(kind: str, branches: tuple[Branch, ...], slots: int, *, by: str) -> Decoder:
+def _decoder(kind: str, branches: tuple[Branch, ...], slots: int, *, by: str, **options: Any) -> Decoder:
     engine = "xla" if by == "none" else "native"
-    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, engine=engine)
+    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, engine=engine, **options)
 
 
 def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> None:
@@ -93,3 +95,16 @@ def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
                     of_rule = found.by_rule(len(rules))[place]
                     for field in ("tokens", "exit_layers", "confidences", "runner_ups"):
                         np.testing.assert_array_equal(getattr(of_rule, field), getattr(result, field), err_msg=field)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_bfloat16_and_tight_budgets_move_no_bit(kind: str) -> None:
+    """By XLA: a sweep, and batches whose prompts have to wait, give way and begin again."""
+    branches = sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=STEPS)
+    requests = [Request(prompt, branches=[branch]) for prompt in _PROMPTS for branch in branches]
+    options: dict[str, Any] = {"by": "none", "arithmetic": Arithmetic(dtype="bfloat16")}
+    swept = in_order(_decoder(kind, branches, 9, **options).decode(_PROMPTS), len(_PROMPTS))
+    tight = _decoder(kind, branches[:1], 9, token_budget=128, **options)
+    for index, found in enumerate(in_order(tight.decode(requests), len(requests))):
+        prompt, branch = divmod(index, len(branches))
+        _assert_equal(found, swept[prompt], branch)

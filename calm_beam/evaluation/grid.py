@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from calm_beam.manifest import Objective
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.statistics import Loss
 
@@ -48,6 +49,11 @@ class GridRow:
     repeated: int
     failed: int
 
+    @property
+    def objective(self) -> Objective:
+        """The loss that the risk is the mean of."""
+        return Objective(self.consistency, self.metric, loss=self.loss)
+
 
 def grid_rows(
     measure: str, totals: SplitTotals, *, thresholds: Sequence[float], count_rows: Sequence[str], num_layers: int
@@ -84,3 +90,27 @@ def grid_rows(
                 repeated=whole.duplicates,
                 failed=whole.failed,
             )
+
+
+def objectives_of_grid(grid: Sequence[GridRow]) -> list[Objective]:
+    """Returns the losses of a grid, each once."""
+    return list(dict.fromkeys(row.objective for row in grid))
+
+
+def full_score(objective: Objective) -> float:
+    """Returns what the full model scores where an objective's risk is taken from it."""
+    # Without early exits, an output is like the full model's, and as good.
+    above = objective.tail
+    return 0.0 if objective.consistency == "risk" and above is None else 1.0
+
+
+def score_in_words(objective: Objective) -> str:
+    """Returns what is high where an objective's risk is low."""
+    above = objective.tail
+    if above is not None:
+        against = "the full model's output" if objective.consistency == "textual" else "the references"
+        return f"share of outputs that lose\nat most {above:g} {objective.metric}\nagainst {against}"
+    if objective.consistency == "textual":
+        return f"{objective.metric} against\nthe full model's output"
+    losses_only = " (losses only)" if objective.loss == "relu" else ""
+    return f"{objective.metric}\nagainst the references,\nless the full model's{losses_only}"

@@ -252,6 +252,15 @@ def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
     return [_summary(measure, spec, group=group) for (measure, spec), group in groups.items()]
 
 
+def by_test(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """Returns the summaries of each loss and its test."""
+    groups: dict[tuple[object, ...], list[Summary]] = {}
+    for summary in summaries:
+        spec = summary.spec
+        groups.setdefault((spec.objective, spec.epsilon, spec.p_value, spec.procedure), []).append(summary)
+    return list(groups.values())
+
+
 def _summary(measure: str, spec: PlannedTest, *, group: Sequence[TrialOutcome]) -> Summary:
     # Above any threshold.
     never = 2.0

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from calm_beam.decoding.padding import bucket_width
 from calm_beam.evaluation.estimates import Estimate, estimated_ratio
+from calm_beam.evaluation.outcomes import Summary
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -35,6 +36,10 @@ class Speedup:
     factor: Estimate
     seconds: float
     full_seconds: float
+
+
+Speedups = Mapping[tuple[str, float], Speedup]
+"""By measure and threshold."""
 
 
 def measure_speedups(
@@ -82,6 +87,11 @@ def measure_speedups(
         )
         for key, times in zip(early, seconds[1:], strict=True)
     }
+
+
+def speedup_at(summary: Summary, speedups: Speedups) -> Speedup | None:
+    """Returns the speedup at the threshold of a summary; None where none was measured, as for the full model."""
+    return None if summary.threshold is None else speedups.get((summary.measure, summary.threshold))
 
 
 def _first_of_each_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> list[Sequence[int]]:

@@ -18,7 +18,6 @@ from calm_beam.evaluation.task import Task
 from calm_beam.inputs.examples import Example
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
-from calm_beam.launch.plots import check_plots_available, saved_figure
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
@@ -29,11 +28,12 @@ from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report import write_page
+from calm_beam.report.experiment_page import experiment_page
+from calm_beam.report.figures import check_plots_available, saved_figure
 from calm_beam.storage import joined, replacing
 
 from .experiment import Findings, PreparedExperiment, PreparedSweeps
 from .files import checked_output, write_rows
-from .page import experiment_page
 from .propagation import PROPAGATION
 from .sensitivity import SENSITIVITY
 from .sweeps import decoded_by, sweep_workers
@@ -181,4 +181,14 @@ def _write(directory: str, name: str, *, findings: Findings, provenance: dict[st
         temporary.write_text(text + "\n", encoding="utf-8")
     with saved_figure(plot) as figure:
         findings.draw(figure)
-    write_page(experiment_page(name, findings, provenance=provenance), page)
+    write_page(
+        experiment_page(
+            name,
+            headline=findings.headline,
+            notes=findings.notes,
+            charts=findings.charts,
+            rows=findings.rows,
+            provenance=provenance,
+        ),
+        page,
+    )

@@ -11,9 +11,9 @@ from calm_beam.evaluation.propagation import propagation_variants
 from calm_beam.evaluation.task import Task
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import arithmetic_of
-from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.report.figures import BLACK, COLOURS, GREY, tidy
 
 from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table

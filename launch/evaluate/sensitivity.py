@@ -11,9 +11,9 @@ from rich.table import Table
 from calm_beam.evaluation.sensitivity import KINDS, Sensitivity, measure_sensitivity
 from calm_beam.evaluation.task import Task
 from calm_beam.inputs.examples import DataError
-from calm_beam.launch.plots import COLOURS, GREY, tidy
 from calm_beam.launch.setup_run import full_model_settings
 from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.report.figures import COLOURS, GREY, tidy
 
 from .experiment import Experiment, Findings, PreparedExperiment, estimate_cells, shown
 from .flags import DEFAULT_POSITIONS

@@ -14,11 +14,10 @@ from calm_beam.evaluation.task import Task
 from calm_beam.evaluation.tradeoff import tradeoff_variants
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.report.figures import BLACK, measure_style, tidy
 
-from .charts import measure_line
 from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table
 
@@ -159,6 +158,8 @@ def _charts(full: Measured, curves: dict[str, list[Measured]], *, metric: str) -
 
 
 def _line(name: str, found: Sequence[Measured], *, field: str) -> "Line":
+    from calm_beam.report.line_chart import measure_line
+
     scores = [getattr(measured.performance, field) for measured in found]
     layers = [measured.performance.layers.mean for measured in found]
     return measure_line(

@@ -22,10 +22,12 @@ from calm_beam.launch.flags import (
     as_usage,
     naming,
 )
-from calm_beam.launch.plots import check_plots_available
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.report import write_page
+from calm_beam.report.figures import check_plots_available
 from calm_beam.report.foreign import short_place
+from calm_beam.report.power_figure import Curve, write_power_figure
+from calm_beam.report.power_page import power_page
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
     COIN_P_VALUES,
@@ -43,8 +45,6 @@ from calm_beam.text.counted import counted
 from calm_beam.text.written_numbers import written_float
 
 from .output import PAGE, check_output
-from .power_page import power_page
-from .power_plot import Curve, write_power_plot
 
 # What flags that are left out mean here.
 _EPSILON, _REPLICATIONS = 0.05, 1000
@@ -72,7 +72,7 @@ def _write(panels: Mapping[str, Sequence[Curve]], *, flags: argparse.Namespace) 
     """Writes the page or the plot that was asked for, and tells where."""
     if not flags.output.endswith(PAGE):
         title = f"delta {flags.delta:g}, epsilon {flags.epsilon:g}"
-        write_power_plot(flags.output, panels, target=flags.power, title=title)
+        write_power_figure(flags.output, panels, target=flags.power, title=title)
         tell(f"Plot: {flags.output}")
         return
     facts = [

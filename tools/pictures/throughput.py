@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from calm_beam.launch.plots import BLACK, measure_style, saved_figure, tidy
+from calm_beam.report.figures import BLACK, measure_style, saved_figure, tidy
 
 _COMMAND = "python -m benchmarks.throughput"
 

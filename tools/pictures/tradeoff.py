@@ -14,8 +14,8 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.evaluation.sample import sampled
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading, read_examples
-from calm_beam.launch.plots import BLACK, measure_style, saved_figure, tidy
 from calm_beam.manifest import Manifest
+from calm_beam.report.figures import BLACK, measure_style, saved_figure, tidy
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 
 if TYPE_CHECKING:

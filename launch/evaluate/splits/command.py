@@ -17,10 +17,11 @@ from calm_beam.demo import embedded
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.evaluation.grid import GridRow
-from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
+from calm_beam.evaluation.grid import GridRow, objectives_of_grid
+from calm_beam.evaluation.outcomes import Summary, TrialOutcome, by_test, summaries
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.speedup import Speedups
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
@@ -28,7 +29,6 @@ from calm_beam.launch.evaluate.files import checked_output, write_rows
 from calm_beam.launch.flags import UsageError, as_usage, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
-from calm_beam.launch.plots import check_plots_available, saved_figure
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.staging import staged
@@ -39,15 +39,16 @@ from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
 from calm_beam.report import write_page
+from calm_beam.report.figures import check_plots_available, saved_figure
+from calm_beam.report.splits_figures import PANEL_WIDTH, draw_curves, draw_tradeoff
+from calm_beam.report.splits_page import split_notes, splits_page
 from calm_beam.storage import joined, replacing
 from calm_beam.text.counted import counted
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 
 from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, sweep_flags
-from .page import splits_page
-from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
 from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
-from .tables import Speedups, notes, summary_row, summary_tables
+from .tables import summary_row, summary_tables
 
 _TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE, _PAGE = (
     "splits.csv",
@@ -143,7 +144,7 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
     console = PlainConsole()
     for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
         console.print(each)
-    for note in notes(table, grid, max_decode_length=measures[0].job.settings.max_decode_length):
+    for note in split_notes(table, grid, max_decode_length=measures[0].job.settings.max_decode_length):
         console.print(note)
     if not is_bleu_available():
         console.print("No BLEU: it needs sacrebleu, pip install 'calm-beam[metrics]'.")
@@ -371,6 +372,6 @@ def _write(
         width = 1 + PANEL_WIDTH * len(groups)
         with saved_figure(joined(directory, f"splits_curves.{kind}"), width=width, height=5.5) as figure:
             draw_curves(groups, num_layers=num_layers, figure=figure)
-        width = 1 + PANEL_WIDTH * len(tradeoff_objectives(grid))
+        width = 1 + PANEL_WIDTH * len(objectives_of_grid(grid))
         with saved_figure(joined(directory, f"splits_tradeoff.{kind}"), width=width) as figure:
             draw_tradeoff(grid, figure=figure)

@@ -1,22 +1,15 @@
 """Repeated splits on the terminal, in the layout of the paper's Table 2, and as rows of a file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.table import Table
 
 from calm_beam.evaluation.files import spec_columns
-from calm_beam.evaluation.grid import GridRow
-from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary
-from calm_beam.evaluation.speedup import Speedup
+from calm_beam.evaluation.outcomes import Spread, Summary, by_test
+from calm_beam.evaluation.speedup import Speedups, speedup_at
 from calm_beam.launch.evaluate.experiment import Cell
 from calm_beam.risk.binomial_interval import binomial_interval
-from calm_beam.text.counted import counted
-
-from .plots import by_test
-
-# By measure and threshold.
-Speedups = Mapping[tuple[str, float], Speedup]
 
 
 def summary_row(summary: Summary, speedups: Speedups) -> dict[str, Cell]:
@@ -95,44 +88,6 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
                 end_section=index == len(lines) - 1,
             )
     return table
-
-
-def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_length: int) -> Iterator[str]:
-    """Yields how to read the tables, and what they do not show, a sentence or two each."""
-    trials = summaries[0].trials
-    worst = max(summary.exceeding for summary in summaries)
-    low, high = binomial_interval(worst, trials)
-    yield (
-        f"Means over {trials} random splits; threshold: the middle one. Layers, FLOPs reductions, risk and BLEU are of "
-        "the test part alone."
-    )
-    yield (
-        f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of {trials} in a line "
-        f"(95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share their examples). "
-        "The mean loss of a test part is an estimate itself: it may exceed delta where the true risk, which the "
-        "guarantee is about, does not."
-    )
-    broken = sum(summary.proved_broken for summary in summaries)
-    tests = sum(summary.trials for summary in summaries)
-    yield (
-        f"The test part alone proves (level {PROOF_LEVEL:g}) a risk above delta in {broken} of "
-        f"{counted(tests, 'trial')} of all "
-        "lines."
-    )
-    full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
-    if full is not None:
-        yield f"BLEU of the full model: {full.mean:.1f}. BLEU is reported, and never tested."
-    outputs = grid[0].examples - grid[0].failed
-    full_cut = next(row.cut for row in grid if row.threshold is None)
-    yield (
-        f"Outputs cut at {counted(max_decode_length, 'token')}: {full_cut} of the full model's {outputs}, at most "
-        f"{max(row.cut for row in grid)} at any threshold of any measure."
-    )
-
-
-def speedup_at(summary: Summary, speedups: Speedups) -> Speedup | None:
-    """Returns the speedup at the threshold of a summary; None where none was measured, as for the full model."""
-    return None if summary.threshold is None else speedups.get((summary.measure, summary.threshold))
 
 
 def _speedup_cell(summary: Summary, speedups: Speedups) -> str:

@@ -4,9 +4,10 @@ import pathlib
 
 import pytest
 
-from calm_beam.launch.evaluate.splits.plots import by_test, draw_curves, draw_tradeoff
-from calm_beam.launch.plots import saved_figure
-from tests.launch.split_results import MEASURES, grid_rows, split_summaries
+from calm_beam.evaluation.outcomes import by_test
+from calm_beam.report.figures import saved_figure
+from calm_beam.report.splits_figures import draw_curves, draw_tradeoff
+from tests.calm_beam.report.split_results import MEASURES, grid_rows, split_summaries
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])

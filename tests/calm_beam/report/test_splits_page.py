@@ -11,11 +11,11 @@ import pytest
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.evaluation.estimates import Estimate
 from calm_beam.evaluation.speedup import Speedup
-from calm_beam.launch.evaluate.splits import page as page_module
-from calm_beam.launch.evaluate.splits.page import splits_page
+from calm_beam.report import splits_page as page_module
+from calm_beam.report.splits_page import splits_page
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, started_browser
-from tests.launch.split_results import MEASURES, PROVENANCE, SPECS, grid_rows, split_summaries, trial_outcomes
+from tests.calm_beam.report.split_results import MEASURES, PROVENANCE, SPECS, grid_rows, split_summaries, trial_outcomes
 
 
 def _page(**changes: Any) -> str:

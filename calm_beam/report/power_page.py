@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from calm_beam.manifest.versions import certifying_versions
-from calm_beam.report.document import Document, Section, paragraphs, sentence
-from calm_beam.report.line_chart import Line, LineChart, legend
-from calm_beam.report.tables import Cell, table
 
-from .power_plot import Curve
+from .document import Document, Section, paragraphs, sentence
+from .line_chart import Line, LineChart, legend
+from .power_figure import Curve
+from .tables import Cell, table
 
 
 def power_page(

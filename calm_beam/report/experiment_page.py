@@ -1,14 +1,14 @@
 """An experiment on a sample of prompts as a page: curves, and all numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calm_beam.report.document import Document, Section, paragraphs, sentence
-from calm_beam.report.foreign import short_place
-from calm_beam.report.line_chart import legend
-from calm_beam.report.tables import Cell, number, table
+from .document import Document, Section, paragraphs, sentence
+from .foreign import short_place
+from .line_chart import LineChart, legend
+from .tables import Cell, number, table
 
-from .experiment import Findings
+_Row = Mapping[str, str | int | float | None]
 
 _HEADINGS = {
     "propagation": "What the cache of skipped layers does",
@@ -17,31 +17,42 @@ _HEADINGS = {
 }
 
 
-def experiment_page(name: str, findings: Findings, *, provenance: Mapping[str, Any]) -> str:
+def experiment_page(
+    name: str,
+    *,
+    headline: Sequence[str],
+    notes: str,
+    charts: Sequence[LineChart],
+    rows: Sequence[_Row],
+    provenance: Mapping[str, Any],
+) -> str:
     """Returns the page.
 
     Args:
       name: Of the experiment.
-      findings: What it found.
+      headline: What it found: parts of a sentence, of which every second one is a number that matters.
+      notes: How to read the numbers.
+      charts: What it found, drawn.
+      rows: Every number, one mapping from column to value a line, all with the same columns.
       provenance: What its JSON has beside the rows.
     """
     flags = provenance["flags"]
-    charts = "".join(chart.figure() for chart in findings.charts)
-    lines = [line for chart in findings.charts for line in chart.lines]
+    drawn = "".join(chart.figure() for chart in charts)
+    lines = [line for chart in charts for line in chart.lines]
     layers = provenance["model"]["layers"]
     return Document(
         kind=f"evaluation: {name}",
         title=short_place(str(flags["checkpoint"])),
         made=f"calm-beam {provenance['software']['calm-beam']}",
         heading=_HEADINGS[name],
-        opening=sentence(*findings.headline) + paragraphs([provenance["sample"], findings.notes]),
+        opening=sentence(*headline) + paragraphs([provenance["sample"], notes]),
         sections=[
             Section(
                 title="Curves",
                 lead="Point at a mark to see its numbers, as the table has. Bars and bands: ± one standard error.",
-                content=f'<div class="plots">{charts}</div>{legend(lines)}',
+                content=f'<div class="plots">{drawn}</div>{legend(lines)}',
             ),
-            Section(title="All numbers", lead="Heads sort.", content=_numbers(findings)),
+            Section(title="All numbers", lead="Heads sort.", content=_numbers(rows)),
         ],
         about="How it was measured",
         facts=[
@@ -54,14 +65,14 @@ def experiment_page(name: str, findings: Findings, *, provenance: Mapping[str, A
     ).text()
 
 
-def _numbers(findings: Findings) -> str:
+def _numbers(rows: Sequence[_Row]) -> str:
     """Returns all rows, without columns in which nothing stands, or one word wherever something does: a flag has it."""
-    first, *others = findings.rows[0]
-    columns = [first, *(name for name in others if _tells_apart({row[name] for row in findings.rows} - {None}))]
-    rows = [[_cell(row[name]) for name in columns] for row in findings.rows]
-    for row in rows:
-        row[0] = row[0] if row[0].text else Cell("full model")
-    return table([_in_words(name) for name in columns], rows, label="Table of all numbers")
+    first, *others = rows[0]
+    columns = [first, *(name for name in others if _tells_apart({row[name] for row in rows} - {None}))]
+    cells = [[_cell(row[name]) for name in columns] for row in rows]
+    for line in cells:
+        line[0] = line[0] if line[0].text else Cell("full model")
+    return table([_in_words(name) for name in columns], cells, label="Table of all numbers")
 
 
 def _tells_apart(values: set[str | int | float | None]) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from calm_beam.launch.plots import saved_figure
+from .figures import saved_figure
 
 _MOST_PANELS_IN_A_ROW = 3
 _PANEL_INCHES = (4.8, 4.2)
@@ -26,7 +26,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
 
-def write_power_plot(path: str, panels: Mapping[str, Sequence[Curve]], *, target: float, title: str) -> None:
+def write_power_figure(path: str, panels: Mapping[str, Sequence[Curve]], *, target: float, title: str) -> None:
     """Writes the plot.
 
     Args:

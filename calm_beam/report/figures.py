@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.errors import UsageError
 from calm_beam.exits.measures import COMPARABLE
 from calm_beam.storage import replacing
-
-from .flags import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,22 +1,21 @@
 """Repeated splits as a page: whether tolerances were kept, curves, the trade-off, and what every trial chose."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calm_beam.evaluation.grid import GridRow
-from calm_beam.evaluation.outcomes import Spread, Summary, TrialOutcome
-from calm_beam.launch.evaluate.charts import measure_line
+from calm_beam.evaluation.grid import GridRow, full_score, objectives_of_grid, score_in_words
+from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary, TrialOutcome, by_test
+from calm_beam.evaluation.speedup import Speedups, speedup_at
 from calm_beam.manifest import Objective, PlannedTest
-from calm_beam.report.document import Document, Section, details, paragraphs, sentence, tiles
-from calm_beam.report.foreign import short_place
-from calm_beam.report.line_chart import Line, LineChart, legend
-from calm_beam.report.tables import Cell, number, table
+from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.tails import split_tail, tail_in_words
 from calm_beam.text.counted import counted
 
-from .plots import by_test, full_score, score_in_words, tradeoff_objectives
-from .tables import Speedups, notes, speedup_at
+from .document import Document, Section, details, paragraphs, sentence, tiles
+from .foreign import short_place
+from .line_chart import Line, LineChart, legend, measure_line
+from .tables import Cell, number, table
 
 _Row = tuple[str | Cell, ...]
 
@@ -98,7 +97,7 @@ def splits_page(
                 asked,
                 speedups,
                 num_layers=num_layers,
-                notes=list(notes(asked, grid, max_decode_length=provenance["max_decode_length"])),
+                notes=list(split_notes(asked, grid, max_decode_length=provenance["max_decode_length"])),
             ),
             _choices([trial for trial in trials if trial.spec in specs]),
             _whole_set(grid),
@@ -107,6 +106,39 @@ def splits_page(
         facts=_facts(provenance),
         fewer="Evaluate fewer tolerances, or with fewer trials.",
     ).text()
+
+
+def split_notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_length: int) -> Iterator[str]:
+    """Yields how to read the tables, and what they do not show, a sentence or two each."""
+    trials = summaries[0].trials
+    worst = max(summary.exceeding for summary in summaries)
+    low, high = binomial_interval(worst, trials)
+    yield (
+        f"Means over {trials} random splits; threshold: the middle one. Layers, FLOPs reductions, risk and BLEU are of "
+        "the test part alone."
+    )
+    yield (
+        f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of {trials} in a line "
+        f"(95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share their examples). "
+        "The mean loss of a test part is an estimate itself: it may exceed delta where the true risk, which the "
+        "guarantee is about, does not."
+    )
+    broken = sum(summary.proved_broken for summary in summaries)
+    tests = sum(summary.trials for summary in summaries)
+    yield (
+        f"The test part alone proves (level {PROOF_LEVEL:g}) a risk above delta in {broken} of "
+        f"{counted(tests, 'trial')} of all "
+        "lines."
+    )
+    full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
+    if full is not None:
+        yield f"BLEU of the full model: {full.mean:.1f}. BLEU is reported, and never tested."
+    outputs = grid[0].examples - grid[0].failed
+    full_cut = next(row.cut for row in grid if row.threshold is None)
+    yield (
+        f"Outputs cut at {counted(max_decode_length, 'token')}: {full_cut} of the full model's {outputs}, at most "
+        f"{max(row.cut for row in grid)} at any threshold of any measure."
+    )
 
 
 def _curves(found: Sequence[Summary], *, num_layers: int) -> Section:
@@ -157,8 +189,8 @@ def _curves(found: Sequence[Summary], *, num_layers: int) -> Section:
 
 def _tradeoff(grid: Sequence[GridRow]) -> Section:
     charts, lines = [], list[Line]()
-    for objective in tradeoff_objectives(grid):
-        rows = [row for row in grid if Objective(row.consistency, row.metric, loss=row.loss) == objective]
+    for objective in objectives_of_grid(grid):
+        rows = [row for row in grid if row.objective == objective]
         full = full_score(objective)
         lines = []
         for place, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
@@ -283,7 +315,7 @@ def _whole_set(grid: Sequence[GridRow]) -> Section:
     names = ("loss", "measure", "threshold", "layers", "risk", "BLEU", "outputs cut", "failed")
     rows: list[_Row] = [
         (
-            _objective(Objective(row.consistency, row.metric, loss=row.loss)),
+            _objective(row.objective),
             row.measure,
             _threshold(row.threshold),
             number(row.layers, ".2f"),

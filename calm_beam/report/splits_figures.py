@@ -3,25 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.evaluation.grid import GridRow
+from calm_beam.evaluation.grid import GridRow, full_score, objectives_of_grid, score_in_words
 from calm_beam.evaluation.outcomes import Summary
-from calm_beam.launch.plots import BLACK, GREY, measure_style, tidy
-from calm_beam.manifest import Objective
+
+from .figures import BLACK, GREY, measure_style, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANEL_WIDTH = 3.6
-
-
-def by_test(summaries: Sequence[Summary]) -> list[list[Summary]]:
-    """Returns the summaries of each loss and its test."""
-    groups: dict[tuple[object, ...], list[Summary]] = {}
-    for summary in summaries:
-        spec = summary.spec
-        groups.setdefault((spec.objective, spec.epsilon, spec.p_value, spec.procedure), []).append(summary)
-    return list(groups.values())
 
 
 def draw_curves(groups: Sequence[Sequence[Summary]], *, num_layers: int, figure: "Figure") -> None:
@@ -80,20 +71,15 @@ def _draw_bands(axes: "Axes", group: Sequence[Summary], *, field: str) -> None:
         )
 
 
-def tradeoff_objectives(grid: Sequence[GridRow]) -> list[Objective]:
-    """Returns the losses of the grid, one panel each."""
-    return list(dict.fromkeys(Objective(row.consistency, row.metric, loss=row.loss) for row in grid))
-
-
 def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
     """Draws mean score against layers over every measure's grid.
 
     Source: CALM, Figure 3 (validation empirical performance-efficiency tradeoffs).
     """
-    objectives = tradeoff_objectives(grid)
+    objectives = objectives_of_grid(grid)
     all_axes = figure.subplots(1, len(objectives), squeeze=False)[0]
     for axes, objective in zip(all_axes, objectives, strict=True):
-        rows = [row for row in grid if Objective(row.consistency, row.metric, loss=row.loss) == objective]
+        rows = [row for row in grid if row.objective == objective]
         full = full_score(objective)
         axes.axhline(full, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
         for index, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
@@ -110,22 +96,3 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
         tidy(axes)
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-
-
-def full_score(objective: Objective) -> float:
-    """Returns what the full model scores where an objective's risk is taken from it."""
-    # Without early exits, an output is like the full model's, and as good.
-    above = objective.tail
-    return 0.0 if objective.consistency == "risk" and above is None else 1.0
-
-
-def score_in_words(objective: Objective) -> str:
-    """Returns what is high where an objective's risk is low."""
-    above = objective.tail
-    if above is not None:
-        against = "the full model's output" if objective.consistency == "textual" else "the references"
-        return f"share of outputs that lose\nat most {above:g} {objective.metric}\nagainst {against}"
-    if objective.consistency == "textual":
-        return f"{objective.metric} against\nthe full model's output"
-    losses_only = " (losses only)" if objective.loss == "relu" else ""
-    return f"{objective.metric}\nagainst the references,\nless the full model's{losses_only}"

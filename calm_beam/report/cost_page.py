@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 
 from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, Pilot, forecast
 from calm_beam.manifest.versions import certifying_versions
-from calm_beam.report.document import Document, Section, paragraphs, sentence, tiles
-from calm_beam.report.line_chart import FULL, Line, LineChart, legend
-from calm_beam.report.tables import Cell, number, table
 from calm_beam.text.counted import counted
+
+from .document import Document, Section, paragraphs, sentence, tiles
+from .line_chart import FULL, Line, LineChart, legend
+from .tables import Cell, number, table
 
 # How many times as many workers are looked at besides.
 _FACTORS = (0.1, 0.2, 0.5, 1, 2, 5, 10)

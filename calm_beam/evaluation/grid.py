@@ -109,8 +109,8 @@ def score_in_words(objective: Objective) -> str:
     above = objective.tail
     if above is not None:
         against = "the full model's output" if objective.consistency == "textual" else "the references"
-        return f"share of outputs that lose\nat most {above:g} {objective.metric}\nagainst {against}"
+        return f"share of outputs that lose at most {above:g} {objective.metric} against {against}"
     if objective.consistency == "textual":
-        return f"{objective.metric} against\nthe full model's output"
+        return f"{objective.metric} against the full model's output"
     losses_only = " (losses only)" if objective.loss == "relu" else ""
-    return f"{objective.metric}\nagainst the references,\nless the full model's{losses_only}"
+    return f"{objective.metric} against the references, less the full model's{losses_only}"

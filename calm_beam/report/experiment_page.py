@@ -1,12 +1,16 @@
-"""An experiment on a sample of prompts as a page: curves, and all numbers."""
+"""Experiments on a sample of prompts as pages: curves, and all numbers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .document import Document, Section, paragraphs, sentence
 from .foreign import short_place
-from .line_chart import LineChart, legend
+from .line_chart import FULL, REFERENCE, Line, LineChart, around, legend, measure_line
 from .tables import Cell, number, table
+
+if TYPE_CHECKING:
+    from calm_beam.evaluation.performance import Measured
+    from calm_beam.evaluation.sensitivity import Sensitivity
 
 _Row = Mapping[str, str | int | float | None]
 
@@ -63,6 +67,125 @@ def experiment_page(
         ],
         fewer="Take fewer thresholds or positions.",
     ).text()
+
+
+def propagation_charts(found: "Sequence[Measured]", *, metric: str) -> list[LineChart]:
+    """Returns scores over layers, a single point for every way of filling the cache."""
+    fields = [("Similarity", "score against the full model's output", "similarity")]
+    if found[0].performance.quality is not None:
+        fields.insert(0, ("Change of quality", "score against the references, less the full model's", "quality_change"))
+    styles = {name: place for place, name in enumerate(dict.fromkeys(map(propagation_name, found[1:])))}
+    return [
+        LineChart(
+            title=title,
+            x_name="decoder layers per token",
+            y_name=f"{metric}, {label}",
+            lines=[
+                Line(
+                    name=propagation_name(measured),
+                    points=[(measured.performance.layers.mean, score.mean)],
+                    ends=around([score.mean], [score.standard_error]),
+                    style=styles[propagation_name(measured)] % FULL if measured.rule else FULL,
+                )
+                for measured, score in ((each, getattr(each.performance, field)) for each in found)
+            ],
+        )
+        for title, label, field in fields
+    ]
+
+
+def propagation_name(measured: "Measured") -> str:
+    """Returns what a way of filling the cache is called."""
+    rule = measured.rule
+    if rule is None:
+        return "full model"
+    if rule.token_from == "last_layer":
+        return f"noisy cache, {rule.confidence} {measured.threshold:g}"
+    return f"oracle, {rule.state_propagation}"
+
+
+def sensitivity_charts(found: "Sequence[Sensitivity]", labels: Mapping[str, str], *, metric: str) -> list[LineChart]:
+    """Returns the similarity of outputs over the position of the wrong token, and of how many prompts it is the mean.
+
+    Args:
+      found: Every kind at every position.
+      labels: What kinds are called.
+      metric: Of the similarity.
+    """
+    first = next(iter(labels))
+    lines = []
+    for place, (kind, label) in enumerate(labels.items()):
+        points = [point for point in found if point.kind == kind]
+        lines.append(
+            Line(
+                name=label,
+                points=[(point.position, point.similarity.mean) for point in points],
+                ends=around(
+                    [point.similarity.mean for point in points], [point.similarity.standard_error for point in points]
+                ),
+                style=place,
+                has_band=True,
+            )
+        )
+    return [
+        LineChart(
+            title="Similarity after one wrong token",
+            x_name="position of the replaced token",
+            y_name=f"{metric} against the unperturbed output",
+            lines=lines,
+        ),
+        LineChart(
+            title="Prompts",
+            x_name="position of the replaced token",
+            y_name="prompts whose output is that long",
+            # The same for every kind.
+            lines=[
+                Line(
+                    name="prompts",
+                    points=[(point.position, point.similarity.prompts) for point in found if point.kind == first],
+                    style=REFERENCE,
+                )
+            ],
+            y_ends=(0.0, None),
+        ),
+    ]
+
+
+def tradeoff_charts(full: "Measured", curves: "Mapping[str, Sequence[Measured]]", *, metric: str) -> list[LineChart]:
+    """Returns scores over layers, a line for every measure.
+
+    Args:
+      full: The full model.
+      curves: By measure, what was found at each of its thresholds.
+      metric: Of the scores.
+    """
+    fields = [("Similarity", "score against the full model's output", "similarity")]
+    if full.performance.quality is not None:
+        fields.insert(0, ("Quality", "score against the references", "quality"))
+    return [
+        LineChart(
+            title=title,
+            x_name="decoder layers per token",
+            y_name=f"{metric}, {label}",
+            lines=[_tradeoff_line(name, found, field=field) for name, found in curves.items()],
+            level=(getattr(full.performance, field).mean, "full model"),
+        )
+        for title, label, field in fields
+    ]
+
+
+def _tradeoff_line(name: str, found: "Sequence[Measured]", *, field: str) -> Line:
+    scores = [getattr(measured.performance, field) for measured in found]
+    layers = [measured.performance.layers.mean for measured in found]
+    return measure_line(
+        name,
+        [(x, score.mean) for x, score in zip(layers, scores, strict=True)],
+        spreads=[score.standard_error for score in scores],
+        words=[
+            f"λ {measured.threshold:g}: {x:.2f} layers, {score.mean:.4f}"
+            for measured, x, score in zip(found, layers, scores, strict=True)
+        ],
+    )
 
 
 def _numbers(rows: Sequence[_Row]) -> str:

@@ -1,13 +1,37 @@
-"""How many examples a promise needs, as a page: the power over the number of examples."""
+"""How many examples a promise needs, as a page or as a figure: the power over the number of examples."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from calm_beam.manifest.versions import certifying_versions
 
 from .document import Document, Section, paragraphs, sentence
+from .figures import write_figure
 from .line_chart import Line, LineChart, legend
-from .power_figure import Curve
 from .tables import Cell, table
+
+_MOST_PANELS_IN_A_ROW = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The power of one p-value.
+
+    Attributes:
+      name: Of the p-value.
+      needed: Examples at which the power is as large as was asked; None if more than `at_most`.
+      at_most: Where the search ended.
+      points: Pairs of a number of examples and the power there.
+    """
+
+    name: str
+    needed: int | None
+    at_most: int
+    points: tuple[tuple[int, float], ...]
+
+    def needed_in_words(self) -> str:
+        """Returns how many examples are needed, as far as that is known."""
+        return f"> {self.at_most:,}" if self.needed is None else f"{self.needed:,}"
 
 
 def power_page(
@@ -50,18 +74,7 @@ def power_page(
             " or fewer.",
             warns=True,
         )
-    charts = [
-        LineChart(
-            title=title,
-            x_name="examples",
-            y_name="probability that the threshold is accepted",
-            lines=_lines(of_panel),
-            level=(target, f"{target:.6g} asked for"),
-            is_log=True,
-            y_ends=(0.0, 1.05),
-        ).figure()
-        for title, of_panel in panels.items()
-    ]
+    charts = "".join(chart.figure() for chart in _charts(panels, target=target))
     versions = certifying_versions()
     return Document(
         kind="plan",
@@ -73,7 +86,7 @@ def power_page(
             Section(
                 title="Power over the number of examples",
                 lead="Point at a mark to see its numbers.",
-                content=f'<div class="plots">{"".join(charts)}</div>{legend(_lines(curves))}',
+                content=f'<div class="plots">{charts}</div>{legend(_lines(curves))}',
             ),
             Section(
                 title="Examples needed",
@@ -91,13 +104,52 @@ def power_page(
     ).text()
 
 
-def _lines(curves: Sequence[Curve]) -> list[Line]:
-    return [Line(name=curve.name, points=curve.points, style=place) for place, curve in enumerate(curves)]
+def write_power_figure(path: str, panels: Mapping[str, Sequence[Curve]], *, target: float, title: str) -> None:
+    """Writes the charts of the page as one figure, whose legends say how many examples are needed.
+
+    Args:
+      path: As `write_figure` takes it.
+      panels: Curves by the panel's title.
+      target: The power asked for, drawn as a line.
+      title: Of the whole.
+    """
+    charts = [
+        dataclasses.replace(chart, lines=_lines(curves, has_needed=True))
+        for chart, curves in zip(_charts(panels, target=target), panels.values(), strict=True)
+    ]
+    write_figure(
+        path,
+        [charts[start : start + _MOST_PANELS_IN_A_ROW] for start in range(0, len(charts), _MOST_PANELS_IN_A_ROW)],
+        title=f"Probability that the threshold is accepted ({title})",
+        note="examples needed",
+    )
+
+
+def _charts(panels: Mapping[str, Sequence[Curve]], *, target: float) -> list[LineChart]:
+    return [
+        LineChart(
+            title=title,
+            x_name="examples",
+            y_name="probability that the threshold is accepted",
+            lines=_lines(curves),
+            level=(target, f"{target:.6g} asked for"),
+            is_log=True,
+            y_ends=(0.0, 1.05),
+        )
+        for title, curves in panels.items()
+    ]
+
+
+def _lines(curves: Sequence[Curve], *, has_needed: bool = False) -> list[Line]:
+    return [
+        Line(
+            name=f"{curve.name}: {curve.needed_in_words()}" if has_needed else curve.name,
+            points=curve.points,
+            style=place,
+        )
+        for place, curve in enumerate(curves)
+    ]
 
 
 def _needed(curve: Curve) -> Cell:
-    return (
-        Cell(f"> {curve.at_most:,}", curve.at_most + 1)
-        if curve.needed is None
-        else Cell(f"{curve.needed:,}", curve.needed)
-    )
+    return Cell(curve.needed_in_words(), curve.at_most + 1 if curve.needed is None else curve.needed)

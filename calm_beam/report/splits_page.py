@@ -1,5 +1,6 @@
 """Repeated splits as a page: whether tolerances were kept, curves, the trade-off, and what every trial chose."""
 
+import dataclasses
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +11,11 @@ from calm_beam.evaluation.speedup import Speedups, speedup_at
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.tails import split_tail, tail_in_words
+from calm_beam.storage import joined
 from calm_beam.text.counted import counted
 
 from .document import Document, Section, details, paragraphs, sentence, tiles
+from .figures import write_figure
 from .foreign import short_place
 from .line_chart import Line, LineChart, legend, measure_line
 from .tables import Cell, number, table
@@ -141,44 +144,37 @@ def split_notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_de
     )
 
 
+def write_split_figures(
+    directory: str, kinds: Sequence[str], *, found: Sequence[Summary], grid: Sequence[GridRow], num_layers: int
+) -> None:
+    """Writes the charts of the page as files: `splits_curves` and `splits_tradeoff`, once of each kind.
+
+    Args:
+      directory: Where to.
+      kinds: Endings of names, as `write_figure` takes them.
+      found: As in `splits_page`.
+      grid: As in `splits_page`.
+      num_layers: Decoder depth.
+    """
+    groups = by_test(found)
+    tests = [_curve_charts(group, num_layers=num_layers) for group in groups]
+    risks = [
+        dataclasses.replace(risk, title=_test(group[0].spec)) for group, (risk, _) in zip(groups, tests, strict=True)
+    ]
+    curves = [risks, [dataclasses.replace(layers, title="") for _, layers in tests]]
+    for kind in kinds:
+        note = "line: mean over trials; band: ± one standard deviation of single trials"
+        write_figure(joined(directory, f"splits_curves.{kind}"), curves, note=note)
+        write_figure(joined(directory, f"splits_tradeoff.{kind}"), [_tradeoff_charts(grid)])
+
+
 def _curves(found: Sequence[Summary], *, num_layers: int) -> Section:
     parts = []
     for group in by_test(found):
-        measures = list(dict.fromkeys(summary.measure for summary in group))
-        lines: dict[str, list[Line]] = {"test_risk": [], "layers": []}
-        for place, measure in enumerate(measures):
-            of_measure = sorted((each for each in group if each.measure == measure), key=lambda each: each.spec.delta)
-            for field, drawn in lines.items():
-                spreads: list[Spread] = [getattr(each, field) for each in of_measure]
-                drawn.append(
-                    measure_line(
-                        measure,
-                        [(each.spec.delta, spread.mean) for each, spread in zip(of_measure, spreads, strict=True)],
-                        place=place,
-                        spreads=[spread.std for spread in spreads],
-                        has_band=True,
-                    )
-                )
-        charts = [
-            LineChart(
-                title="Risk",
-                x_name="tolerance δ",
-                y_name="mean loss on the test part",
-                lines=lines["test_risk"],
-                has_diagonal=True,
-            ).figure("dashed: δ itself"),
-            LineChart(
-                title="Layers",
-                x_name="tolerance δ",
-                y_name=f"decoder layers per token, of {num_layers}",
-                lines=lines["layers"],
-                y_ends=(0.0, num_layers * 1.04),
-                level=(float(num_layers), "full model"),
-            ).figure(),
-        ]
+        risk, layers = _curve_charts(group, num_layers=num_layers)
         parts.append(
-            f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3><div class="plots">{"".join(charts)}</div>'
-            f"{legend(lines['layers'])}"
+            f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3><div class="plots">'
+            f"{risk.figure('dashed: δ itself')}{layers.figure()}</div>{legend(layers.lines)}"
         )
     return Section(
         title="Risk and layers over the tolerance",
@@ -187,8 +183,58 @@ def _curves(found: Sequence[Summary], *, num_layers: int) -> Section:
     )
 
 
+def _curve_charts(group: Sequence[Summary], *, num_layers: int) -> tuple[LineChart, LineChart]:
+    """Returns test risk and layers over delta, of the summaries of one test.
+
+    Source: CALM, "Additional Results" (empirical consistency and efficiency gains per choice of delta).
+    """
+    lines: dict[str, list[Line]] = {"test_risk": [], "layers": []}
+    for place, measure in enumerate(dict.fromkeys(summary.measure for summary in group)):
+        of_measure = sorted((each for each in group if each.measure == measure), key=lambda each: each.spec.delta)
+        for field, drawn in lines.items():
+            spreads: list[Spread] = [getattr(each, field) for each in of_measure]
+            drawn.append(
+                measure_line(
+                    measure,
+                    [(each.spec.delta, spread.mean) for each, spread in zip(of_measure, spreads, strict=True)],
+                    place=place,
+                    spreads=[spread.std for spread in spreads],
+                    has_band=True,
+                )
+            )
+    risk = LineChart(
+        title="Risk",
+        x_name="tolerance δ",
+        y_name="mean loss on the test part",
+        lines=lines["test_risk"],
+        has_diagonal=True,
+    )
+    layers = LineChart(
+        title="Layers",
+        x_name="tolerance δ",
+        y_name=f"decoder layers per token, of {num_layers}",
+        lines=lines["layers"],
+        y_ends=(0.0, num_layers * 1.04),
+        level=(float(num_layers), "full model"),
+    )
+    return risk, layers
+
+
 def _tradeoff(grid: Sequence[GridRow]) -> Section:
-    charts, lines = [], list[Line]()
+    charts = _tradeoff_charts(grid)
+    return Section(
+        title="Quality at fewer layers",
+        lead="Every threshold of the grid, on all examples. Point at a mark to see which; the last table has all.",
+        content=f'<div class="plots">{"".join(chart.figure() for chart in charts)}</div>{legend(charts[-1].lines)}',
+    )
+
+
+def _tradeoff_charts(grid: Sequence[GridRow]) -> list[LineChart]:
+    """Returns mean score over layers at every threshold of every measure, a chart for each loss.
+
+    Source: CALM, Figure 3 (validation empirical performance-efficiency tradeoffs).
+    """
+    charts = []
     for objective in objectives_of_grid(grid):
         rows = [row for row in grid if row.objective == objective]
         full = full_score(objective)
@@ -207,16 +253,12 @@ def _tradeoff(grid: Sequence[GridRow]) -> Section:
             LineChart(
                 title=_objective(objective),
                 x_name="decoder layers per token",
-                y_name=" ".join(score_in_words(objective).split()),
+                y_name=score_in_words(objective),
                 lines=lines,
                 level=(full, "full model"),
-            ).figure()
+            )
         )
-    return Section(
-        title="Quality at fewer layers",
-        lead="Every threshold of the grid, on all examples. Point at a mark to see which; the last table has all.",
-        content=f'<div class="plots">{"".join(charts)}</div>{legend(lines)}',
-    )
+    return charts
 
 
 def _tolerances(summaries: Sequence[Summary], speedups: Speedups, *, num_layers: int, notes: Sequence[str]) -> Section:

@@ -29,7 +29,7 @@ from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report import write_page
 from calm_beam.report.experiment_page import experiment_page
-from calm_beam.report.figures import check_plots_available, saved_figure
+from calm_beam.report.figures import check_plots_available, write_figure
 from calm_beam.storage import joined, replacing
 
 from .experiment import Findings, PreparedExperiment, PreparedSweeps
@@ -179,8 +179,7 @@ def _write(directory: str, name: str, *, findings: Findings, provenance: dict[st
     text = json.dumps({"experiment": name, **provenance, "rows": findings.rows}, ensure_ascii=False, indent=1)
     with replacing(content) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-    with saved_figure(plot) as figure:
-        findings.draw(figure)
+    write_figure(plot, [findings.charts], note="bars and bands: ± one standard error")
     write_page(
         experiment_page(
             name,

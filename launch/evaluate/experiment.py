@@ -11,8 +11,6 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.estimates import Estimate
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from calm_beam.evaluation.performance import Measured, Variant
     from calm_beam.evaluation.task import Task
     from calm_beam.outputs.prepared import PreparedSweep
@@ -29,15 +27,13 @@ class Findings:
       rows: Every number, one mapping from column to value a line, all with the same columns.
       tables: What the terminal shows of them.
       notes: How to read the tables, a sentence or two.
-      draw: Draws them on an empty figure.
       headline: What a page says first: parts of a sentence, of which every second one is a number that matters.
-      charts: Draws them for a page.
+      charts: What is drawn of them.
     """
 
     rows: Sequence[Mapping[str, Cell]]
     tables: Sequence[Table]
     notes: str
-    draw: "Callable[[Figure], None]"
     headline: Sequence[str]
     charts: "Sequence[LineChart]"
 

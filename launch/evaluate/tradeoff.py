@@ -1,7 +1,6 @@
 """`--experiment=tradeoff`: layers per token against quality, for every confidence measure over the grid."""
 
 import argparse
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,13 @@ from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.outputs.prepared import PreparedSweep
-from calm_beam.report.figures import BLACK, measure_style, tidy
+from calm_beam.report.experiment_page import tradeoff_charts
 
 from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from calm_beam.checkpoints import Checkpoint
-    from calm_beam.report.line_chart import Line, LineChart
 
 
 def _settings(flags: argparse.Namespace) -> DecodeSettings:
@@ -93,9 +88,8 @@ def _findings(task: Task, found: Sequence[Measured]) -> Findings:
             "Oracle: exit at the first layer that predicts what the last would. Static: every token exits at that "
             f"layer. {MEANING}{caution}"
         ),
-        draw=functools.partial(_draw, full, curves, task.metric),
         headline=_headline(full.performance, curves["oracle"][0].performance, metric=task.metric),
-        charts=_charts(full, curves, metric=task.metric),
+        charts=tradeoff_charts(full, curves, metric=task.metric),
     )
 
 
@@ -132,74 +126,6 @@ def _grid_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
             cells.append(f"{measured.performance.layers.mean:.2f}  {score.mean:.4f}")
         table.add_row(f"{row[0].threshold:g}", *cells)
     return table
-
-
-def _panels(full: Measured) -> list[tuple[str, str]]:
-    """Returns what is drawn over layers: names of the axis, and fields of a performance."""
-    panels = [("score against the full model's output", "similarity")]
-    if full.performance.quality is not None:
-        panels.insert(0, ("score against the references", "quality"))
-    return panels
-
-
-def _charts(full: Measured, curves: dict[str, list[Measured]], *, metric: str) -> "list[LineChart]":
-    from calm_beam.report.line_chart import LineChart
-
-    return [
-        LineChart(
-            title="Quality" if field == "quality" else "Similarity",
-            x_name="decoder layers per token",
-            y_name=f"{metric}, {label}",
-            lines=[_line(name, found, field=field) for name, found in curves.items()],
-            level=(getattr(full.performance, field).mean, "full model"),
-        )
-        for label, field in _panels(full)
-    ]
-
-
-def _line(name: str, found: Sequence[Measured], *, field: str) -> "Line":
-    from calm_beam.report.line_chart import measure_line
-
-    scores = [getattr(measured.performance, field) for measured in found]
-    layers = [measured.performance.layers.mean for measured in found]
-    return measure_line(
-        name,
-        [(x, score.mean) for x, score in zip(layers, scores, strict=True)],
-        spreads=[score.standard_error for score in scores],
-        words=[
-            f"λ {measured.threshold:g}: {x:.2f} layers, {score.mean:.4f}"
-            for measured, x, score in zip(found, layers, scores, strict=True)
-        ],
-    )
-
-
-def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure: "Figure") -> None:
-    panels = _panels(full)
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (label, field) in zip(all_axes, panels, strict=True):
-        _draw_panel(axes, full, curves=curves, field=field)
-        axes.set_xlabel("decoder layers per token")
-        axes.set_ylabel(label)
-        tidy(axes)
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    title = f"{metric}; bars: ± one standard error"
-    figure.legend(handles, labels, title=title, loc="outside lower center", ncols=4, frameon=False)
-
-
-def _draw_panel(axes: "Axes", full: Measured, *, curves: dict[str, list[Measured]], field: str) -> None:
-    for name, found in curves.items():
-        points = [measured.performance for measured in found]
-        scores = [getattr(point, field) for point in points]
-        axes.errorbar(
-            [point.layers.mean for point in points],
-            [score.mean for score in scores],
-            yerr=[score.standard_error or 0.0 for score in scores],
-            elinewidth=0.6,
-            linewidth=1.2,
-            label=f"{name} layers" if name == "static" else name,
-            **measure_style(name),
-        )
-    axes.axhline(getattr(full.performance, field).mean, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
 
 
 TRADEOFF = Experiment(settings=_settings, prepare=_prepare)

@@ -26,8 +26,7 @@ from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.report import write_page
 from calm_beam.report.figures import check_plots_available
 from calm_beam.report.foreign import short_place
-from calm_beam.report.power_figure import Curve, write_power_figure
-from calm_beam.report.power_page import power_page
+from calm_beam.report.power_page import Curve, power_page, write_power_figure
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
     COIN_P_VALUES,
@@ -252,7 +251,6 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], *, flag
     for guess in guesses:
         table.add_column(f"{guess.risk:.4g}\n{guess.std:.3g}", justify="right", no_wrap=True)
     for by_guess in zip(*curves, strict=True):
-        needed = [f"{curve.needed:,}" if curve.needed else f"> {curve.at_most:,}" for curve in by_guess]
-        table.add_row(by_guess[0].name, *needed)
+        table.add_row(by_guess[0].name, *(curve.needed_in_words() for curve in by_guess))
     console.print(table)
     console.print(_meaning(flags))

@@ -5,7 +5,8 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from calm_beam.report.figures import BLACK, measure_style, saved_figure, tidy
+from calm_beam.report.figures import BLACK, line_style, saved_figure, tidy
+from calm_beam.report.line_chart import measure_line
 
 _COMMAND = "python -m benchmarks.throughput"
 
@@ -54,13 +55,13 @@ def draw(rates: Sequence[Rate], *, path: pathlib.Path) -> None:
     with saved_figure(str(path), height=3.2) as figure:
         for axes, (share, some) in zip(figure.subplots(1, 2, sharey=True), halves, strict=True):
             for measure in dict.fromkeys(rate.measure for rate in some):
-                line = [rate for rate in some if rate.measure == measure]
+                points = [(rate.prompts, rate.gain) for rate in some if rate.measure == measure]
+                line = measure_line(measure, points)
                 axes.plot(
-                    [str(rate.prompts) for rate in line],
-                    [rate.gain for rate in line],
-                    linewidth=1.2,
-                    label=measure,
-                    **measure_style(measure),
+                    [str(prompts) for prompts, _ in points],
+                    [gain for _, gain in points],
+                    label=line.name,
+                    **line_style(line),
                 )
             axes.axhline(1.0, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
             low, high = min(rate.layers for rate in some), max(rate.layers for rate in some)

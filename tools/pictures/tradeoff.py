@@ -15,7 +15,8 @@ from calm_beam.evaluation.sample import sampled
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.manifest import Manifest
-from calm_beam.report.figures import BLACK, measure_style, saved_figure, tidy
+from calm_beam.report.figures import BLACK, draw_line, saved_figure, tidy
+from calm_beam.report.line_chart import measure_line
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 
 if TYPE_CHECKING:
@@ -161,16 +162,13 @@ def draw(
 
 def _draw_panel(axes: "Axes", full: Point, *, points: list[Point], places: dict[Point, float]) -> None:
     for name in dict.fromkeys(point.series for point in points):
-        line = [point for point in points if point.series == name and point in places]
-        if line:
-            axes.errorbar(
-                [places[point] for point in line],
-                [point.quality for point in line],
-                yerr=[point.standard_error for point in line],
-                elinewidth=0.6,
-                linewidth=1.2,
-                label=f"{name} layers" if name == "static" else name,
-                **measure_style(name),
+        found = [point for point in points if point.series == name and point in places]
+        if found:
+            line = measure_line(
+                name,
+                [(places[point], point.quality) for point in found],
+                spreads=[point.standard_error for point in found],
             )
+            draw_line(axes, line)
     axes.axhline(full.quality, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
     tidy(axes)

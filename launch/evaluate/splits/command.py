@@ -17,8 +17,8 @@ from calm_beam.demo import embedded
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.evaluation.grid import GridRow, objectives_of_grid
-from calm_beam.evaluation.outcomes import Summary, TrialOutcome, by_test, summaries
+from calm_beam.evaluation.grid import GridRow
+from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.sample import sampled
 from calm_beam.evaluation.speedup import Speedups
@@ -39,9 +39,8 @@ from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
 from calm_beam.report import write_page
-from calm_beam.report.figures import check_plots_available, saved_figure
-from calm_beam.report.splits_figures import PANEL_WIDTH, draw_curves, draw_tradeoff
-from calm_beam.report.splits_page import split_notes, splits_page
+from calm_beam.report.figures import check_plots_available
+from calm_beam.report.splits_page import split_notes, splits_page, write_split_figures
 from calm_beam.storage import joined, replacing
 from calm_beam.text.counted import counted
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
@@ -60,7 +59,8 @@ _TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE, _PAGE = (
 )
 # Flags of what workers read or write.
 _WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
-_FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
+_FIGURE_KINDS = ("svg", "png")
+_FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in _FIGURE_KINDS)
 _FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, _PAGE, *_FIGURES)
 
 
@@ -367,11 +367,4 @@ def _write(
         num_layers=num_layers,
     )
     write_page(page, joined(directory, _PAGE))
-    groups = by_test(found)
-    for kind in ("svg", "png"):
-        width = 1 + PANEL_WIDTH * len(groups)
-        with saved_figure(joined(directory, f"splits_curves.{kind}"), width=width, height=5.5) as figure:
-            draw_curves(groups, num_layers=num_layers, figure=figure)
-        width = 1 + PANEL_WIDTH * len(objectives_of_grid(grid))
-        with saved_figure(joined(directory, f"splits_tradeoff.{kind}"), width=width) as figure:
-            draw_tradeoff(grid, figure=figure)
+    write_split_figures(directory, _FIGURE_KINDS, found=found, grid=grid, num_layers=num_layers)

@@ -9,9 +9,10 @@ from calm_beam.transforms import DecodeExamples
 from calm_beam.transforms.progress import ProgressLog
 
 from .runners import PipelineError, Workers, run_pipeline
+from .runners.metrics import RunMetrics
 
 
-def run_sweep(
+def decode_sweep(
     pipeline: beam.Pipeline,
     examples: tuple[beam.PCollection, beam.PCollection],
     *,
@@ -19,14 +20,14 @@ def run_sweep(
     folder: str,
     workers: Workers,
     progress: ProgressLog,
-) -> tuple[str, ...]:
-    """Decodes a sweep to its end, and returns the files of its shards.
+) -> RunMetrics | None:
+    """Decodes a sweep to its end, and returns what workers have counted; None where their runner counts nothing.
 
     Args:
       pipeline: Of `Workers.new_pipeline`.
       examples: What it reads, as `ExamplesRead`.
       sweep: How they are decoded.
-      folder: Where to; empty, and seen by the workers and by this machine.
+      folder: Where to, seen by the workers and by this machine; shards of the same sweep in it stay as they are.
       workers: Who decodes.
       progress: Where they report.
 
@@ -41,7 +42,7 @@ def run_sweep(
         accelerator_hint=workers.accelerator_hint,
         needs_accelerator=workers.needs_accelerator,
     )
-    run_pipeline(pipeline)
+    metrics = run_pipeline(pipeline)
     if not is_file(joined(folder, COMPLETE)):
         raise PipelineError(
             f"{folder}: has no {COMPLETE}, though the job has ended well. If its workers run on other machines, name a "
@@ -49,4 +50,18 @@ def run_sweep(
         )
     # Checks that all of it is there.
     FinishedSweep.read(folder, assignment.job)
+    return metrics
+
+
+def run_sweep(
+    pipeline: beam.Pipeline,
+    examples: tuple[beam.PCollection, beam.PCollection],
+    *,
+    sweep: PreparedSweep,
+    folder: str,
+    workers: Workers,
+    progress: ProgressLog,
+) -> tuple[str, ...]:
+    """Decodes a sweep to its end, and returns the files of its shards; arguments and errors as of `decode_sweep`."""
+    decode_sweep(pipeline, examples, sweep=sweep, folder=folder, workers=workers, progress=progress)
     return DecodeJob.shard_files(folder)

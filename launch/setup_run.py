@@ -76,8 +76,12 @@ def sweep_request(flags: argparse.Namespace, settings: DecodeSettings) -> SweepR
     )
 
 
-def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
+def decode_settings(flags: argparse.Namespace, *, confidence: str | None = None) -> DecodeSettings:
     """Returns what determines the outputs.
+
+    Args:
+      flags: Of `add_decode_flags`.
+      confidence: The measure; that of the flags if omitted.
 
     Raises:
       ValueError: If a value or a combination is wrong.
@@ -93,7 +97,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
         raise UsageError("--thresholds is missing: exit thresholds, comma-separated (or --grid_step).")
     return DecodeSettings(
         rule=ExitRule(
-            confidence=flags.confidence,
+            confidence=confidence or flags.confidence,
             schedule=flags.schedule,
             tau=flags.tau,
             state_propagation=flags.state_propagation,

@@ -66,9 +66,16 @@ class Home(Generic[J]):
     PLACE: ClassVar[str]
     """What users call the directory."""
 
-    def __init__(self, output: str) -> None:
-        """Keeps the directory, which may not be there."""
+    def __init__(self, output: str, *, again: str = "--resume", anew: str = "pass --overwrite") -> None:
+        """Keeps the directory, which may not be there.
+
+        Args:
+          output: The directory.
+          again: What goes on with what a run has left, in words.
+          anew: How to begin anew instead, in words.
+        """
         self.output = output
+        self._again, self._anew = again, anew
 
     def begin(
         self,
@@ -156,7 +163,7 @@ class Home(Generic[J]):
         Then nothing stays on disk either, if it `is_over`: workers elsewhere may go on for a while.
         """
         if self.JOB.shard_files(folder):
-            return f"{self._extent(folder)} in {folder}: --resume goes on from there."
+            return f"{self._extent(folder)} in {folder}: {self._again} goes on from there."
         if is_over:
             self._remove([folder])
             if not is_cloud_path(self.output):
@@ -205,13 +212,13 @@ class Home(Generic[J]):
         try:
             theirs = self.JOB.read(folder)
         except OutputsError as error:
-            raise UsageError(f"--resume: {error} Pass --overwrite to begin anew.") from error
+            raise UsageError(f"--resume: {error} {self._anew[0].upper()}{self._anew[1:]} to begin anew.") from error
         differences = own.get(folder, jobs[-1]).differences(theirs)
         if differences or folder not in own:
             how = "; ".join(differences) or "under another name"
             raise UsageError(
                 f"--resume: {folder} was begun in another way: {how}. {self.JOB.WORDS.outputs.capitalize()} of "
-                "different runs are never mixed: repeat that run as it was, or pass --overwrite to begin anew."
+                f"different runs are never mixed: repeat that run as it was, or {self._anew} to begin anew."
             )
 
 

@@ -1,25 +1,39 @@
-"""The sweeps of an experiment on workers that Beam's flags name."""
+"""The sweeps of experiments: of a sample, read back and gone; of a whole set, which stay."""
 
 import argparse
+import copy
 import dataclasses
+import time
 from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 
+from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.performance import Variant
 from calm_beam.inputs.examples import Example
-from calm_beam.launch.run_sweep import run_sweep
-from calm_beam.launch.runners import Workers
+from calm_beam.launch.flags.data import asked_shards
+from calm_beam.launch.run_sweep import decode_sweep, run_sweep
+from calm_beam.launch.runners import PipelineError, Workers
 from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.metrics import metrics_in_words
 from calm_beam.launch.runners.shared_folder import passing_folder
-from calm_beam.outputs import Generation, read_generations
+from calm_beam.launch.runners.what_is_left import what_is_left_told
+from calm_beam.launch.setup_run import decode_settings, prepare_run
+from calm_beam.launch.terminal import say
+from calm_beam.outputs import Generation, OutputsError, read_generations
+from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.outputs.shard_count import shards_for
+from calm_beam.storage import joined
+from calm_beam.transforms import ReadExamples
 from calm_beam.transforms.examples import DivideExamples
 from calm_beam.transforms.progress import ProgressLog
 
 # Flags of what workers read: the sample is read here, and what is found is written here.
 _WORKERS_PATHS = ("checkpoint", "vocabulary")
+# The same, where they read a whole set and write its generations.
+_PATHS_OF_SET = ("checkpoint", "vocabulary", "data", "output")
+_SWEEPS = "sweeps"
 
 
 def sweep_workers(flags: argparse.Namespace, options: PipelineOptions) -> Workers | None:
@@ -74,3 +88,66 @@ def decoded_by(
     with passing_folder(place, name="calm-beam-evaluate-") as folder:
         shards = run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
         return [generation for path in shards for generation in read_generations(path)]
+
+
+def sweep_measures(
+    measures: Sequence[str], flags: argparse.Namespace, *, options: PipelineOptions, output: str
+) -> tuple[str, ...]:
+    """Decodes a whole set by every measure, one pipeline each, and returns the directories of their generations.
+
+    A sweep that is there already is taken as it is, and one that was killed goes on.
+
+    Args:
+      measures: Confidence measures.
+      flags: Of `add_decode_flags`; all measures take what else they say.
+      options: Beam's.
+      output: Directory, below which each measure has its own in `sweeps`.
+
+    Raises:
+      UsageError: If what was asked for is wrong.
+      PipelineError: If a sweep fails.
+    """
+    if flags.token_from == "last_layer":
+        raise UsageError(
+            "--token_from=last_layer takes every token from the full model, so there is nothing to compare. decode "
+            "accepts it."
+        )
+    directories = [joined(output, _SWEEPS, measure) for measure in measures]
+    homes = [SweepHome(directory, again="the same command", anew=f"remove {directory}") for directory in directories]
+    if flags.num_shards is None:
+        flags.num_shards = next((begun for home in homes if (begun := home.begun_shards())), None)
+    for measure, home in zip(measures, homes, strict=True):
+        say(f"sweep {measure}")
+        try:
+            # A run sets what its options leave open.
+            _decode_into(home, measure, flags=flags, options=copy.deepcopy(options))
+        except (CalmBeamError, OSError) as error:
+            kind = UsageError if isinstance(error, UsageError) else PipelineError
+            raise kind(f"sweep {measure}: {error}") from error
+    return tuple(directories)
+
+
+def _decode_into(home: SweepHome, measure: str, *, flags: argparse.Namespace, options: PipelineOptions) -> None:
+    """Decodes the whole set by one measure into a directory, which may hold some or all of it."""
+    workers = Workers.prepared(
+        options,
+        accelerator=flags.accelerator,
+        paths=job_paths(flags, _PATHS_OF_SET),
+        num_shards=lambda: asked_shards(flags),
+    )
+    sweep = prepare_run(
+        flags,
+        needs_references="risk" in (flags.consistency or ()),
+        settings=decode_settings(flags, confidence=measure),
+        runs_here=workers.are_here,
+    ).without_weights()
+    pipeline = workers.new_pipeline()
+    folder = home.begin([sweep.job()], resume=True, overwrite=False, tell=say)
+    start = time.monotonic()
+    with (
+        what_is_left_told(lambda: home.after_failure(folder, is_over=workers.are_here), but=OutputsError),
+        workers.shown_progress() as progress,
+    ):
+        read = pipeline | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, progress=progress)
+        metrics = decode_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
+    say(metrics_in_words(metrics, seconds=time.monotonic() - start))

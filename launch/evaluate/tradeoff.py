@@ -34,7 +34,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     if len(set(flags.confidences or ())) < len(flags.confidences or ()):
         raise UsageError(f"--confidence must list different measures, got {', '.join(flags.confidences)}.")
     # The first stands for all of them.
-    return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
+    return decode_settings(flags, confidence=COMPARABLE[0])
 
 
 def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedSweeps:

@@ -12,9 +12,11 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.splits import Splits
+from calm_beam.inputs.files import digest_of_files
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.splits.command import _FILES
 from calm_beam.launch.evaluate.splits.sources import find_measures
+from calm_beam.manifest.plan_list import PlanList
 from calm_beam.outputs import DecodeJob, FinishedSweep
 from calm_beam.storage import make_folder
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
@@ -196,9 +198,19 @@ def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.C
     output = tmp_path / "out"
     assert main(["evaluate", f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *own]) == 0
     assert {row["measure"] for row in _rows(output / "splits.csv")} == {"softmax", "state"}
-    assert (output / "sweeps" / "state" / "manifest.json").is_file()
-    # What the sweeps print is no result of this command.
-    assert "Manifest:" not in capsys.readouterr().out
+    folder = _stored(output / "sweeps" / "state")
+    assert {path.name for path in (output / "sweeps" / "state").iterdir()} == {"generations", "plans"}
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
+    # The data files, and not what was made of them: a calibration of the same files is then asked of the same data.
+    assert PlanList(str(output / "sweeps" / "state")).data_of_outputs() == digest_of_files([str(data)])
+    capsys.readouterr()
+    flags = ("evaluate", f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *own)
+    assert main([*flags, "--overwrite"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.parquet")} == written
+    assert main([*flags, "--overwrite", "--max_decode_length=5"]) == 2
+    error = capsys.readouterr().err
+    assert f"sweep softmax: --resume: {_stored(output / 'sweeps' / 'softmax')} was begun in another way" in error
+    assert f"repeat that run as it was, or remove {output / 'sweeps' / 'softmax'} to begin anew." in error
 
 
 @pytest.mark.parametrize(
@@ -277,8 +289,30 @@ def test_another_precision_is_refused(swept: pathlib.Path, tmp_path: pathlib.Pat
 
 
 def _job(output: pathlib.Path) -> DecodeJob:
+    return DecodeJob.read(str(_stored(output)))
+
+
+def _stored(output: pathlib.Path) -> pathlib.Path:
     (folder,) = (output / "generations").iterdir()
-    return DecodeJob.read(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--data=rows.jsonl",), "--checkpoint is missing: the folder of the model."),
+        (("--checkpoint=model",), "sweep softmax: --data is missing: files with the examples, or --seqio_task."),
+        (("--checkpoint=model", "--data=rows.jsonl", "--token_from=last_layer"), "so there is nothing to compare."),
+    ],
+)
+def test_sweeps_that_are_not_begun(
+    swept: pathlib.Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    """What would be swept first is refused before anything is decoded."""
+    here = [flag.replace("=model", f"={swept / 'model'}").replace("=rows", f"={swept / 'rows'}") for flag in flags]
+    assert main(["evaluate", f"--output={swept / 'none'}", "--confidence=softmax", "--metric=token_f1", *here]) == 2
+    assert message in capsys.readouterr().err
+    assert not (swept / "none").exists()
 
 
 def test_an_earlier_result_stays(

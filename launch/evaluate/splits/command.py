@@ -2,10 +2,8 @@
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.plan import plan_of
-from calm_beam.demo import embedded
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.flops import DecoderSizes
@@ -25,7 +22,9 @@ from calm_beam.evaluation.speedup import Speedups
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.files import digest_of_files
 from calm_beam.launch.evaluate.files import checked_output, write_rows
+from calm_beam.launch.evaluate.sweeps import sweep_measures
 from calm_beam.launch.flags import UsageError, as_usage, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
@@ -45,7 +44,7 @@ from calm_beam.storage import joined, replacing
 from calm_beam.text.counted import counted
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 
-from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, sweep_flags
+from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, fill_in_task
 from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .tables import summary_row, summary_tables
 
@@ -75,14 +74,16 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
     start = time.monotonic()
     with as_usage((ValueError, OSError)):
         output = checked_output(flags, _FILES)
+        is_swept = flags.generations is None
         Workers(options=options).refuse_template(command="evaluate")
         check_plots_available()
         splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
         fill_in_metric(flags)
         # Before sweeps, which take their time.
         asked_specs(flags, flags.consistency or ("textual",))
-        if flags.generations is None:
-            flags.generations = _sweep(flags, options, output=output)
+        if is_swept:
+            fill_in_task(flags)
+            flags.generations = sweep_measures(_swept_measures(flags), flags, options=options, output=output)
         else:
             refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED, also=("--accelerator",))
         measures = find_measures(flags.generations)
@@ -108,7 +109,7 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
             specs=tuple(dict.fromkeys((*specs, *curve))),
             with_bleu=has_references and is_bleu_available(),
         )
-        _list_plans(sources, splits)
+        _list_plans(sources, splits, is_swept=is_swept)
         pipeline = workers.new_pipeline()
     with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
@@ -161,13 +162,23 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
     return 0
 
 
-def _list_plans(sources: Sequence[SplitSource], splits: Splits) -> None:
-    """Lists beside each folder of generations that its losses are looked at, which later plans have to tell."""
+def _list_plans(sources: Sequence[SplitSource], splits: Splits, *, is_swept: bool) -> None:
+    """Lists beside each folder of generations that its losses are looked at, which later plans have to tell.
+
+    Args:
+      sources: The generations, and what is asked of them.
+      splits: How they are divided.
+      is_swept: Whether they were decoded for this.
+    """
     for source in sources:
         plans = PlanList(home_of(source.stored.directory))
         digest = content_digest({"plan": source.plan.to_dict(), "splits": dataclasses.asdict(splits)})
-        data = plans.data_of_outputs() or source.finished.digest()
-        plans.ask(AskedPlan(plan=digest, tests=digest, data=data, command="evaluate"), is_answered=True)
+        if is_swept:
+            data = digest_of_files(source.stored.job.files)
+        else:
+            data = plans.data_of_outputs() or source.finished.digest()
+        asked = AskedPlan(plan=digest, tests=digest, data=data, command="evaluate", decodes=is_swept)
+        plans.ask(asked, is_answered=True)
 
 
 @contextlib.contextmanager
@@ -179,34 +190,15 @@ def _as_failure() -> Iterator[None]:
         raise PipelineError(str(error)) from error
 
 
-def _sweep(flags: argparse.Namespace, options: PipelineOptions, *, output: str) -> tuple[str, ...]:
-    """Makes the generations of every measure, and returns where."""
+def _swept_measures(flags: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the measures to sweep: those asked for, or the usual ones that the model has."""
     from calm_beam.checkpoints import load_checkpoint
-    from calm_beam.launch.calibrate.command import calibrate
 
-    measures = flags.confidences
-    if measures is None:
-        checkpoint = load_checkpoint(flags.checkpoint or str(embedded.MODEL), declared=declared(flags))
-        has_classifier = checkpoint.config.exit_classifier
-        measures = ("softmax", "state", *(("classifier",) if has_classifier else ()))
-    folders = []
-    for measure in measures:
-        folder = joined(output, "sweeps", measure)
-        say(f"sweep {measure}")
-        # A sweep that is there already is taken as it is, and one that was killed goes on.
-        asked = sweep_flags(flags, confidence=(measure,), output=folder, resume=True, consistency=flags.consistency)
-        # What calibrate prints is no result of this command.
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                # A run sets what its options leave open.
-                calibrate(asked, copy.deepcopy(options))
-        except (CalmBeamError, OSError) as error:
-            kind = UsageError if isinstance(error, UsageError) else PipelineError
-            # The flag of this command is about its own files.
-            hint = f" Here, remove {folder} instead of passing --overwrite." if "--overwrite" in str(error) else ""
-            raise kind(f"sweep {measure}: {error}{hint}") from error
-        folders.append(folder)
-    return tuple(folders)
+    if flags.confidences is not None:
+        asked: tuple[str, ...] = flags.confidences
+        return asked
+    checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags))
+    return ("softmax", "state", *(("classifier",) if checkpoint.config.exit_classifier else ()))
 
 
 def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_references: bool) -> tuple[str, ...]:

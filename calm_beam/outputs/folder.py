@@ -255,8 +255,11 @@ class SweepHome(Home[DecodeJob]):
             for path in list_files(joined(glob.escape(self.output), *below, ".*.tmp")):
                 remove_file(path)
 
-    def only_folder(self) -> str:
-        """Returns the folder of generations that `--generations` names: the directory itself, or the only one in it.
+    def only_folder(self, *, flag: str = "--generations") -> str:
+        """Returns the folder of generations that a flag names: the directory itself, or the only one in it.
+
+        Args:
+          flag: That flag.
 
         Raises:
           UsageError: If there is none, or several.
@@ -267,11 +270,11 @@ class SweepHome(Home[DecodeJob]):
         found = self._found()
         if not found:
             raise UsageError(
-                f"--generations {path}: no {DecodeJob.FILE} there and no {_GENERATIONS} below it. Name the output "
+                f"{flag} {path}: no {DecodeJob.FILE} there and no {_GENERATIONS} below it. Name the output "
                 f"directory of a calibration, or its {_GENERATIONS}/<fingerprint>."
             )
         if len(found) > 1:
-            raise UsageError(f"--generations {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
+            raise UsageError(f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
         return found[0]
 
     def _check_ours(self, jobs: Sequence[DecodeJob]) -> None:

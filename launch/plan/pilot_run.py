@@ -66,7 +66,7 @@ def read_pilot(path: str) -> PilotRun:
       ManifestError: If its manifest cannot be trusted.
     """
     with naming("--pilot"):
-        folder = _found(absolute(path))
+        folder = SweepHome(absolute(path)).only_folder(flag="--pilot")
         job = DecodeJob.read(folder)
         if job.part is not None:
             raise UsageError(
@@ -104,13 +104,6 @@ def read_pilot(path: str) -> PilotRun:
         entries=entries,
         clusters=job.cluster_key is not None,
     )
-
-
-def _found(path: str) -> str:
-    try:
-        return SweepHome(path).only_folder()
-    except UsageError as error:
-        raise UsageError(str(error).replace("--generations", "--pilot", 1)) from error
 
 
 def _checked(timings: tuple[ShardTiming, ...], folder: str, *, job: DecodeJob) -> tuple[ShardTiming, ...]:

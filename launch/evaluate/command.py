@@ -22,7 +22,6 @@ from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.setup_run import prepare_run
-from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.metrics.registry import DEFAULT_METRIC
@@ -32,14 +31,9 @@ from calm_beam.report.experiment_page import experiment_page
 from calm_beam.report.figures import check_plots_available, write_figure
 from calm_beam.storage import joined, replacing
 
-from .experiment import Findings, PreparedExperiment, PreparedSweeps
-from .files import checked_output, write_rows
-from .propagation import PROPAGATION
-from .sensitivity import SENSITIVITY
+from .experiments import EXPERIMENTS, Findings, PreparedExperiment, PreparedSweeps
+from .output import checked_output, staged, write_rows
 from .sweeps import decoded_by, sweep_workers
-from .tradeoff import TRADEOFF
-
-_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
 
 
 def run_experiment(name: str, *, flags: argparse.Namespace, options: PipelineOptions | None) -> int:
@@ -50,7 +44,7 @@ def run_experiment(name: str, *, flags: argparse.Namespace, options: PipelineOpt
       flags: Its flags.
       options: Beam's, where it has sweeps; None where it runs without Beam.
     """
-    experiment = _EXPERIMENTS[name]
+    experiment = EXPERIMENTS[name]
     with as_usage((ValueError, OSError)):
         _fill_in_defaults(flags)
         output = checked_output(flags, _file_names(name))

@@ -1,4 +1,65 @@
-"""`calm-beam plan`: how many examples a promise needs, and what a run of so many will cost."""
+"""`calm-beam plan`: says how many examples a calibration needs, and what it will cost, before anybody pays for it.
 
-from .command import flag_parsers as flag_parsers
-from .command import main as main
+    calm-beam plan --delta=0.1 --epsilon=0.05 --risk_guess=0.03,0.05,0.07 --output=plan.svg
+
+answers for thresholds whose expected loss is 0.03, 0.05 or 0.07: with so many examples they are accepted with
+probability `--power`. Without more said, losses are taken to be 0 or 1, the widest spread there is; `--loss_std`
+narrows it (to a beta distribution), and a file of `--pilot` has some losses that were measured, one per line.
+
+    calm-beam plan --pilot=calibration --examples=1e6 --workers=20 --price_per_hour=0.7
+
+takes the output directory of a small calibration, and says from what was measured there what a large one takes: hours,
+money, bytes and memory, into how many shards to divide it, and what watching the proof while it grows may save.
+
+    calm-beam plan --device=v5e --checkpoint=checkpoints/my_t5 --dtype=bfloat16
+
+forecasts, from bytes and operations alone, what a step of the model takes on an accelerator at the least, and which
+confidence measures can pay there at which exit layers.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import FlagParser, UsageError, naming, parse_own_flags
+from calm_beam.storage import is_folder
+
+from .flags import COST_FLAGS, DEVICE_FLAGS, POWER_FLAGS, plan_parser
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (plan_parser(__doc__),)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    (parser,) = flag_parsers()
+    flags = parse_own_flags(parser, argv)
+    if flags.device is not None:
+        # Here, as below: help does without.
+        from .device import plan_device
+
+        return plan_device(flags)
+    for name in DEVICE_FLAGS:
+        if getattr(flags, name) is not None:
+            raise UsageError(f"--{name} is about the time on an accelerator: pass --device, such as --device=v5e.")
+    with naming("--pilot"):
+        is_run = flags.pilot is not None and is_folder(flags.pilot)
+    for name in POWER_FLAGS if is_run else COST_FLAGS:
+        if getattr(flags, name) is not None:
+            raise UsageError(
+                f"--{name} is about the power of a test, and --pilot={flags.pilot} is a run, from which costs are "
+                "forecast. Leave it out, or pass a file of losses."
+                if is_run
+                else f"--{name} is about the cost of a run, which is forecast from a pilot: pass the output directory "
+                "of a small calibration as --pilot."
+            )
+    # Here, since each takes much that the other, and help, do without.
+    if is_run:
+        from .cost import plan_cost
+
+        return plan_cost(flags)
+    if flags.delta is None:
+        parser.error("the following arguments are required: --delta")
+    from .power import plan_power
+
+    return plan_power(flags)

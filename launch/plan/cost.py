@@ -21,7 +21,7 @@ from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
-from .output import PAGE, check_output
+from .flags import PAGE, check_output
 from .pilot_run import PilotRun, read_pilot
 
 _REPLICATIONS = 200

@@ -1,11 +1,13 @@
-"""The flags of `calm-beam plan`."""
+"""The flags of `calm-beam plan`, and the file that it may write."""
 
 import argparse
 import math
+from collections.abc import Sequence
 
 from calm_beam.arithmetic import DTYPES
-from calm_beam.launch.flags import FlagParser, add_device_flag, numbers, texts, whole_number
+from calm_beam.launch.flags import FlagParser, UsageError, add_device_flag, naming, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent
 from calm_beam.text.written_numbers import written_float
 
 # Flags that mean something for one of the three questions only; without a default.
@@ -20,6 +22,7 @@ COST_FLAGS = (
     "num_shards",
 )
 DEVICE_FLAGS = ("checkpoint", "dtype", "positions", "batch_size")
+PAGE = ".html"
 _MOST_EXAMPLES = 10**12
 _ESSENTIALS = (
     "--pilot",
@@ -102,6 +105,22 @@ def plan_parser(doc: str | None) -> FlagParser:
     )
     device.add_argument("--batch_size", type=whole_number(1), help="prompts that take a step together; default: 1")
     return parser
+
+
+def check_output(path: str, *, kinds: Sequence[str]) -> None:
+    """Refuses a file that cannot be written, or of another kind than those.
+
+    Raises:
+      UsageError: Says what is wrong.
+    """
+    if not path.endswith(tuple(kinds)):
+        *others, last = kinds
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise UsageError(f"--output {path}: expected a name that ends in {expected}.")
+    with naming("--output"):
+        if not is_cloud_path(path) and not is_folder(parent(path)):
+            raise UsageError(f"--output {path}: the folder {parent(path)} does not exist.")
+        check_writable(path)
 
 
 def _examples(value: str) -> int:

@@ -43,7 +43,7 @@ from calm_beam.storage import is_file, open_input, why_no_file
 from calm_beam.text.counted import counted
 from calm_beam.text.written_numbers import written_float
 
-from .output import PAGE, check_output
+from .flags import PAGE, check_output
 
 # What flags that are left out mean here.
 _EPSILON, _REPLICATIONS = 0.05, 1000

@@ -24,7 +24,7 @@ from calm_beam.report import (
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
-from .flags import report_parser
+from . import report_parser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.evaluation.perturbation import PerturbationDecoder
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
-from calm_beam.launch.evaluate.experiment import PreparedSweeps
+from calm_beam.launch.evaluate.experiments import EXPERIMENTS, PreparedSweeps
 from calm_beam.launch.evaluate.flags import OFFERED
-from calm_beam.launch.evaluate.tradeoff import TRADEOFF
 from calm_beam.launch.flags import FlagParser, add_task_flags, parse_own_flags
 from calm_beam.launch.setup_run import prepare_run
 from tests.builders import build_config
@@ -157,8 +156,8 @@ def test_measures_are_those_of_the_checkpoint(
     add_task_flags(parser)
     OFFERED["tradeoff"].add_flags(parser)
     flags = parse_own_flags(parser, [f"--checkpoint={model}", f"--data={data}"])
-    run = prepare_run(flags, needs_references=False, settings=TRADEOFF.settings(flags))
-    prepared = TRADEOFF.prepare(flags, run)
+    run = prepare_run(flags, needs_references=False, settings=EXPERIMENTS["tradeoff"].settings(flags))
+    prepared = EXPERIMENTS["tradeoff"].prepare(flags, run)
     assert isinstance(prepared, PreparedSweeps)
     assert len(prepared.variants) == measures + 2
 

@@ -23,14 +23,13 @@ from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.files import digest_of_files
-from calm_beam.launch.evaluate.files import checked_output, write_rows
+from calm_beam.launch.evaluate.output import checked_output, staged, write_rows
 from calm_beam.launch.evaluate.sweeps import sweep_measures
 from calm_beam.launch.flags import UsageError, as_usage, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths
-from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.manifest import PlannedTest, content_digest
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of

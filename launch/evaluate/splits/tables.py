@@ -8,7 +8,7 @@ from rich.table import Table
 from calm_beam.evaluation.files import spec_columns
 from calm_beam.evaluation.outcomes import Spread, Summary, by_test
 from calm_beam.evaluation.speedup import Speedups, speedup_at
-from calm_beam.launch.evaluate.experiment import Cell
+from calm_beam.launch.evaluate.output import Cell
 from calm_beam.risk.binomial_interval import binomial_interval
 
 

@@ -19,7 +19,7 @@ from calm_beam.storage import base_name, parent
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable, printable_line
 
-from .foreign import short_place, with_short_places
+from .elements import short_place, software_fact, with_short_places
 from .promise import (
     CONDITION,
     cautions,
@@ -236,7 +236,7 @@ def facts(manifest: Manifest) -> list[list[str]]:
             groups = ", ".join(f"{group.name} ({counted(group.examples, 'example')})" for group in data.groups or ())
             facts.append([f"Groups named by {plan.group_key}", groups])
         facts.append(["On failing examples", plan.on_error])
-    facts.append(["Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))])
+    facts.append([*software_fact(manifest.software)])
     return [[name, printable_line(value)] for name, value in facts]
 
 

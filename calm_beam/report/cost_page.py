@@ -7,9 +7,9 @@ from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, Pilot, fo
 from calm_beam.manifest.versions import certifying_versions
 from calm_beam.text.counted import counted
 
-from .document import Document, Section, paragraphs, sentence, tiles
+from .document import Document, Section
+from .elements import Cell, number, paragraphs, sentence, software_fact, table, tiles
 from .line_chart import FULL, Line, LineChart, legend
-from .tables import Cell, number, table
 
 # How many times as many workers are looked at besides.
 _FACTORS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -111,7 +111,7 @@ def cost_page(
             ("Workers", f"{job.workers:,}, {job.workers_per_machine} on a machine"),
             ("Shards", f"{job.num_shards:,}"),
             ("Speedup", f"{job.speedup:g} times the pilot's"),
-            ("Software", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))),
+            software_fact(versions),
         ],
         fewer="Plan from a pilot with fewer entries.",
     ).text()

@@ -1,19 +1,64 @@
-"""Pages that are read from top to bottom: what was found, then charts, tables and what they are about."""
+"""Pages as files: the frame that all share, and pages that are read from top to bottom.
 
+The frame has the head, a policy that lets only the page's own style and script through, the header with the switch of
+themes, and the scripts at the end. A `Document` says what was found, then has charts, tables and what they are about.
+"""
+
+import base64
 import dataclasses
+import hashlib
 import html
+import importlib.resources
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from .frame import LARGEST_PAGE, framed
+from calm_beam.storage import replacing
+
+from .elements import isolated, prose, shown
 from .palette import series_styles
 from .stored import ReportError
-from .tables import shown
 
+LARGEST_PAGE = 5_000_000
+"""Most bytes of a page."""
 # There is no slider below such a page.
 _STYLE = "body{padding-bottom:48px}\n"
-_LOUD = ' class="loud"'
-_BESIDE_A_SIGN = re.compile(r" (?=[%=≤>±])|(?<=[=≤>±]) |(?<=[δελ]) (?=\d)")
+_MARK = re.compile(r"\{\{(\w+)\}\}")
+
+
+def framed(body: str, *, kind: str, title: str, made: str, style: str, scripts: Sequence[str], data: str = "") -> str:
+    """Returns a page that asks the network for nothing, and whose policy lets only its own style and script through.
+
+    Args:
+      body: What comes after the header, as HTML.
+      kind: What is shown, after the name of the program.
+      title: Of the window, after the name of the program: a text of others.
+      made: What the header says besides: plain text.
+      style: What the page adds to the style that all have.
+      scripts: Files of the page's script, beside the one that all have.
+      data: What scripts read, as an element; empty for none.
+    """
+    whole_style = file_text("report.css") + style
+    script = '"use strict";\n(() => {\n' + "\n".join(map(file_text, (*scripts, "theme.js"))) + "\n})();\n"
+    parts = {
+        "policy": (
+            f"default-src 'none'; style-src {source_hash(whole_style)}; script-src {source_hash(script)}; "
+            "img-src data:; base-uri 'none'; form-action 'none'"
+        ),
+        "style": whole_style,
+        "script": script,
+        "data": data,
+        "kind": html.escape(kind),
+        "title": html.escape(f"calm-beam: {isolated(title)}"),
+        "made": html.escape(made),
+        "body": body,
+    }
+    return filled(file_text("frame.html"), parts)
+
+
+def write_page(page: str, path: str) -> None:
+    """Writes a page to a file, which appears whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,50 +146,20 @@ class Document(Page):
         return self.written(self.heading, self.opening, self.sections)
 
 
-def together(text: str) -> str:
-    r"""Returns a text in which no line ends between a number and its sign.
-
-    >>> together("99.5 % at δ = 0.1").split(" ")
-    ['99.5\xa0%', 'at', 'δ\xa0=\xa00.1']
-    """
-    return _BESIDE_A_SIGN.sub("\u00a0", text)
+def file_text(name: str) -> str:
+    """Returns the content of a file of this package."""
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def prose(text: str) -> str:
-    """Returns a text of ours as HTML, without line ends between numbers and their signs."""
-    return html.escape(together(text))
+def source_hash(text: str) -> str:
+    """Returns the source expression that lets an inline element with just this text through."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def sentence(*parts: str, warns: bool = False) -> str:
-    """Returns what was found in a sentence, as HTML: every second part is a number or a word that matters."""
-    marked = (
-        f"<strong>{shown(together(part))}</strong>" if place % 2 else prose(part) for place, part in enumerate(parts)
-    )
-    return f'<p class="sentence{" never" if warns else ""}">{"".join(marked)}</p>\n'
-
-
-def tiles(values: Sequence[tuple[str, str]], *, loud: Sequence[str] = ()) -> str:
-    """Returns the numbers that count, as HTML, with what each of them is; those named in `loud` stand out."""
-    items = "".join(
-        f"<li{_LOUD if name in loud else ''}><strong>{prose(value)}</strong><span>{prose(name)}</span></li>"
-        for value, name in values
-    )
-    return f'<ul class="tiles">{items}</ul>\n'
-
-
-def paragraphs(texts: Sequence[str]) -> str:
-    """Returns what is said about all of it, as HTML."""
-    return "".join(f'<p class="condition">{prose(text)}</p>\n' for text in texts)
-
-
-def cautions(texts: Sequence[str]) -> str:
-    """Returns what has to be known, as HTML; empty for nothing."""
-    return f'<ul class="cautions">{"".join(f"<li>{prose(text)}</li>" for text in texts)}</ul>\n' if texts else ""
-
-
-def details(summary: str, content: str) -> str:
-    """Returns HTML that is shown on demand."""
-    return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Returns a template with its marks `{{name}}` replaced by parts."""
+    # In one go: what is put in is not looked at again.
+    return _MARK.sub(lambda mark: parts[mark.group(1)], template)
 
 
 def _section(section: Section, place: int) -> str:

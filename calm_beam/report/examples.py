@@ -1,23 +1,41 @@
-"""The examples on the page, and what is counted over all that were looked at."""
+"""The examples on the page: texts, and the outputs of a prompt at all thresholds, packed as short JSON.
 
+Neighbouring thresholds share most of an output. So an output is written as two splices of its neighbour's: of the
+tokens, and of the exits. A splice names how much of the beginning and of the end stays, and what stands in between.
+`report.js` has the reader; `tests/calm_beam/report/unpacking.py` is its twin.
+"""
+
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from calm_beam.outputs import Generation
+from calm_beam.outputs import Generation, Output
 from calm_beam.text.printable import printable, printable_line
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 
-from .exit_counts import ExitCounts, count_exits
-from .foreign import with_short_places
-from .packing import Dictionary, pack_outputs
-from .stored import StoredOutputs
+from .elements import with_short_places
 
 # Longer ones are cut, which the page says of each.
 _LONGEST_TEXT = 2_000
 _MOST_REFERENCES = 5
-_MOST_COLUMNS = 64
+# Layers are written by one character: of these, and beyond them by code points from _MORE_LAYERS on.
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
+_MORE_LAYERS = 0x100
+
+
+class Dictionary:
+    """Token ids in the order in which they first occur; what is stored of a token is its index here."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+
+    def index(self, token: int) -> int:
+        """Returns the index of a token, the next free one if it is new."""
+        return self._places.setdefault(token, len(self._places))
+
+    def tokens(self) -> tuple[int, ...]:
+        """Returns all tokens by index."""
+        return tuple(self._places)
 
 
 def example_values(
@@ -63,46 +81,58 @@ def pieces_of(tokens: Iterable[int], vocabulary: Vocabulary | None) -> list[str]
     return ["" if token in vocabulary.end_ids else printable(vocabulary.piece(token)) for token in tokens]
 
 
-def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: int) -> dict[str, Any]:
-    """Returns exit layers by position as JSON values.
+def pack_outputs(outputs: Sequence[Output], dictionary: Dictionary) -> list[Any]:
+    """Returns outputs as JSON values, each as the difference to the one before, the first to an empty one.
 
     Args:
-      stored: The generations.
-      lanes: Which outputs, the full model's being 0.
-      num_layers: Decoder depth.
+      outputs: The full model's, then one per threshold.
+      dictionary: Takes up the tokens.
 
     Returns:
-      `width`, the positions that stand in one column; `tokens`, for each lane and column the tokens of every layer;
-      `cut`, for each lane the outputs cut at the `longest` length; and `outputs`, the examples that have some.
+      For each output 0 if it equals the one before, else `[tokens, exits]`: `tokens` is 0 or [kept at the beginning,
+      kept at the end, list of indices between]; `exits` is 0 or [kept at the beginning, kept at the end, text between],
+      three characters a token: its layer, then its confidence in thousandths, 1000 added, rounded down.
     """
-    counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
-    for path in stored.paths:
-        counts = counts.merge(
-            count_exits(
-                path,
-                lanes,
-                num_layers=num_layers,
-                max_decode_length=stored.job.settings.max_decode_length,
-                end_ids=stored.job.end_ids,
-            )
-        )
-    width = max(1, -(-counts.tokens.shape[1] // _MOST_COLUMNS))
-    return {
-        "width": width,
-        "tokens": _in_columns(counts.tokens, width).tolist(),
-        "cut": counts.cut.tolist(),
-        "longest": stored.job.settings.max_decode_length,
-        "outputs": counts.outputs,
-    }
-
-
-def _in_columns(tokens: np.ndarray, width: int) -> np.ndarray:
-    """Returns the counts of so many positions together."""
-    lanes, positions, layers = tokens.shape
-    padded = np.pad(tokens, ((0, 0), (0, -positions % width), (0, 0)))
-    sums: np.ndarray = padded.reshape(lanes, -1, width, layers).sum(axis=2)
-    return sums
+    packed: list[Any] = []
+    tokens: list[int] = []
+    exits: list[str] = []
+    for output in outputs:
+        next_tokens = [dictionary.index(token) for token in output.tokens]
+        next_exits = [
+            _layer_digit(layer) + _confidence_digits(confidence)
+            for layer, confidence in zip(output.exit_layers, output.confidences, strict=True)
+        ]
+        of_tokens = _splice(tokens, next_tokens)
+        of_exits = _splice(exits, next_exits)
+        if of_exits != 0:
+            of_exits[2] = "".join(of_exits[2])
+        packed.append([of_tokens, of_exits] if of_tokens != 0 or of_exits != 0 else 0)
+        tokens, exits = next_tokens, next_exits
+    return packed
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+
+
+def _splice(before: Sequence[Any], after: Sequence[Any]) -> Any:
+    """Returns how much of the beginning and of the end stays, and what comes between; 0 if all stays."""
+    if before == after:
+        return 0
+    most = min(len(before), len(after))
+    head = next((index for index in range(most) if before[index] != after[index]), most)
+    most -= head
+    tail = next((index for index in range(most) if before[-1 - index] != after[-1 - index]), most)
+    return [head, tail, list(after[head : len(after) - tail])]
+
+
+def _layer_digit(layer: int) -> str:
+    return _DIGITS[layer] if layer < len(_DIGITS) else chr(_MORE_LAYERS + layer)
+
+
+def _confidence_digits(confidence: float) -> str:
+    # Down, so that what is shown never reaches a threshold that was missed; the little that is added is what a
+    # threshold such as 0.95 loses as a float32.
+    thousandths = math.floor(1000 * min(max(confidence, -1.0), 1.0) + 1e-3) + 1000
+    high, low = divmod(thousandths, len(_DIGITS))
+    return _DIGITS[high] + _DIGITS[low]

@@ -1,14 +1,53 @@
-"""How many tokens exit at each layer, by output position and threshold; counted in columns, not example by example."""
+"""How many tokens exit at each layer, by output position and threshold, and what that saves in operations."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from calm_beam.outputs import open_shard
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.outputs import Generation, open_shard
+from calm_beam.vocabularies.vocabulary import Vocabulary
 
+from .stored import StoredOutputs
+
+_MOST_COLUMNS = 64
 _ROWS_AT_A_TIME = 2048
+
+
+def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: int) -> dict[str, Any]:
+    """Returns exit layers by position as JSON values.
+
+    Args:
+      stored: The generations.
+      lanes: Which outputs, the full model's being 0.
+      num_layers: Decoder depth.
+
+    Returns:
+      `width`, the positions that stand in one column; `tokens`, for each lane and column the tokens of every layer;
+      `cut`, for each lane the outputs cut at the `longest` length; and `outputs`, the examples that have some.
+    """
+    counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
+    for path in stored.paths:
+        counts = counts.merge(
+            count_exits(
+                path,
+                lanes,
+                num_layers=num_layers,
+                max_decode_length=stored.job.settings.max_decode_length,
+                end_ids=stored.job.end_ids,
+            )
+        )
+    width = max(1, -(-counts.tokens.shape[1] // _MOST_COLUMNS))
+    return {
+        "width": width,
+        "tokens": _in_columns(counts.tokens, width).tolist(),
+        "cut": counts.cut.tolist(),
+        "longest": stored.job.settings.max_decode_length,
+        "outputs": counts.outputs,
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +105,61 @@ def count_exits(
                 )
             )
     return counts
+
+
+def counted_savings(
+    generations: Iterable[Generation],
+    thresholds: Sequence[float],
+    *,
+    stored: StoredOutputs,
+    sizes: DecoderSizes,
+    vocabulary: Vocabulary | None,
+) -> tuple[int, dict[float, tuple[float, ...]]]:
+    """Returns the factors by which operations fall.
+
+    Args:
+      generations: The examples to count.
+      thresholds: Where to count; each was decoded.
+      stored: Where they come from.
+      sizes: Of the decoder.
+      vocabulary: Needed where prompts are text.
+
+    Returns:
+      How many examples were counted, and for each threshold the operations of the full model for the same tokens
+      divided by those with exits, by `flops_appendix_b` and by `flops_calm_table`.
+    """
+    job = stored.job
+    lanes = [1 + job.settings.thresholds.index(threshold) for threshold in thresholds]
+    full = [0] * len(lanes)
+    early = [[0, 0] for _ in lanes]
+    examples = 0
+    for generation in generations:
+        if generation.failure is not None:
+            continue
+        examples += 1
+        prompt = encode_prompt(
+            generation.example, vocabulary, settings=job.settings, vocab_size=sizes.vocab_size, on_long=job.on_long
+        )
+        length = len(prompt.ids)
+        for index, lane in enumerate(lanes):
+            exits = generation.outputs[lane].exit_layers
+            full[index] += int(full_model_flops(len(exits), sizes, source_length=length).sum())
+            for count, formula in enumerate((flops_appendix_b, flops_calm_table)):
+                spent = formula(exits, sizes, source_length=length, rule=job.settings.rule)
+                early[index][count] += int(spent.sum())
+    # Without a single token nothing is saved.
+    factors = [
+        tuple(whole / spent if spent else 1.0 for spent in both) for whole, both in zip(full, early, strict=True)
+    ]
+    return examples, dict(zip(thresholds, factors, strict=True))
+
+
+def _in_columns(tokens: np.ndarray, width: int) -> np.ndarray:
+    """Returns the counts of so many positions together."""
+    lanes, positions, layers = tokens.shape
+    padded = np.pad(tokens, ((0, 0), (0, -positions % width), (0, 0)))
+    sums: np.ndarray = padded.reshape(lanes, -1, width, layers).sum(axis=2)
+    return sums
 
 
 def _count(

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .document import Document, Section, paragraphs, sentence
-from .foreign import short_place
+from .document import Document, Section
+from .elements import Cell, number, paragraphs, sentence, short_place, software_fact, table
 from .line_chart import FULL, REFERENCE, Line, LineChart, around, legend, measure_line
-from .tables import Cell, number, table
 
 if TYPE_CHECKING:
     from calm_beam.evaluation.performance import Measured
@@ -63,7 +62,7 @@ def experiment_page(
             ("Model", f"{short_place(str(flags['checkpoint']))} ({layers} decoder layers)"),
             ("Model fingerprint", provenance["model"]["fingerprint"]),
             ("Flags", ", ".join(f"{name} {_short(value)}" for name, value in flags.items() if value is not None)),
-            ("Software", ", ".join(f"{name} {version}" for name, version in sorted(provenance["software"].items()))),
+            software_fact(provenance["software"]),
         ],
         fewer="Take fewer thresholds or positions.",
     ).text()

@@ -18,12 +18,11 @@ from calm_beam.storage import joined
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
-from .document import Section, details, sentence
-from .foreign import isolated, short_place
+from .document import Section
+from .elements import Cell, details, isolated, number, scrolled, sentence, short_place, software_fact, table
 from .plain import Panel, PlainPage
-from .proof_chart import capital_text, proof_chart
+from .proof_charts import capital_text, proof_chart
 from .stored import ReportError
-from .tables import Cell, number, scrolled, table
 
 # Of more, the last of them.
 _MOST_LOOKS = 1000
@@ -274,5 +273,5 @@ def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
         ("Fingerprint of the losses", data.fingerprint),
         ("Plan", plan.digest),
         ("Manifest", manifest.digest),
-        ("Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))),
+        software_fact(manifest.software),
     ]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from calm_beam.exits.measures import COMPARABLE
 
-from .foreign import isolated
+from .axes import Frame, grid_lines, level_line, points_text, round_numbers
+from .elements import isolated, signed
 from .palette import SERIES
-from .setting_chart import round_numbers
-from .tables import signed
 
 # As wide as a phone has room for: its texts are then as large as others.
 _WIDTH, _HEIGHT = 340, 240
@@ -107,7 +106,7 @@ class LineChart:
             f"<span>{words}</span></figcaption>{self.svg()}</figure>"
         )
 
-    def _frame(self) -> "_Frame":
+    def _frame(self) -> Frame:
         xs = [x for line in self.lines for x, _ in line.points]
         ys = [y for line in self.lines for _, y in line.points]
         if self.level is not None:
@@ -129,7 +128,7 @@ class LineChart:
             left, right = math.log10(left), math.log10(right)
         if left == right:
             left, right = left - 0.5, right + 0.5
-        return _Frame(
+        return Frame(
             left=18 + _DIGIT * longest,
             right=_WIDTH - _RIGHT,
             top=_TOP,
@@ -139,14 +138,8 @@ class LineChart:
             is_log=self.is_log,
         )
 
-    def _axes(self, frame: "_Frame") -> list[str]:
-        parts = []
-        for tick in round_numbers(*frame.y_ends):
-            y = frame.y(tick)
-            parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{_short(tick)}</text>'
-            )
+    def _axes(self, frame: Frame) -> list[str]:
+        parts = grid_lines(frame, round_numbers(*frame.y_ends), written=_short)
         parts.append(
             f'<line class="axis" x1="{frame.left}" x2="{frame.right}" y1="{frame.bottom}" y2="{frame.bottom}"/>'
         )
@@ -163,7 +156,7 @@ class LineChart:
         )
         return parts
 
-    def _diagonal(self, frame: "_Frame") -> list[str]:
+    def _diagonal(self, frame: Frame) -> list[str]:
         (low, high), (_, top) = frame.x_ends, frame.y_ends
         end = min(high, top)
         return [
@@ -171,16 +164,11 @@ class LineChart:
             f'y2="{frame.y(end):.1f}"/>'
         ]
 
-    def _level(self, frame: "_Frame") -> list[str]:
+    def _level(self, frame: Frame) -> list[str]:
         if self.level is None:
             return []
         value, name = self.level
-        y = frame.y(value)
-        place = f'x="{frame.right}" text-anchor="end"' if self._is_free_at_the_end(value) else f'x="{frame.left + 6}"'
-        return [
-            f'<line class="delta" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>',
-            f'<text class="delta-name" {place} y="{y - 6:.1f}">{html.escape(name)}</text>',
-        ]
+        return level_line(frame, value, name=name, is_at_end=self._is_free_at_the_end(value))
 
     def _is_free_at_the_end(self, value: float) -> bool:
         """Returns whether lines are farther from a level at the right end than at the left one."""
@@ -188,37 +176,6 @@ class LineChart:
         first = min(abs(line[0][1] - value) for line in points)
         last = min(abs(line[-1][1] - value) for line in points)
         return last > first
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Frame:
-    """Where a drawing lies, in pixels, and what of."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-    x_ends: tuple[float, float]
-    y_ends: tuple[float, float]
-    is_log: bool
-
-    def x(self, value: float) -> float:
-        low, high = self.x_ends
-        place = math.log10(value) if self.is_log else value
-        return self.left + (place - low) / (high - low) * (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_ends
-        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
-
-    def x_ticks(self) -> list[float]:
-        low, high = self.x_ends
-        if not self.is_log:
-            return round_numbers(low, high)
-        factors = (1, 2, 5) if high - low < 2 else (1,)
-        powers = range(math.floor(low), math.ceil(high) + 1)
-        ticks = [float(factor) * 10.0**power for power in powers for factor in factors]
-        return [tick for tick in ticks if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
 
 
 def measure_line(
@@ -268,21 +225,21 @@ def legend(lines: Sequence[Line]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>\n'
 
 
-def _drawn(line: Line, frame: _Frame) -> list[str]:
+def _drawn(line: Line, frame: Frame) -> list[str]:
     at = [(frame.x(x), frame.y(y)) for x, y in line.points]
     parts = [f'<g class="s{line.style}">']
     if line.ends is not None:
         ends = [(x, frame.y(low), frame.y(high)) for (x, _), (low, high) in zip(at, line.ends, strict=True)]
         if line.has_band and len(ends) > 1:
             outline = [(x, high) for x, _, high in ends] + [(x, low) for x, low, _ in reversed(ends)]
-            parts.append(f'<polygon class="band" points="{_points(outline)}"/>')
+            parts.append(f'<polygon class="band" points="{points_text(outline)}"/>')
         else:
             parts += [
                 f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{high:.1f}" y2="{low:.1f}"/>'
                 for x, low, high in ends
             ]
     if len(at) > 1:
-        parts.append(f'<polyline class="series{" dashed" if line.is_dashed else ""}" points="{_points(at)}"/>')
+        parts.append(f'<polyline class="series{" dashed" if line.is_dashed else ""}" points="{points_text(at)}"/>')
     if len(at) <= _MOST_MARKS:
         words = line.words or [f"{_short(x)}: {_short(y)}" for x, y in line.points]
         for (x, y), each in zip(at, words, strict=True):
@@ -293,10 +250,6 @@ def _drawn(line: Line, frame: _Frame) -> list[str]:
 
 def _mark(style: int, x: float, y: float) -> str:
     return _SHAPES[style % len(_SHAPES)].format(at=f'transform="translate({x:.1f} {y:.1f})"')
-
-
-def _points(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _short(value: float) -> str:

@@ -10,14 +10,14 @@ from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
 from .contents import facts
+from .document import file_text
+from .elements import shown
 from .external import external_cautions
 from .external import promise_html as external_promise_html
 from .palette import layer_styles
-from .parts import file_text
 from .plain import sentence_html
 from .promise import CONDITION, cautions, together_in_words
-from .setting_chart import setting_chart
-from .tables import shown
+from .proof_charts import setting_chart
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer

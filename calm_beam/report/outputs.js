@@ -1,4 +1,4 @@
-// Outputs of an example, unpacked: the twin of packing.py.
+// Outputs of an example, unpacked: the twin of examples.py.
 
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
 const MORE_LAYERS = 0x100;

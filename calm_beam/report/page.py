@@ -12,13 +12,11 @@ from calm_beam.text.printable import printable
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
-from .examples import counted_exits, example_values, pieces_of
-from .foreign import isolated, with_short_places
-from .frame import LARGEST_PAGE, framed
-from .packing import Dictionary
+from .document import LARGEST_PAGE, file_text, filled, framed
+from .elements import isolated, with_short_places
+from .examples import Dictionary, example_values, pieces_of
+from .exit_counts import counted_exits, counted_savings
 from .palette import layer_styles
-from .parts import file_text, filled
-from .savings import counted_savings
 from .stored import Calibrated, ReportError, StoredOutputs
 
 _SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")

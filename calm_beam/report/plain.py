@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, Manifest
 
-from .document import Page, Section, cautions, details, paragraphs, prose, sentence
+from .document import Page, Section
+from .elements import cautions, details, paragraphs, prose, scrolled, sentence
 from .promise import promise_in_words
-from .setting_chart import Tested, setting_chart
-from .tables import scrolled
+from .proof_charts import Tested, setting_chart
 
 # Of more, those of the table have to do.
 _MOST_PANELS = 24

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from calm_beam.manifest.versions import certifying_versions
 
-from .document import Document, Section, paragraphs, sentence
+from .document import Document, Section
+from .elements import Cell, paragraphs, sentence, software_fact, table
 from .figures import write_figure
 from .line_chart import Line, LineChart, legend
-from .tables import Cell, table
 
 _MOST_PANELS_IN_A_ROW = 3
 
@@ -99,7 +99,7 @@ def power_page(
             ),
         ],
         about="What was asked for",
-        facts=[*facts, ("Software", ", ".join(f"{name} {version}" for name, version in sorted(versions.items())))],
+        facts=[*facts, software_fact(versions)],
         fewer="Plan for fewer guesses.",
     ).text()
 

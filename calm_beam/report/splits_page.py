@@ -14,11 +14,21 @@ from calm_beam.risk.tails import split_tail, tail_in_words
 from calm_beam.storage import joined
 from calm_beam.text.counted import counted
 
-from .document import Document, Section, details, paragraphs, sentence, tiles
+from .document import Document, Section
+from .elements import (
+    Cell,
+    details,
+    number,
+    paragraphs,
+    sentence,
+    short_place,
+    software_fact,
+    table,
+    threshold_cell,
+    tiles,
+)
 from .figures import write_figure
-from .foreign import short_place
 from .line_chart import Line, LineChart, legend, measure_line
-from .tables import Cell, number, table
 
 _Row = tuple[str | Cell, ...]
 
@@ -26,8 +36,6 @@ _Row = tuple[str | Cell, ...]
 _MOST_ROWS = 5000
 # Of trials that all chose differently.
 _MOST_CHOICES = 24
-# Safer than any threshold, and sorted as such.
-_NEVER = Cell("never exit", 2.0)
 
 
 def splits_page(
@@ -284,7 +292,7 @@ def _tolerances(summaries: Sequence[Summary], speedups: Speedups, *, num_layers:
             _objective(summary.spec.objective),
             number(summary.spec.delta, "g"),
             summary.measure,
-            _threshold(summary.threshold),
+            threshold_cell(summary.threshold),
             number(summary.layers.mean, ".2f"),
             number(1 - summary.layers.mean / num_layers, ".0%"),
             *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
@@ -342,7 +350,7 @@ def _every(trials: Sequence[TrialOutcome]) -> tuple[Sequence[str], list[_Row]]:
             number(trial.spec.delta, "g"),
             trial.measure,
             number(trial.trial, "d"),
-            _threshold(trial.threshold),
+            threshold_cell(trial.threshold),
             number(trial.layers, ".2f"),
             Cell(f"{trial.test_risk:.4f}".replace("-", "−") + (" > δ" if trial.exceeds else ""), trial.test_risk),
             number(trial.n_calibration, ",d"),
@@ -359,7 +367,7 @@ def _whole_set(grid: Sequence[GridRow]) -> Section:
         (
             _objective(row.objective),
             row.measure,
-            _threshold(row.threshold),
+            threshold_cell(row.threshold),
             number(row.layers, ".2f"),
             number(row.risk, ".4f"),
             number(row.bleu, ".1f"),
@@ -399,7 +407,7 @@ def _facts(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Splits", f"{splits['trials']}, calibration share {splits['calibration_share']:g}, seed {splits['seed']}"),
         ("Longest outputs", counted(provenance["max_decode_length"], "token")),
         ("On failing examples", provenance["on_error"]),
-        ("Software", ", ".join(f"{name} {version}" for name, version in sorted(provenance["software"].items()))),
+        software_fact(provenance["software"]),
     ]
 
 
@@ -420,10 +428,6 @@ def _tested_by(spec: PlannedTest) -> str:
 def _have_several_tests(specs: Sequence[PlannedTest]) -> bool:
     """Returns whether one loss is tested in several ways, so that lines have to say by which."""
     return len({(spec.objective, _tested_by(spec)) for spec in specs}) > len({spec.objective for spec in specs})
-
-
-def _threshold(threshold: float | None) -> Cell:
-    return _NEVER if threshold is None else number(threshold, "g")
 
 
 def _factor(spread: Spread | None) -> Cell:

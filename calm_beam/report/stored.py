@@ -1,9 +1,11 @@
-"""What a calibration has stored, read back and found to belong together."""
+"""What a calibration has stored, and the speedups that were measured of it, read back and found to belong together."""
 
+import csv
 import dataclasses
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
@@ -14,11 +16,14 @@ from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, read_generations, stored_examples
-from calm_beam.storage import joined
+from calm_beam.storage import joined, open_input, strict_json
 
 # Examples are counted and drawn from whole shards until they are so many. A shard holds the prompts of a hash, so some
 # of the shards are a fair sample of all.
 _ENOUGH_EXAMPLES = 20_000
+# As `evaluate` calls them.
+_PROVENANCE = "splits.json"
+_TABLE = "splits.csv"
 
 
 class ReportError(CalmBeamError, ValueError):
@@ -140,6 +145,47 @@ def read_calibrated(directory: str) -> Calibrated:
     return Calibrated(manifest=manifest, table=table, failures=failures)
 
 
+def read_speedups(directory: str, manifest: Manifest) -> dict[float, float]:
+    """Returns how many times faster than the full model the decoder was, by threshold.
+
+    Args:
+      directory: Output directory of `evaluate`.
+      manifest: Of the calibration.
+
+    Raises:
+      ReportError: If the files are none of evaluate's, or of another model or decoding, or if none of the manifest's
+        thresholds was measured.
+      OSError: If they cannot be read.
+    """
+    with open_input(joined(directory, _PROVENANCE)) as file:
+        content = file.read()
+    try:
+        provenance = strict_json.loads(content)
+        fingerprint, longest = provenance["model"]["fingerprint"], provenance["max_decode_length"]
+        names = [measure["name"] for measure in provenance["measures"] if _is_alike(measure["rule"], manifest)]
+        with open_input(joined(directory, _TABLE)) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as text:
+            measured = {
+                float(row["threshold"]): float(row["speedup"])
+                for row in csv.DictReader(text)
+                if row["measure"] in names and row["threshold"] and row["speedup"]
+            }
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ReportError(
+            f"{directory}: holds no results of calm-beam evaluate as this version writes them "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    if (fingerprint, longest) != (manifest.model.fingerprint, manifest.decode.max_decode_length) or not names:
+        raise ReportError(f"{directory}: is about another model, or another way of decoding, than the manifest.")
+    promised = {entry.threshold for entry in manifest.calibrations}
+    speedups = {threshold: factor for threshold, factor in measured.items() if threshold in promised}
+    if not speedups:
+        raise ReportError(
+            f"{directory}: no threshold of the manifest was timed there. Pass --speedup to calm-beam evaluate, with "
+            "the tolerances of the manifest."
+        )
+    return speedups
+
+
 def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     """Returns whether lines of the risk table are those of an entry, and say of each tested threshold what it says."""
     promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon, entry.group)
@@ -166,3 +212,9 @@ def _check_same_decoding(folder: str, job: DecodeJob, *, finished: FinishedSweep
 def _rank(name: str, *, seed: int) -> bytes:
     """Returns a digest whose order is a draw of its own for every seed."""
     return hashlib.sha256(f"calm-beam report {seed} {name}".encode()).digest()
+
+
+def _is_alike(rule: dict[str, Any], manifest: Manifest) -> bool:
+    """Returns whether a measure exits as the manifest says."""
+    names = ("confidence", "schedule", "tau", "state_propagation", "min_exit_layer", "exit_interval", "patience")
+    return all(rule.get(name) == getattr(manifest.decode, name) for name in names)

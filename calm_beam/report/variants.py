@@ -9,13 +9,10 @@ from calm_beam.risk.tails import tail_in_words
 from calm_beam.text.counted import counted
 
 from .contents import facts, short_name
+from .elements import Cell, number, table, threshold_cell
 from .plain import Panel, PlainPage, sentence_html
 from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
 from .stored import Calibrated
-from .tables import Cell, number, table
-
-# Safer than any threshold, and sorted as such.
-_NEVER = Cell("never exit", 2.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +159,7 @@ def _entries(manifest: Manifest) -> str:
                 _about(entry),
                 number(entry.delta, "g"),
                 number(entry.promised_epsilon),
-                _NEVER if entry.threshold is None else number(entry.threshold, "g"),
+                threshold_cell(entry.threshold),
                 "" if entry.variant is None else entry.variant.in_words(),
                 number(entry.layers, ".2f"),
                 number(1 - entry.layers / layers, ".0%"),

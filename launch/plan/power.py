@@ -24,8 +24,8 @@ from calm_beam.launch.flags import (
 )
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.report import write_page
+from calm_beam.report.elements import short_place
 from calm_beam.report.figures import check_plots_available
-from calm_beam.report.foreign import short_place
 from calm_beam.report.power_page import Curve, power_page, write_power_figure
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (

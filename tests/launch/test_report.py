@@ -11,7 +11,7 @@ from calm_beam import storage
 from calm_beam.launch.cli import main
 from calm_beam.launch.report import command as report_command
 from calm_beam.manifest import VocabularyRecord, read_manifest
-from calm_beam.report.foreign import with_short_places
+from calm_beam.report.elements import with_short_places
 from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import train_vocabulary
 from tests.calm_beam.report.builders import random_generations, write_calibration

@@ -14,8 +14,8 @@ from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_external_manifest
 from calm_beam.report import ReportError, build_external_page
+from calm_beam.report.document import source_hash
 from calm_beam.report.external import promise_html
-from calm_beam.report.parts import source_hash
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.report.packing import _DIGITS, _MORE_LAYERS
+from calm_beam.report.examples import _DIGITS, _MORE_LAYERS
 
 Unpacked = tuple[list[int], list[int], list[float]]
 

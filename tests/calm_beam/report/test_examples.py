@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calm_beam.report.packing import Dictionary, pack_outputs
+from calm_beam.report.examples import Dictionary, pack_outputs
 from tests.calm_beam.report.builders import build_output, random_generations
 from tests.calm_beam.report.unpacking import unpack_outputs
 

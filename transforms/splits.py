@@ -11,8 +11,7 @@ import numpy as np
 from calm_beam.calibration.plan import layout_of
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.files import write_grid, write_trials
-from calm_beam.evaluation.grid import GridRow, grid_rows
-from calm_beam.evaluation.outcomes import TrialOutcome, trial_outcomes
+from calm_beam.evaluation.outcomes import GridRow, TrialOutcome, grid_rows, trial_outcomes
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.inputs.examples import DataError, Example

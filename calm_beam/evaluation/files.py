@@ -10,8 +10,7 @@ import pyarrow.parquet
 from calm_beam.manifest import PlannedTest
 from calm_beam.storage import open_input, replacing
 
-from .grid import GridRow
-from .outcomes import TrialOutcome
+from .outcomes import GridRow, TrialOutcome
 
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
 _SPEC = {"consistency": _TEXT, "metric": _TEXT, "loss": _TEXT, "delta": _REAL, "epsilon": _REAL, "p_value": _TEXT}

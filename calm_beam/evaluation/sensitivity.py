@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.vocabularies.vocabulary import output_text
 
-from .estimates import Estimate, estimated_mean
-from .task import Task
+from .performance import Task
+from .sample import Estimate, estimated_mean
 
 if TYPE_CHECKING:
     from .perturbation import PerturbationDecoder, Perturbed

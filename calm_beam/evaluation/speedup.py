@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from calm_beam.decoding.padding import bucket_width
-from calm_beam.evaluation.estimates import Estimate, estimated_ratio
 from calm_beam.evaluation.outcomes import Summary
+from calm_beam.evaluation.sample import Estimate, estimated_ratio
 
 _Key = TypeVar("_Key", bound=Hashable)
 

@@ -5,8 +5,17 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calm_beam.evaluation.grid import GridRow, full_score, objectives_of_grid, score_in_words
-from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary, TrialOutcome, by_test
+from calm_beam.evaluation.outcomes import (
+    PROOF_LEVEL,
+    GridRow,
+    Spread,
+    Summary,
+    TrialOutcome,
+    by_test,
+    full_score,
+    objectives_of_grid,
+    score_in_words,
+)
 from calm_beam.evaluation.speedup import Speedups, speedup_at
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.binomial_interval import binomial_interval

@@ -12,9 +12,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam import __version__
 from calm_beam.demo import embedded
-from calm_beam.evaluation.performance import measure_variants, measured_variants
+from calm_beam.evaluation.performance import Task, measure_variants, measured_variants
 from calm_beam.evaluation.sample import sampled
-from calm_beam.evaluation.task import Task
 from calm_beam.inputs.examples import Example
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings

@@ -15,12 +15,16 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
-from calm_beam.evaluation.estimates import Estimate
-from calm_beam.evaluation.performance import Measured, Performance, Variant
-from calm_beam.evaluation.propagation import propagation_variants
+from calm_beam.evaluation.performance import (
+    Measured,
+    Performance,
+    Task,
+    Variant,
+    propagation_variants,
+    tradeoff_variants,
+)
+from calm_beam.evaluation.sample import Estimate
 from calm_beam.evaluation.sensitivity import KINDS, Sensitivity, measure_sensitivity
-from calm_beam.evaluation.task import Task
-from calm_beam.evaluation.tradeoff import tradeoff_variants
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError

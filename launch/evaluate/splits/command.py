@@ -14,8 +14,7 @@ from calm_beam.calibration.plan import plan_of
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.evaluation.grid import GridRow
-from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
+from calm_beam.evaluation.outcomes import GridRow, Summary, TrialOutcome, summaries
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.sample import sampled
 from calm_beam.evaluation.speedup import Speedups

@@ -9,8 +9,15 @@ import pytest
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
-from calm_beam.evaluation.grid import GridRow, grid_rows
-from calm_beam.evaluation.outcomes import LaneCounts, TrialOutcome, lane_counts, summaries, trial_outcomes
+from calm_beam.evaluation.outcomes import (
+    GridRow,
+    LaneCounts,
+    TrialOutcome,
+    grid_rows,
+    lane_counts,
+    summaries,
+    trial_outcomes,
+)
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.exits.rule import ExitRule

@@ -1,4 +1,4 @@
-"""Layers and quality of outputs whose numbers are known, and of a tiny model."""
+"""What ways of exiting cost and gain, and which are compared."""
 
 import dataclasses
 import math
@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.evaluation.performance import Variant, measure_variants, performances
+from calm_beam.evaluation.performance import (
+    Variant,
+    measure_variants,
+    performances,
+    propagation_variants,
+    tradeoff_variants,
+)
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import MetricError
 from tests.builders import build_arrays, build_config, checkpoint_of
@@ -86,3 +93,51 @@ def test_a_failing_metric_is_named() -> None:
     generation = build_generation(_PROMPTS[0], [("a", [8])])
     with pytest.raises(MetricError, match='metric "builtins:len" on example "one": raised TypeError'):
         performances(build_task(_PROMPTS, metric="builtins:len"), [generation])
+
+
+def test_the_oracle_with_every_propagation_and_the_noisy_cache() -> None:
+    """Every state propagation is there once, with the oracle; tokens of the noisy cache are the last layer's."""
+    *oracles, noisy = propagation_variants("state", [0.9, 0.0])
+    assert [variant.rule.state_propagation for variant in oracles] == list(PROPAGATIONS)
+    assert {(variant.rule.confidence, variant.rule.token_from) for variant in oracles} == {("oracle", "exit_layer")}
+    assert (noisy.rule.confidence, noisy.rule.token_from, noisy.thresholds) == ("state", "last_layer", (0.9, 0.0))
+
+
+@pytest.mark.slow
+def test_only_the_full_cache_is_always_the_full_model() -> None:
+    """The oracle loses nothing with the full cache, and does with the others; all of them save layers."""
+    generator = np.random.default_rng(0)
+    prompts = [build_prompt(f"row-{row}", [*generator.integers(2, 63, size=5).tolist(), 1]) for row in range(12)]
+    task = build_task(prompts)
+    full, *others = measure_variants(task, propagation_variants("softmax", (0.0,)), decoded=lambda: None)
+    found = {entry.rule.state_propagation: entry.performance for entry in others[:-1] if entry.rule}
+    assert found["full_cache"].similarity == full.performance.similarity
+    assert full.performance.similarity.mean == 1
+    for name in set(PROPAGATIONS) - {"full_cache"}:
+        assert found[name].similarity.mean < 1
+    assert all(performance.layers.mean < 3 for performance in found.values())
+    # The noisy cache at threshold 0 is of the first layer's states, and yet not the first layer's output.
+    assert others[-1].performance.layers.mean == 1
+    assert others[-1].performance.similarity.mean > 0.3
+
+
+def test_measures_then_static_layers_then_the_oracle() -> None:
+    """Each measure has the whole grid, static layers are L to 1, and the oracle has one threshold."""
+    variants = tradeoff_variants(ExitRule(), ("softmax", "state"), thresholds=(0.9, 0.5), num_layers=4)
+    assert [(variant.rule.confidence, variant.thresholds) for variant in variants] == [
+        ("softmax", (0.9, 0.5)),
+        ("state", (0.9, 0.5)),
+        ("static", (1.0, 0.75, 0.5, 0.25)),
+        ("oracle", (1.0,)),
+    ]
+
+
+def test_the_rule_is_that_of_the_measures() -> None:
+    """Schedule and propagation go to the measures; static layers and oracle share all but the schedule."""
+    rule = ExitRule(schedule="decay", tau=4.0, state_propagation="projected", min_exit_layer=2, exit_interval=3)
+    measure, static, oracle = tradeoff_variants(rule, ("softmax_max",), thresholds=(0.5,), num_layers=8)
+    assert (measure.rule.schedule, measure.rule.tau, measure.rule.confidence) == ("decay", 4.0, "softmax_max")
+    assert {(variant.rule.schedule, variant.rule.tau) for variant in (static, oracle)} == {("constant", None)}
+    assert static.thresholds == (1.0, 5 / 8, 2 / 8)
+    for variant in (measure, static, oracle):
+        assert (variant.rule.state_propagation, variant.rule.exit_layers(8)) == ("projected", (2, 5, 8))

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.evaluation.grid import GridRow
-from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
+from calm_beam.evaluation.outcomes import GridRow, Summary, TrialOutcome, summaries
 from calm_beam.manifest import PlannedTest
 
 SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.1, 0.2), epsilons=(0.1,))

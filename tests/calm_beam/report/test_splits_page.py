@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.evaluation.estimates import Estimate
+from calm_beam.evaluation.sample import Estimate
 from calm_beam.evaluation.speedup import Speedup
 from calm_beam.report import splits_page as page_module
 from calm_beam.report.splits_page import splits_page

@@ -7,12 +7,12 @@ import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import PlainConsole, tell
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.text.counted import counted
 
 from .installed import Installed
@@ -130,7 +130,7 @@ def _print(found: Examined) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(title)
     for name in columns:
         table.add_column(name, overflow="fold")
     return table

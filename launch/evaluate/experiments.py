@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
@@ -30,6 +29,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.setup_run import decode_settings, full_model_settings
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report.experiment_page import (
     propagation_charts,
@@ -199,7 +199,7 @@ def _sensitivity_findings(
 
 
 def _sensitivity_table(found: Sequence[Sensitivity], rank: int) -> Table:
-    table = Table(title="Similarity after one wrong token", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable("Similarity after one wrong token")
     for name in ("position", "prompts", f"sampling\n(rank {rank})", "layer\n(layer 1)", "replaced"):
         table.add_column(name, justify="right")
     points = {(point.kind, point.position): point for point in found}
@@ -317,10 +317,8 @@ def _tradeoff_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
     measures = [name for name in curves if name in COMPARABLE]
     has_references = curves[measures[0]][0].performance.quality is not None
     title = f"Layers per token and {'quality' if has_references else 'similarity'} ({metric})"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("threshold", justify="right", no_wrap=True)
-    for name in measures:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = PlainTable(title)
+    table.add_numbers("threshold", *measures)
     for row in zip(*(curves[name] for name in measures), strict=True):
         cells = []
         for measured in row:
@@ -349,13 +347,10 @@ def _performance_row(measured: Measured) -> dict[str, Cell]:
 
 def _performance_table(title: str, performances: Mapping[str, Performance], *, metric: str, num_layers: int) -> Table:
     """Returns a table with one line per name; scores against references only if there are any."""
-    table = Table(
-        title=f"{title} ({metric})", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
+    table = PlainTable(f"{title} ({metric})", collapse_padding=True)
     table.add_column("", overflow="fold")
     has_references = any(performance.quality is not None for performance in performances.values())
-    for name in (f"layers\nof {num_layers}", *(["quality", "change"] if has_references else []), "similarity"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_numbers(f"layers\nof {num_layers}", *(["quality", "change"] if has_references else []), "similarity")
     for name, performance in performances.items():
         quality = [_shown(performance.quality, with_error=False), _shown(performance.quality_change, signed=True)]
         table.add_row(

@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import Calibration
 from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
@@ -128,10 +127,9 @@ def _rows(job: Job, cost: Cost, *, price: float | None) -> list[tuple[str, str, 
 def _print_cost(run: PilotRun, job: Job, rows: Sequence[tuple[str, str, str]], *, assumed: Sequence[str]) -> None:
     console = PlainConsole()
     title = f"{counted(job.examples, 'example')} on {counted(job.workers, 'worker')}, from a pilot of {run.examples:,}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(title)
     table.add_column("", no_wrap=True)
-    table.add_column("expected", justify="right", no_wrap=True)
-    table.add_column(f"{CONFIDENCE:.0%} interval", justify="right", no_wrap=True)
+    table.add_numbers("expected", f"{CONFIDENCE:.0%} interval")
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -194,18 +192,15 @@ def _print_stops(forecasts: "Sequence[_Forecast]", run: PilotRun, job: Job, *, n
     """Prints what a sequential calibration may save."""
     console = PlainConsole()
     if forecasts:
-        table = Table(
-            title="A sequential run: when it may stop", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-        )
+        table = PlainTable("A sequential run: when it may stop")
         table.add_column("consistency\nmetric", overflow="fold")
-        for name in (
+        table.add_numbers(
             "delta\nepsilon",
             "pilot's\nthreshold",
             "to be\nproved",
             f"examples needed\n({CONFIDENCE:.0%} of runs)",
             "saved",
-        ):
-            table.add_column(name, justify="right", no_wrap=True)
+        )
         for each in forecasts:
             row = _stop_row(each, run, job)
             between = f"\n({row.between})" if row.between else ""

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.launch.flags import (
@@ -23,6 +21,7 @@ from calm_beam.launch.flags import (
     naming,
 )
 from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.report import write_page
 from calm_beam.report.elements import short_place
 from calm_beam.report.figures import check_plots_available
@@ -246,10 +245,10 @@ def _simulated_power(name: str, guess: _Guess, simulation: Mapping[str, Any], n:
 def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], *, flags: argparse.Namespace) -> None:
     console = PlainConsole()
     title = f"Examples needed to accept a threshold at delta {flags.delta:g} with probability {flags.power:g}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(title)
     table.add_column("expected loss\ndeviation", no_wrap=True)
     for guess in guesses:
-        table.add_column(f"{guess.risk:.4g}\n{guess.std:.3g}", justify="right", no_wrap=True)
+        table.add_numbers(f"{guess.risk:.4g}\n{guess.std:.3g}")
     for by_guess in zip(*curves, strict=True):
         table.add_row(by_guess[0].name, *(curve.needed_in_words() for curve in by_guess))
     console.print(table)

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from calm_beam.decoding.branches import Branch
@@ -31,6 +30,7 @@ from calm_beam.launch.terminal.device_times import (
     device_times_table,
 )
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import replacing
 from calm_beam.transforms.progress import ProgressLog
@@ -143,23 +143,18 @@ def _tell_device_times(
 
 
 def _table(found: Suitability) -> Table:
-    table = Table(title="Layers on the full model's outputs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("decoder\nlayer", "agrees with\nthe last layer", "perplexity"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = PlainTable("Layers on the full model's outputs")
+    table.add_numbers("decoder\nlayer", "agrees with\nthe last layer", "perplexity")
     for layer, (agreement, perplexity) in enumerate(zip(found.agreement, found.perplexity, strict=True), start=1):
         table.add_row(str(layer), f"{agreement:.1%}", f"{perplexity:,.2f}")
     return table
 
 
 def _forecasts(found: Suitability) -> Table:
-    table = Table(
-        title=f"Softmax exits that keep {found.agreeing:.0%} of the tokens",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+    table = PlainTable(f"Softmax exits that keep {found.agreeing:.0%} of the tokens")
+    table.add_numbers(
+        "lowest layer\nthat may exit", "distance\nto the next", "threshold", "layers\na token", "operations"
     )
-    for name in ("lowest layer\nthat may exit", "distance\nto the next", "threshold", "layers\na token", "operations"):
-        table.add_column(name, justify="right", no_wrap=True)
     for each in found.exits:
         threshold = "never exit" if each.threshold is None else f"{each.threshold:.2f}"
         table.add_row(

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 
 from calm_beam.manifest import (
@@ -16,6 +15,7 @@ from calm_beam.manifest import (
 from calm_beam.text.printable import printable_line
 
 from . import PlainConsole
+from .tables import PlainTable
 
 if TYPE_CHECKING:
     # Not there where one only serves and inspects.
@@ -44,14 +44,14 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
     """Returns tables of risks, one line a setting; a column for each group and loss, whatever delta and epsilon."""
     by_loss = {(of_test[0].group, of_test[0].tail): of_test for of_test in reversed(rows)}
     columns = list(reversed(by_loss.items()))
-    tables = []
+    tables: list[Table] = []
     for start in range(0, len(columns), _TESTS_PER_TABLE):
         part = columns[start : start + _TESTS_PER_TABLE]
-        table = Table(title="Mean loss by setting", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = PlainTable("Mean loss by setting")
         table.add_column("setting", overflow="fold")
         has_costs = any(row.cost is not None for row in rows[0])
         if has_costs:
-            table.add_column("cost", justify="right", no_wrap=True)
+            table.add_numbers("cost")
         for (group, tail), _ in part:
             name = printable_line(group) or "all"
             table.add_column(name if tail is None else f"{name}\nshare > {tail:g}", justify="right", overflow="fold")
@@ -68,12 +68,12 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
 def choices_of_settings(manifest: ExternalManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title = "Last setting proved to lose at most delta"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table = PlainTable(title, caption_justify="left")
     if any(entry.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of examples that lose more: delta and risk are shares."
     table.add_column("group", overflow="fold")
     table.add_column("loss", no_wrap=True)
-    table.add_column("delta\nepsilon", justify="right", no_wrap=True)
+    table.add_numbers("delta\nepsilon")
     table.add_column("setting", overflow="fold")
     for name in ("cost", "risk" if manifest.data.clusters is None else "risk per\ncluster", "ended at"):
         table.add_column(name, justify="right")

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from calm_beam.evaluation.device_forecast import DeviceForecast
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.text.counted import counted
+
+from .tables import PlainTable
 
 # Of deeper models, some layers are shown.
 _MOST_SHOWN = 12
@@ -23,15 +24,14 @@ NOTE = (
 def device_times_table(found: DeviceForecast) -> Table:
     """Returns the least time of a step by exit layer and kind of measure."""
     title = f"Least time of a step on {found.device.name}, in microseconds (gain over the full model)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (
+    table = PlainTable(title)
+    table.add_numbers(
         "exit\nlayer",
         "head asked at\nevery layer to there",
         "head asked\nthere alone",
         "share that must\nleave there to pay",
         "head not asked\n(state and others)",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    )
     for layer in _shown(found.parts.layers):
         alone = ExitRule(min_exit_layer=layer, exit_interval=found.parts.layers)
         table.add_row(

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterable, Iterator
 
-from rich import box
 from rich.table import Table
 
 from calm_beam.manifest import (
@@ -28,6 +27,7 @@ from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
 from . import PlainConsole
+from .tables import PlainTable
 
 _OBJECTIVES_PER_TABLE = 3
 # Groups or variants whose mean losses are shown after the first; of more, they stand in the risk table.
@@ -130,9 +130,8 @@ def _trade_off(
     rows: list[dict[str, str]], objectives: list[tuple[str, str, str]], *, num_layers: int, title: str
 ) -> Table:
     """Returns the table of layers and the risks of some objectives, one line per threshold."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("threshold", justify="right", no_wrap=True)
-    table.add_column(f"layers\nof {num_layers}", justify="right", no_wrap=True)
+    table = PlainTable(title)
+    table.add_numbers("threshold", f"layers\nof {num_layers}")
     for consistency, metric, loss in objectives:
         # Names of imported metrics may be long.
         name = f"{consistency}{tail_in_words(loss)}\n{printable_line(metric)}"
@@ -158,7 +157,7 @@ def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
     what = "Lowest threshold" if manifest.data.choosing is None else "Cheapest variant and threshold"
     title = f"{what} with expected loss at most delta (probability 1 - epsilon)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table = PlainTable(title, caption_justify="left")
     # Names of variants need the room.
     table.collapse_padding = manifest.data.choosing is not None
     if any(entry.objective.tail is not None for entry in manifest.calibrations):

@@ -4,7 +4,6 @@ import argparse
 import math
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from calm_beam.checkpoints import Arrays, pieces, write_native
@@ -12,6 +11,7 @@ from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.text.counted import counted
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
@@ -81,9 +81,8 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
 def quality_table(trained: TrainedClassifier) -> Table:
     """Returns the classifier's quality on the validation data as a table, one line per layer but the last."""
     title = "Exit classifier, on validation data"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("decoder\nlayer", "tokens that agree\nwith the last layer", "F1 of\ndon't exit", "AUC"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = PlainTable(title)
+    table.add_numbers("decoder\nlayer", "tokens that agree\nwith the last layer", "F1 of\ndon't exit", "AUC")
     for layer, quality in enumerate(trained.quality, start=1):
         values = (quality.agreeing, quality.f1, quality.auc)
         table.add_row(str(layer), *("-" if math.isnan(value) else f"{value:.3f}" for value in values))

@@ -8,8 +8,6 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
-from rich import box
-from rich.table import Table
 
 from calm_beam.calibration.anytime import AnytimeEvidence
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
@@ -30,6 +28,7 @@ from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.summary import group_line, variant_lines
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest, unseen_in_words
 from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name, get_metric
 from calm_beam.outputs import read_generations, stored_prompts
@@ -295,12 +294,9 @@ def _print(
     flags: argparse.Namespace,
 ) -> None:
     console = PlainConsole()
-    table = Table(
-        title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    table = PlainTable("The manifest's entries on fresh data")
     table.add_column("consistency\nmetric", overflow="fold")
-    for name in ("delta\nepsilon", "threshold", "risk then\nnow", "p proved\np broken", "verdict"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_numbers("delta\nepsilon", "threshold", "risk then\nnow", "p proved\np broken", "verdict")
     for verdict in verdicts:
         entry = verdict.entry
         table.add_row(

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-
 from calm_beam.calibration.anytime import AnytimeEvidence
 from calm_beam.calibration.verification import Verdict
 from calm_beam.calibration.verified_settings import (
@@ -22,6 +19,7 @@ from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_f
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
@@ -104,13 +102,10 @@ def _print(
     evidence: AnytimeEvidence | None,
 ) -> None:
     console = PlainConsole()
-    table = Table(
-        title="The manifest's entries on fresh losses", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    table = PlainTable("The manifest's entries on fresh losses")
     table.add_column("group\nloss", overflow="fold")
     table.add_column("setting", overflow="fold")
-    for name in ("delta\nepsilon", "risk then\nnow", "p proved\np broken", "verdict"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_numbers("delta\nepsilon", "risk then\nnow", "p proved\np broken", "verdict")
     for verdict in verdicts:
         entry = verdict.entry
         table.add_row(

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.table import Table
 
 from calm_beam.evaluation.files import spec_columns
 from calm_beam.evaluation.outcomes import Spread, Summary, by_test
 from calm_beam.evaluation.speedup import Speedups, speedup_at
 from calm_beam.launch.evaluate.output import Cell
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.risk.binomial_interval import binomial_interval
 
 
@@ -53,7 +53,7 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
         f"{objective.consistency} consistency, {objective.metric} ({objective.loss} loss)\n"
         f"{spec.p_value}, {spec.procedure}, epsilon {spec.epsilon:g}"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    table = PlainTable(title, padding=0)
     with_flops = any(summary.flops_appendix_b for summary in group)
     with_bleu = any(summary.bleu for summary in group)
     columns = [

@@ -7,7 +7,8 @@ Source: CALM, "Experimental Setting" (calibration experiments: random trials of 
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from calm_beam.risk.testing import p_values_for
 from calm_beam.text.counted import counted
 
 from .splits import SplitTotals
+
+if TYPE_CHECKING:
+    from .speedup import Speedup
 
 # Level at which a test part alone is said to prove that the risk exceeds delta.
 PROOF_LEVEL = 0.05
@@ -72,6 +76,50 @@ class TrialOutcome:
     def is_proved_broken(self) -> bool:
         """Whether the test part alone proves, at `PROOF_LEVEL`, that the risk exceeds delta."""
         return self.excess_p_value <= PROOF_LEVEL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GridRow:
+    """The whole set at one threshold under one loss.
+
+    Attributes:
+      measure: Name of the generations.
+      threshold: Exit threshold; None for the full model.
+      consistency: Kind of consistency.
+      metric: Name of the metric.
+      loss: What is made of its scores.
+      n: Number of independent units.
+      risk: Mean loss.
+      layers: Decoder layers per token.
+      flops_appendix_b: As in `TrialOutcome`.
+      flops_calm_table: As there.
+      bleu: As there.
+      cut: Outputs that ended at the greatest length and not with eos.
+      examples: Number of examples, those that failed included.
+      repeated: Examples whose prompt another one has too, each prompt's first not counted.
+      failed: Examples without outputs, which count with loss 1.
+    """
+
+    measure: str
+    threshold: float | None
+    consistency: str
+    metric: str
+    loss: str
+    n: int
+    risk: float
+    layers: float
+    flops_appendix_b: float | None
+    flops_calm_table: float | None
+    bleu: float | None
+    cut: int
+    examples: int
+    repeated: int
+    failed: int
+
+    @property
+    def objective(self) -> Objective:
+        """The loss that the risk is the mean of."""
+        return Objective(self.consistency, self.metric, loss=self.loss)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,6 +286,40 @@ def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
     return [_summary(measure, spec, group=group) for (measure, spec), group in groups.items()]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitResults:
+    """All that repeated splits found.
+
+    Attributes:
+      trials: Every trial of every measure and spec.
+      curves: A summary for each measure and spec, in the order of their first trial.
+      table: Those that are about what was asked for; the others only draw curves.
+      grid: The whole set at every threshold.
+      num_layers: Decoder depth.
+      speedups: By measure and threshold, where they were measured.
+    """
+
+    trials: Sequence[TrialOutcome]
+    curves: Sequence[Summary]
+    table: Sequence[Summary]
+    grid: Sequence[GridRow]
+    num_layers: int
+    speedups: "Mapping[tuple[str, float], Speedup]" = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, trials: Sequence[TrialOutcome], grid: Sequence[GridRow], *, asked: Sequence[PlannedTest], num_layers: int
+    ) -> Self:
+        """Returns the results of these trials, and of the whole set; `asked` is what the table is about."""
+        curves = summaries(trials)
+        table = [summary for summary in curves if summary.spec in asked]
+        return cls(trials=trials, curves=curves, table=table, grid=grid, num_layers=num_layers)
+
+    def speedup(self, summary: Summary) -> "Speedup | None":
+        """Returns the speedup at a summary's threshold; None where none was measured, as for the full model."""
+        return None if summary.threshold is None else self.speedups.get((summary.measure, summary.threshold))
+
+
 def by_test(summaries: Sequence[Summary]) -> list[list[Summary]]:
     """Returns the summaries of each loss and its test."""
     groups: dict[tuple[object, ...], list[Summary]] = {}
@@ -245,50 +327,6 @@ def by_test(summaries: Sequence[Summary]) -> list[list[Summary]]:
         spec = summary.spec
         groups.setdefault((spec.objective, spec.epsilon, spec.p_value, spec.procedure), []).append(summary)
     return list(groups.values())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GridRow:
-    """The whole set at one threshold under one loss.
-
-    Attributes:
-      measure: Name of the generations.
-      threshold: Exit threshold; None for the full model.
-      consistency: Kind of consistency.
-      metric: Name of the metric.
-      loss: What is made of its scores.
-      n: Number of independent units.
-      risk: Mean loss.
-      layers: Decoder layers per token.
-      flops_appendix_b: As in `TrialOutcome`.
-      flops_calm_table: As there.
-      bleu: As there.
-      cut: Outputs that ended at the greatest length and not with eos.
-      examples: Number of examples, those that failed included.
-      repeated: Examples whose prompt another one has too, each prompt's first not counted.
-      failed: Examples without outputs, which count with loss 1.
-    """
-
-    measure: str
-    threshold: float | None
-    consistency: str
-    metric: str
-    loss: str
-    n: int
-    risk: float
-    layers: float
-    flops_appendix_b: float | None
-    flops_calm_table: float | None
-    bleu: float | None
-    cut: int
-    examples: int
-    repeated: int
-    failed: int
-
-    @property
-    def objective(self) -> Objective:
-        """The loss that the risk is the mean of."""
-        return Objective(self.consistency, self.metric, loss=self.loss)
 
 
 def grid_rows(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from calm_beam.decoding.padding import bucket_width
-from calm_beam.evaluation.outcomes import Summary
 from calm_beam.evaluation.sample import Estimate, estimated_ratio
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -36,10 +35,6 @@ class Speedup:
     factor: Estimate
     seconds: float
     full_seconds: float
-
-
-Speedups = Mapping[tuple[str, float], Speedup]
-"""By measure and threshold."""
 
 
 def measure_speedups(
@@ -87,11 +82,6 @@ def measure_speedups(
         )
         for key, times in zip(early, seconds[1:], strict=True)
     }
-
-
-def speedup_at(summary: Summary, speedups: Speedups) -> Speedup | None:
-    """Returns the speedup at the threshold of a summary; None where none was measured, as for the full model."""
-    return None if summary.threshold is None else speedups.get((summary.measure, summary.threshold))
 
 
 def _first_of_each_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> list[Sequence[int]]:

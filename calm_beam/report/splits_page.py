@@ -8,6 +8,7 @@ from typing import Any
 from calm_beam.evaluation.outcomes import (
     PROOF_LEVEL,
     GridRow,
+    SplitResults,
     Spread,
     Summary,
     TrialOutcome,
@@ -16,7 +17,6 @@ from calm_beam.evaluation.outcomes import (
     objectives_of_grid,
     score_in_words,
 )
-from calm_beam.evaluation.speedup import Speedups, speedup_at
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.tails import split_tail, tail_in_words
@@ -47,27 +47,9 @@ _MOST_ROWS = 5000
 _MOST_CHOICES = 24
 
 
-def splits_page(
-    provenance: Mapping[str, Any],
-    *,
-    found: Sequence[Summary],
-    asked: Sequence[Summary],
-    trials: Sequence[TrialOutcome],
-    grid: Sequence[GridRow],
-    speedups: Speedups,
-    num_layers: int,
-) -> str:
-    """Returns the page.
-
-    Args:
-      provenance: What `splits.json` has.
-      found: One summary for each measure, test and tolerance, those of the curves among them.
-      asked: Those that were asked for.
-      trials: Every trial of all of them.
-      grid: The whole set at every threshold.
-      speedups: As they were measured, where they were.
-      num_layers: Decoder depth.
-    """
+def splits_page(provenance: Mapping[str, Any], results: SplitResults) -> str:
+    """Returns the page; `provenance` is what `splits.json` has."""
+    asked, grid = results.table, results.grid
     splits = provenance["splits"]
     worst = max(summary.exceeding for summary in asked)
     broken = sum(summary.proved_broken for summary in asked)
@@ -111,15 +93,10 @@ def splits_page(
         heading="What thresholds are worth on other examples",
         opening="".join(opening),
         sections=[
-            _curves(found, num_layers=num_layers),
+            _curves(results),
             _tradeoff(grid),
-            _tolerances(
-                asked,
-                speedups,
-                num_layers=num_layers,
-                notes=list(split_notes(asked, grid, max_decode_length=provenance["max_decode_length"])),
-            ),
-            _choices([trial for trial in trials if trial.spec in specs]),
+            _tolerances(results, notes=list(split_notes(results, max_decode_length=provenance["max_decode_length"]))),
+            _choices([trial for trial in results.trials if trial.spec in specs]),
             _whole_set(grid),
         ],
         about="How it was measured",
@@ -128,8 +105,9 @@ def splits_page(
     ).text()
 
 
-def split_notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_length: int) -> Iterator[str]:
+def split_notes(results: SplitResults, *, max_decode_length: int) -> Iterator[str]:
     """Yields how to read the tables, and what they do not show, a sentence or two each."""
+    summaries, grid = results.table, results.grid
     trials = summaries[0].trials
     worst = max(summary.exceeding for summary in summaries)
     low, high = binomial_interval(worst, trials)
@@ -161,20 +139,16 @@ def split_notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_de
     )
 
 
-def write_split_figures(
-    directory: str, kinds: Sequence[str], *, found: Sequence[Summary], grid: Sequence[GridRow], num_layers: int
-) -> None:
+def write_split_figures(directory: str, kinds: Sequence[str], *, results: SplitResults) -> None:
     """Writes the charts of the page as files: `splits_curves` and `splits_tradeoff`, once of each kind.
 
     Args:
       directory: Where to.
       kinds: Endings of names, as `write_figure` takes them.
-      found: As in `splits_page`.
-      grid: As in `splits_page`.
-      num_layers: Decoder depth.
+      results: What was found.
     """
-    groups = by_test(found)
-    tests = [_curve_charts(group, num_layers=num_layers) for group in groups]
+    groups = by_test(results.curves)
+    tests = [_curve_charts(group, num_layers=results.num_layers) for group in groups]
     risks = [
         dataclasses.replace(risk, title=_test(group[0].spec)) for group, (risk, _) in zip(groups, tests, strict=True)
     ]
@@ -182,13 +156,13 @@ def write_split_figures(
     for kind in kinds:
         note = "line: mean over trials; band: ± one standard deviation of single trials"
         write_figure(joined(directory, f"splits_curves.{kind}"), curves, note=note)
-        write_figure(joined(directory, f"splits_tradeoff.{kind}"), [_tradeoff_charts(grid)])
+        write_figure(joined(directory, f"splits_tradeoff.{kind}"), [_tradeoff_charts(results.grid)])
 
 
-def _curves(found: Sequence[Summary], *, num_layers: int) -> Section:
+def _curves(results: SplitResults) -> Section:
     parts = []
-    for group in by_test(found):
-        risk, layers = _curve_charts(group, num_layers=num_layers)
+    for group in by_test(results.curves):
+        risk, layers = _curve_charts(group, num_layers=results.num_layers)
         parts.append(
             f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3><div class="plots">'
             f"{risk.figure('dashed: δ itself')}{layers.figure()}</div>{legend(layers.lines)}"
@@ -278,7 +252,8 @@ def _tradeoff_charts(grid: Sequence[GridRow]) -> list[LineChart]:
     return charts
 
 
-def _tolerances(summaries: Sequence[Summary], speedups: Speedups, *, num_layers: int, notes: Sequence[str]) -> Section:
+def _tolerances(results: SplitResults, *, notes: Sequence[str]) -> Section:
+    summaries, num_layers = results.table, results.num_layers
     with_tests = _have_several_tests([summary.spec for summary in summaries])
     with_flops = any(summary.flops_appendix_b for summary in summaries)
     with_bleu = any(summary.bleu for summary in summaries)
@@ -290,7 +265,7 @@ def _tolerances(summaries: Sequence[Summary], speedups: Speedups, *, num_layers:
         f"layers of {num_layers}",
         "layers saved",
         *(["FLOPs (App. B)", "FLOPs (table)"] if with_flops else []),
-        *(["speedup"] if speedups else []),
+        *(["speedup"] if results.speedups else []),
         "test risk",
         "risk > δ",
         *(["BLEU"] if with_bleu else []),
@@ -305,7 +280,7 @@ def _tolerances(summaries: Sequence[Summary], speedups: Speedups, *, num_layers:
             number(summary.layers.mean, ".2f"),
             number(1 - summary.layers.mean / num_layers, ".0%"),
             *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
-            *([_speedup(summary, speedups)] if speedups else []),
+            *([_speedup(summary, results)] if results.speedups else []),
             number(summary.test_risk.mean, ".4f"),
             Cell(f"{summary.exceeding} of {summary.trials}", summary.exceeding),
             *([number(None if summary.bleu is None else summary.bleu.mean, ".1f")] if with_bleu else []),
@@ -443,10 +418,10 @@ def _factor(spread: Spread | None) -> Cell:
     return Cell("") if spread is None else Cell(f"×{spread.mean:.2f}", spread.mean)
 
 
-def _speedup(summary: Summary, speedups: Speedups) -> Cell:
+def _speedup(summary: Summary, results: SplitResults) -> Cell:
     if summary.threshold is None:
         return Cell("×1.00", 1.0)
-    found = speedup_at(summary, speedups)
+    found = results.speedup(summary)
     return Cell("") if found is None else Cell(f"×{found.factor.mean:.2f}", found.factor.mean)
 
 

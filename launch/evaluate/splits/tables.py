@@ -5,17 +5,16 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from calm_beam.evaluation.files import spec_columns
-from calm_beam.evaluation.outcomes import Spread, Summary, by_test
-from calm_beam.evaluation.speedup import Speedups, speedup_at
+from calm_beam.evaluation.outcomes import SplitResults, Spread, Summary, by_test
 from calm_beam.launch.evaluate.output import Cell
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.risk.binomial_interval import binomial_interval
 
 
-def summary_row(summary: Summary, speedups: Speedups) -> dict[str, Cell]:
+def summary_row(summary: Summary, results: SplitResults) -> dict[str, Cell]:
     """Returns every number of a summary by column."""
     low, high = binomial_interval(summary.exceeding, summary.trials)
-    speedup = speedup_at(summary, speedups)
+    speedup = results.speedup(summary)
     return {
         "measure": summary.measure,
         **spec_columns(summary.spec),
@@ -38,15 +37,13 @@ def summary_row(summary: Summary, speedups: Speedups) -> dict[str, Cell]:
     }
 
 
-def summary_tables(
-    summaries: Sequence[Summary], speedups: Speedups, *, num_layers: int, with_speedup: bool
-) -> Iterator[Table]:
+def summary_tables(results: SplitResults, *, with_speedup: bool) -> Iterator[Table]:
     """Yields one table for each loss and its test: a block for each tolerance, a line for each measure."""
-    for group in by_test(summaries):
-        yield _table(group, speedups, num_layers=num_layers, with_speedup=with_speedup)
+    for group in by_test(results.table):
+        yield _table(group, results, with_speedup=with_speedup)
 
 
-def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, with_speedup: bool) -> Table:
+def _table(group: Sequence[Summary], results: SplitResults, *, with_speedup: bool) -> Table:
     spec = group[0].spec
     objective = spec.objective
     title = (
@@ -60,7 +57,7 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
         "delta",
         "measure",
         "threshold",
-        f"layers\nof {num_layers}",
+        f"layers\nof {results.num_layers}",
         *(["FLOPs r.\nApp. B", "FLOPs r.\nTable 2"] if with_flops else []),
         *(["speedup"] if with_speedup else []),
         "test\nrisk",
@@ -81,7 +78,7 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
                 "never exit" if summary.threshold is None else f"{summary.threshold:g}",
                 f"{summary.layers.mean:.2f}",
                 *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
-                *([_speedup_cell(summary, speedups)] if with_speedup else []),
+                *([_speedup_cell(summary, results)] if with_speedup else []),
                 f"{summary.test_risk.mean:.4f}",
                 f"{summary.exceeding}/{summary.trials}",
                 *([f"{summary.bleu.mean:.1f}" if summary.bleu else ""] if with_bleu else []),
@@ -90,10 +87,10 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
     return table
 
 
-def _speedup_cell(summary: Summary, speedups: Speedups) -> str:
+def _speedup_cell(summary: Summary, results: SplitResults) -> str:
     if summary.threshold is None:
         return "x1.00"
-    speedup = speedup_at(summary, speedups)
+    speedup = results.speedup(summary)
     return "" if speedup is None else f"x{speedup.factor.mean:.2f}"
 
 

@@ -1,10 +1,11 @@
 """What repeated splits may have found, made up."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.evaluation.outcomes import GridRow, Summary, TrialOutcome, summaries
+from calm_beam.evaluation.outcomes import GridRow, SplitResults, Summary, TrialOutcome, summaries
 from calm_beam.manifest import PlannedTest
 
 SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.1, 0.2), epsilons=(0.1,))
@@ -53,6 +54,15 @@ def trial_outcomes(
 def split_summaries(**changes: Any) -> list[Summary]:
     """Returns the same in summaries."""
     return summaries(trial_outcomes(**changes))
+
+
+def split_results(**changes: Any) -> SplitResults:
+    """Returns all of it, with some changed."""
+    summaries_of_all = split_summaries()
+    results = SplitResults(
+        trials=trial_outcomes(), curves=summaries_of_all, table=summaries_of_all, grid=grid_rows(), num_layers=8
+    )
+    return dataclasses.replace(results, **changes)
 
 
 def grid_rows(measures: Sequence[str] = (*MEASURES, "oracle")) -> list[GridRow]:

@@ -9,7 +9,7 @@ from calm_beam.report.figures import draw_charts, write_figure
 from calm_beam.report.line_chart import FULL, Line, LineChart, around
 from calm_beam.report.palette import SERIES
 from calm_beam.report.splits_page import write_split_figures
-from tests.calm_beam.report.split_results import MEASURES, grid_rows, split_summaries
+from tests.calm_beam.report.split_results import MEASURES, split_results
 
 
 def _chart(*names: str, **changes: object) -> LineChart:
@@ -26,7 +26,7 @@ def test_every_measure_can_be_drawn(tmp_path: pathlib.Path, kind: str) -> None:
     written = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        write_split_figures(str(tmp_path / name), [kind], found=split_summaries(), grid=grid_rows(), num_layers=8)
+        write_split_figures(str(tmp_path / name), [kind], results=split_results())
         written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert set(written[0]) == {f"splits_curves.{kind}", f"splits_tradeoff.{kind}"}
     assert written[0] == written[1]

@@ -15,20 +15,19 @@ from calm_beam.report import splits_page as page_module
 from calm_beam.report.splits_page import splits_page
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, started_browser
-from tests.calm_beam.report.split_results import MEASURES, PROVENANCE, SPECS, grid_rows, split_summaries, trial_outcomes
+from tests.calm_beam.report.split_results import (
+    MEASURES,
+    PROVENANCE,
+    SPECS,
+    grid_rows,
+    split_results,
+    split_summaries,
+    trial_outcomes,
+)
 
 
 def _page(**changes: Any) -> str:
-    arguments: dict[str, Any] = {
-        "found": split_summaries(),
-        "asked": split_summaries(),
-        "trials": trial_outcomes(),
-        "grid": grid_rows(),
-        "speedups": {},
-        "num_layers": 8,
-        **changes,
-    }
-    return splits_page(arguments.pop("provenance", PROVENANCE), **arguments)
+    return splits_page(PROVENANCE, split_results(**changes))
 
 
 def _text(page: str) -> str:
@@ -88,7 +87,7 @@ def test_lines_name_their_test_where_there_are_several() -> None:
     )
     both = trial_outcomes(specs=(*SPECS, *more))
     summaries = split_summaries(specs=(*SPECS, *more))
-    page = _page(found=summaries, asked=summaries, trials=both)
+    page = _page(curves=summaries, table=summaries, trials=both)
     head, *rows = _table(page, "Table of tolerances")
     assert head[-1] == "test"
     assert "hoeffding, fixed_sequence, ε = 0.1" in {row[-1] for row in rows}
@@ -102,7 +101,7 @@ def test_speedups_are_shown_where_they_were_measured() -> None:
     summaries = split_summaries(measures=("softmax",))
     never = dataclasses.replace(summaries[1], threshold=None)
     factor = Speedup(factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0)
-    page = _page(asked=[summaries[0], never], speedups={("softmax", summaries[0].threshold): factor})
+    page = _page(table=[summaries[0], never], speedups={("softmax", summaries[0].threshold): factor})
     head, *rows = _table(page, "Table of tolerances")
     assert [row[head.index("speedup")] for row in rows] == ["×1.25", "×1.00"]
 
@@ -115,7 +114,7 @@ def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
     assert "…/secret/rows.jsonl" in page
     assert 'class="sentence"' in page
     broken = [dataclasses.replace(summary, proved_broken=1) for summary in split_summaries()]
-    assert 'class="sentence never"' in _page(asked=broken)
+    assert 'class="sentence never"' in _page(table=broken)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")

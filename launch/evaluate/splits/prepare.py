@@ -1,0 +1,407 @@
+"""From the flags of repeated splits to what has been found good: stored generations, their model, what is asked."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.calibration.plan import plan_of
+from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.output_counts import OutputCounter
+from calm_beam.evaluation.splits import Splits
+from calm_beam.exits.measures import check_may_run
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.files import digest_of_files
+from calm_beam.launch.evaluate.output import checked_output
+from calm_beam.launch.evaluate.sweeps import sweep_measures
+from calm_beam.launch.flags import UsageError, naming, refuse_decoding_flags
+from calm_beam.launch.flags.metrics import metric_settings
+from calm_beam.launch.flags.model import declared
+from calm_beam.launch.runners import Workers
+from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import ManifestError, PlannedTest, content_digest
+from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
+from calm_beam.manifest.versions import run_versions
+from calm_beam.metrics.corpus_bleu import is_bleu_available
+from calm_beam.metrics.settings import MetricSettings
+from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations, stored_examples
+from calm_beam.outputs.folder import SweepHome
+from calm_beam.report.figures import check_plots_available
+from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
+from calm_beam.storage import absolute
+from calm_beam.transforms.splits import SplitSource
+from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
+
+from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, fill_in_task
+
+# Flags of what workers read or write.
+_WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredMeasure:
+    """Complete generations of one way of exiting.
+
+    Attributes:
+      name: What tells it from the others: the confidence measure, and more where several have the same.
+      folder: Where they are.
+      job: What they are.
+      finished: That they are complete.
+    """
+
+    name: str
+    folder: str
+    job: DecodeJob
+    finished: FinishedSweep
+
+    @property
+    def rule(self) -> ExitRule:
+        """How exits are decided."""
+        return self.job.settings.rule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOfGenerations:
+    """The model that generations are of, for what cannot be told from them alone.
+
+    Attributes:
+      checkpoint: The model.
+      vocabulary: Its vocabulary; None where there was none.
+      vocabulary_path: Where that was read.
+    """
+
+    checkpoint: Checkpoint
+    vocabulary: Vocabulary | None
+    vocabulary_path: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSplits:
+    """Repeated splits, all of which have been found good.
+
+    Attributes:
+      output: Directory of what is found.
+      splits: How the generations are split.
+      specs: What the table is about.
+      measures: The generations.
+      sources: The same, with what is counted of each and how it is tested.
+      model: Their model; None if it is not there, and nothing needs it.
+      workers: Who scores.
+      max_failures: Most examples of a measure that may fail; None as in `failure_limit`.
+      metric_settings: What metrics need.
+      speedup_prompts: Prompts that are timed; None measures no speedup.
+    """
+
+    output: str
+    splits: Splits
+    specs: tuple[PlannedTest, ...]
+    measures: tuple[StoredMeasure, ...]
+    sources: tuple[SplitSource, ...]
+    model: ModelOfGenerations | None
+    workers: Workers
+    max_failures: int | None
+    metric_settings: MetricSettings
+    speedup_prompts: int | None
+
+    def provenance(self) -> dict[str, Any]:
+        """Returns what it takes to find the same again."""
+        job = self.measures[0].job
+        return {
+            "experiment": "splits",
+            "measures": [
+                {
+                    "name": measure.name,
+                    "generations": measure.folder,
+                    "rule": dataclasses.asdict(measure.rule),
+                    "thresholds": measure.job.settings.thresholds,
+                    "examples": measure.finished.examples,
+                    "failed": measure.finished.failed,
+                }
+                for measure in self.measures
+            ],
+            "splits": dataclasses.asdict(self.splits),
+            "model": job.model.to_dict(),
+            "data": job.patterns,
+            "cluster_key": job.cluster_key,
+            "max_decode_length": job.settings.max_decode_length,
+            "on_error": self.sources[0].plan.on_error,
+            "speedup_prompts": self.speedup_prompts,
+            "software": run_versions(job.software, metrics={spec.objective.metric for spec in self.specs}),
+        }
+
+
+def prepared_splits(
+    flags: argparse.Namespace, options: PipelineOptions, *, argv: Sequence[str], files: Sequence[str]
+) -> PreparedSplits:
+    """Returns what the flags ask for, once the generations are there: where none are named, they are made first.
+
+    Args:
+      flags: Of `split_parser`.
+      options: Beam's.
+      argv: What both were made of.
+      files: What will be written into the output directory.
+
+    Raises:
+      UsageError: If what was asked for is wrong.
+      PipelineError: If a sweep that is made first fails.
+      CalmBeamError: If stored generations are not complete, or are not what they say.
+    """
+    output = checked_output(flags, files)
+    is_swept = flags.generations is None
+    Workers(options=options).refuse_template(command="evaluate")
+    check_plots_available()
+    splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
+    fill_in_metric(flags)
+    # Before sweeps, which take their time.
+    asked_specs(flags, flags.consistency or ("textual",))
+    if is_swept:
+        fill_in_task(flags)
+        flags.generations = sweep_measures(_swept_measures(flags), flags, options=options, output=output)
+    else:
+        refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED, also=("--accelerator",))
+    measures = find_measures(flags.generations)
+    workers = Workers.prepared(
+        options,
+        # Sweeps had it; scoring needs none.
+        accelerator=None,
+        paths=job_paths(flags, _WORKERS_PATHS),
+        num_shards=lambda: sum(len(measure.finished.shards) for measure in measures),
+    )
+    has_references = have_references(measures[0])
+    specs, curve = asked_specs(flags, _consistencies(flags, measures[0], has_references=has_references))
+    model = find_model(measures[0], checkpoint=flags.checkpoint, declared=declared(flags), vocabulary=flags.vocabulary)
+    if flags.speedup and model is None:
+        raise UsageError("--speedup needs the model: pass --checkpoint.")
+    sources = _sources(
+        flags,
+        measures,
+        model=model,
+        specs=tuple(dict.fromkeys((*specs, *curve))),
+        with_bleu=has_references and is_bleu_available(),
+    )
+    _list_plans(sources, splits, is_swept=is_swept)
+    return PreparedSplits(
+        output=output,
+        splits=splits,
+        specs=specs,
+        measures=measures,
+        sources=sources,
+        model=model,
+        workers=workers,
+        max_failures=flags.max_failures,
+        metric_settings=metric_settings(flags),
+        speedup_prompts=flags.speedup_prompts if flags.speedup else None,
+    )
+
+
+def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
+    """Returns the generations of each directory.
+
+    Args:
+      directories: Folders of generations, or output directories of calibrations that hold just one.
+
+    Raises:
+      UsageError: If there are none, or they are not of one model and the same data, decoded alike but for the exits.
+      OutputsError: If they are not complete.
+    """
+    found = []
+    for directory in directories:
+        with naming("--generations"):
+            folder = SweepHome(absolute(directory)).only_folder()
+        job = DecodeJob.read(folder)
+        found.append((folder, job, FinishedSweep.read(folder, job)))
+    names = _names([job.settings.rule for _, job, _ in found])
+    first_folder, first, _ = found[0]
+    for folder, job, _ in found[1:]:
+        for what, theirs, ours in zip(_ALIKE, _alike(job), _alike(first), strict=True):
+            if theirs != ours:
+                raise UsageError(
+                    f"--generations: {what} is {theirs!r} in {folder}, but {ours!r} in {first_folder}. Measures are "
+                    "compared on the same model and data."
+                )
+    return tuple(
+        StoredMeasure(name=name, folder=folder, job=job, finished=finished)
+        for name, (folder, job, finished) in zip(names, found, strict=True)
+    )
+
+
+_ALIKE = (
+    "model",
+    "vocabulary",
+    "data",
+    "cluster_key",
+    "max_decode_length",
+    "max_input_length",
+    "task_prefix",
+    "dtype",
+    "matmul_precision",
+)
+
+
+def _alike(job: DecodeJob) -> tuple[object, ...]:
+    """Returns what generations have to have in common, in the order of `_ALIKE`."""
+    settings: DecodeSettings = job.settings
+    return (
+        job.model.fingerprint,
+        job.vocabulary_identity(),
+        job.files,
+        job.cluster_key,
+        settings.max_decode_length,
+        settings.max_input_length,
+        settings.task_prefix,
+        settings.arithmetic.dtype,
+        settings.arithmetic.matmul_precision,
+    )
+
+
+def _names(rules: Sequence[ExitRule]) -> list[str]:
+    """Returns short names: the confidence measure, with what else is special where several have the same."""
+    plain = ExitRule()
+    names = []
+    for rule in rules:
+        name = rule.confidence
+        if sum(other.confidence == rule.confidence for other in rules) > 1:
+            others = [
+                f"{field.name} {getattr(rule, field.name)}"
+                for field in dataclasses.fields(rule)
+                if field.name != "confidence" and getattr(rule, field.name) != getattr(plain, field.name)
+            ]
+            name = ", ".join([name, *others])
+        names.append(name)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--generations: {twice} is there twice. Name each way of exiting once.")
+    return names
+
+
+def have_references(measure: StoredMeasure) -> bool:
+    """Returns whether every example has references."""
+    return all(
+        example.has_references for path in DecodeJob.shard_files(measure.folder) for example in stored_examples(path)
+    )
+
+
+def find_model(
+    measure: StoredMeasure, *, checkpoint: str | None, declared: Declared, vocabulary: str | None
+) -> ModelOfGenerations | None:
+    """Returns the model that generations are of; None if it is no longer where it was, and no other place was named.
+
+    Args:
+      measure: The generations.
+      checkpoint: Where the user says that it is; None looks where it was.
+      declared: What its files do not say of it.
+      vocabulary: The same for the vocabulary; None looks in and beside the checkpoint.
+
+    Raises:
+      UsageError: If what is found where the user says is missing or another one.
+    """
+    job = measure.job
+    try:
+        loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
+        path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
+        opened = recorded_vocabulary(job.vocabulary, loaded, path=path)
+        of = f"what is stored in {measure.folder}"
+        check_model(job.model, loaded, of=of)
+        check_vocabulary(job.vocabulary, opened, checkpoint=loaded, of=of)
+    except (CheckpointError, VocabularyError, ManifestError, OSError) as error:
+        if checkpoint or vocabulary:
+            raise UsageError(f"--checkpoint {checkpoint or job.model.uri}: {error}") from error
+        say(f"operations are not counted: {error} Pass --checkpoint to have them counted.")
+        return None
+    return ModelOfGenerations(
+        checkpoint=loaded, vocabulary=opened, vocabulary_path=absolute(path) if opened and path else None
+    )
+
+
+def _swept_measures(flags: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the measures to sweep: those asked for, or the usual ones that the model has."""
+    if flags.confidences is not None:
+        asked: tuple[str, ...] = flags.confidences
+        return asked
+    checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags))
+    return ("softmax", "state", *(("classifier",) if checkpoint.config.exit_classifier else ()))
+
+
+def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_references: bool) -> tuple[str, ...]:
+    """Returns the kinds of consistency: those asked for, or all that the data allow."""
+    if flags.consistency is None:
+        return ("textual", "risk") if has_references else ("textual",)
+    if "risk" in flags.consistency and not has_references:
+        raise UsageError(f"--consistency=risk needs references, and not every example in {measure.folder} has some.")
+    asked: tuple[str, ...] = flags.consistency
+    return asked
+
+
+def _sources(
+    flags: argparse.Namespace,
+    measures: Sequence[StoredMeasure],
+    *,
+    model: ModelOfGenerations | None,
+    specs: tuple[PlannedTest, ...],
+    with_bleu: bool,
+) -> tuple[SplitSource, ...]:
+    sizes = DecoderSizes.of(model.checkpoint.config) if model else None
+    sources = []
+    for measure in measures:
+        job = measure.job
+        check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
+        if measure.finished.failed and flags.on_error == "fail":
+            raise UsageError(
+                f"{measure.finished.failed} of the examples in {measure.folder} could not be decoded. Pass "
+                "--on_error=worst_case to count them with loss 1 at every threshold."
+            )
+        sources.append(
+            SplitSource(
+                measure=measure.name,
+                plan=plan_of(
+                    specs,
+                    job.settings,
+                    model=job.model.fingerprint,
+                    vocabulary=job.vocabulary_identity(),
+                    cluster_key=job.cluster_key,
+                    on_error=flags.on_error,
+                    on_long=job.on_long,
+                ),
+                stored=StoredGenerations(directory=measure.folder, job=job),
+                finished=measure.finished,
+                counter=OutputCounter(
+                    max_decode_length=job.settings.max_decode_length,
+                    end_ids=job.end_ids,
+                    rule=measure.rule,
+                    sizes=sizes,
+                    with_bleu=with_bleu,
+                ),
+                vocabulary=model.vocabulary_path if model else None,
+                is_tested=not measure.rule.needs_full_model(),
+            )
+        )
+    if not any(source.is_tested for source in sources):
+        raise UsageError(
+            f"--generations: nothing can be served by {', '.join(source.measure for source in sources)}, which needs "
+            "every layer for every token: it is only shown beside others. Name another measure too."
+        )
+    return tuple(sources)
+
+
+def _list_plans(sources: Sequence[SplitSource], splits: Splits, *, is_swept: bool) -> None:
+    """Lists beside each folder of generations that its losses are looked at, which later plans have to tell.
+
+    Args:
+      sources: The generations, and what is asked of them.
+      splits: How they are divided.
+      is_swept: Whether they were decoded for this.
+    """
+    for source in sources:
+        plans = PlanList(home_of(source.stored.directory))
+        digest = content_digest({"plan": source.plan.to_dict(), "splits": dataclasses.asdict(splits)})
+        if is_swept:
+            data = digest_of_files(source.stored.job.files)
+        else:
+            data = plans.data_of_outputs() or source.finished.digest()
+        asked = AskedPlan(plan=digest, tests=digest, data=data, command="evaluate", decodes=is_swept)
+        plans.ask(asked, is_answered=True)

@@ -5,6 +5,7 @@ import dataclasses
 
 from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
@@ -63,6 +64,15 @@ def prepare_run(
     if runs_here and (caution := slow_arithmetic(prepared.settings.arithmetic, Machine.here())):
         say(caution)
     return prepared
+
+
+def fill_in_embedded(flags: argparse.Namespace) -> bool:
+    """Names the embedded model and data where the user named neither, says so, and returns whether it did."""
+    if flags.checkpoint is not None or flags.data is not None:
+        return False
+    say("no --checkpoint and no --data: the embedded model on the embedded data")
+    flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
+    return True
 
 
 def sweep_request(flags: argparse.Namespace, settings: DecodeSettings) -> SweepRequest:

@@ -1,4 +1,4 @@
-"""Results of repeated splits as Parquet files: every trial, and the whole set at every threshold."""
+"""Results of repeated splits as files: every trial and the whole set as Parquet, summaries by column."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ import pyarrow
 import pyarrow.parquet
 
 from calm_beam.manifest import PlannedTest
+from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.storage import open_input, replacing
 
-from .outcomes import GridRow, TrialOutcome
+from .outcomes import GridRow, SplitResults, Spread, Summary, TrialOutcome
 
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
 _SPEC = {"consistency": _TEXT, "metric": _TEXT, "loss": _TEXT, "delta": _REAL, "epsilon": _REAL, "p_value": _TEXT}
@@ -81,6 +82,32 @@ def spec_columns(spec: PlannedTest) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in _OF_SPEC}
 
 
+def summary_row(summary: Summary, results: SplitResults) -> dict[str, Any]:
+    """Returns every number of a summary by column; its speedup is one of the results."""
+    low, high = binomial_interval(summary.exceeding, summary.trials)
+    speedup = results.speedup(summary)
+    return {
+        "measure": summary.measure,
+        **spec_columns(summary.spec),
+        "trials": summary.trials,
+        "threshold": summary.threshold,
+        "never": summary.never,
+        **_spread_columns("test_risk", summary.test_risk),
+        "exceeding": summary.exceeding,
+        "exceeding_share": summary.exceeding / summary.trials,
+        "exceeding_low": low,
+        "exceeding_high": high,
+        "proved_broken": summary.proved_broken,
+        **_spread_columns("layers", summary.layers),
+        **_spread_columns("flops_appendix_b", summary.flops_appendix_b),
+        **_spread_columns("flops_calm_table", summary.flops_calm_table),
+        "speedup": speedup and speedup.factor.mean,
+        "speedup_standard_error": speedup and speedup.factor.standard_error,
+        **_spread_columns("bleu", summary.bleu),
+        **_spread_columns("full_bleu", summary.full_bleu),
+    }
+
+
 def write_grid(path: str, rows: Sequence[GridRow]) -> None:
     """Writes the whole set's numbers; the file appears whole or not at all."""
     _write(path, [dataclasses.asdict(row) for row in rows], schema=_GRID)
@@ -89,6 +116,11 @@ def write_grid(path: str, rows: Sequence[GridRow]) -> None:
 def read_grid(path: str) -> list[GridRow]:
     """Returns what `write_grid` wrote."""
     return [GridRow(**row) for row in _read(path)]
+
+
+def _spread_columns(name: str, spread: Spread | None) -> dict[str, Any]:
+    mean, std = (None, None) if spread is None else (spread.mean, spread.std)
+    return {name: mean, f"{name}_std": std}
 
 
 def _write(path: str, rows: list[dict[str, Any]], *, schema: pyarrow.Schema) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam import __version__
-from calm_beam.demo import embedded
 from calm_beam.evaluation.performance import Task, measure_variants, measured_variants
 from calm_beam.evaluation.sample import sampled
 from calm_beam.inputs.examples import Example
@@ -20,8 +19,8 @@ from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
-from calm_beam.launch.setup_run import prepare_run
-from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.setup_run import fill_in_embedded, prepare_run
+from calm_beam.launch.terminal import PlainConsole
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.outputs.prepared import PreparedSweep
@@ -45,7 +44,8 @@ def run_experiment(name: str, *, flags: argparse.Namespace, options: PipelineOpt
     """
     experiment = EXPERIMENTS[name]
     with as_usage((ValueError, OSError)):
-        _fill_in_defaults(flags)
+        fill_in_embedded(flags)
+        flags.metric = flags.metric or DEFAULT_METRIC
         output = checked_output(flags, _file_names(name))
         check_plots_available()
         (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
@@ -113,15 +113,6 @@ def _on_workers(
             for variant in prepared.variants
         )
         return prepared.findings(task, measured_variants(task, prepared.variants, generations))
-
-
-def _fill_in_defaults(flags: argparse.Namespace) -> None:
-    """Sets what the user left open: the embedded task where neither model nor data were named."""
-    if flags.checkpoint is None and flags.data is None:
-        say("no --checkpoint and no --data: the embedded model on the embedded data")
-        flags.checkpoint = str(embedded.MODEL)
-        flags.data = (str(embedded.CALIBRATION_SET),)
-    flags.metric = flags.metric or DEFAULT_METRIC
 
 
 def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[Example]) -> Task:

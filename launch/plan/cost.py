@@ -20,7 +20,7 @@ from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
 from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 
-from .flags import PAGE, check_output
+from .flags import PAGE, check_fractions, check_output
 from .pilot_run import PilotRun, read_pilot
 
 _REPLICATIONS = 200
@@ -68,10 +68,7 @@ def plan_cost(flags: argparse.Namespace) -> int:
 def _check(flags: argparse.Namespace) -> None:
     if flags.examples is None:
         raise UsageError("--examples is missing: how many the run will have, such as 1e6.")
-    for name in ("delta", "epsilon", "power"):
-        value = getattr(flags, name)
-        if value is not None and not 0 < value < 1:
-            raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
+    check_fractions(flags)
 
 
 def _check_device(flags: argparse.Namespace, device: str) -> None:

@@ -107,6 +107,14 @@ def plan_parser(doc: str | None) -> FlagParser:
     return parser
 
 
+def check_fractions(flags: argparse.Namespace) -> None:
+    """Refuses a tolerance, error or power that is no fraction; one that was left out passes."""
+    for name in ("delta", "epsilon", "power"):
+        value = getattr(flags, name)
+        if value is not None and not 0 < value < 1:
+            raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
+
+
 def check_output(path: str, *, kinds: Sequence[str]) -> None:
     """Refuses a file that cannot be written, or of another kind than those.
 

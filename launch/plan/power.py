@@ -42,7 +42,7 @@ from calm_beam.storage import is_file, open_input, why_no_file
 from calm_beam.text.counted import counted
 from calm_beam.text.written_numbers import written_float
 
-from .flags import PAGE, check_output
+from .flags import PAGE, check_fractions, check_output
 
 # What flags that are left out mean here.
 _EPSILON, _REPLICATIONS = 0.05, 1000
@@ -95,10 +95,7 @@ def _meaning(flags: argparse.Namespace) -> str:
 
 
 def _check(flags: argparse.Namespace) -> None:
-    for name in ("delta", "epsilon", "power"):
-        value = getattr(flags, name)
-        if not 0 < value < 1:
-            raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
+    check_fractions(flags)
     for name in flags.p_value or ():
         if name not in P_VALUES:
             raise UsageError(f"--p_value {name}: not known. Choose from {', '.join(P_VALUES)}.")

@@ -12,7 +12,6 @@ from rich.table import Table
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.prompts import Prompt
-from calm_beam.demo import embedded
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.layer_predictions import layer_predictions
@@ -22,8 +21,8 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
-from calm_beam.launch.setup_run import full_model_settings, prepare_run
-from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.setup_run import fill_in_embedded, full_model_settings, prepare_run
+from calm_beam.launch.terminal import PlainConsole
 from calm_beam.launch.terminal.device_times import (
     device_times_in_words,
     device_times_record,
@@ -39,9 +38,7 @@ from calm_beam.transforms.progress import ProgressLog
 def tell_suitability(flags: argparse.Namespace) -> int:
     """Measures, tells and writes what was found; returns the exit status of the command."""
     with as_usage((ValueError, OSError)):
-        if flags.checkpoint is None and flags.data is None:
-            say("no --checkpoint and no --data: the embedded model on the embedded data")
-            flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
+        fill_in_embedded(flags)
         output = None if flags.output is None else find_output(flags.output, overwrite=flags.overwrite)
         run = prepare_run(flags, needs_references=False, settings=full_model_settings(flags), compares_texts=False)
         examples = read_all_examples(run.paths, run.reading)

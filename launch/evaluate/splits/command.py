@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from rich.table import Table
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.evaluation.files import read_grid, read_trials
-from calm_beam.evaluation.outcomes import SplitResults
+from calm_beam.evaluation.files import read_grid, read_trials, summary_row
+from calm_beam.evaluation.outcomes import SplitResults, Spread, Summary, by_test
 from calm_beam.evaluation.sample import sampled
 from calm_beam.evaluation.speedup import Speedup
 from calm_beam.exits.rule import ExitRule
@@ -20,6 +21,7 @@ from calm_beam.launch.evaluate.output import staged, write_rows
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.runners import PipelineError, run_pipeline
 from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, stored_examples
 from calm_beam.report import write_page
@@ -29,7 +31,6 @@ from calm_beam.text.counted import counted
 from calm_beam.transforms.splits import SplitGenerations
 
 from .prepare import ModelOfGenerations, PreparedSplits, prepared_splits
-from .tables import summary_row, summary_tables
 
 _TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE, _PAGE = (
     "splits.csv",
@@ -151,7 +152,7 @@ def _write(directory: str, run: PreparedSplits, *, results: SplitResults) -> Non
 def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None:
     """Prints the tables, how to read them, and where the files are."""
     console = PlainConsole()
-    for table in summary_tables(results, with_speedup=run.speedup_prompts is not None):
+    for table in _tables(results, with_speedup=run.speedup_prompts is not None):
         console.print(table)
     for note in split_notes(results, max_decode_length=run.measures[0].job.settings.max_decode_length):
         console.print(note)
@@ -168,3 +169,64 @@ def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None
             "Unless prompts repeat by themselves, repeated inputs make test parts look better than fresh data would."
         )
     console.print(f"Files: {joined(run.output, 'splits*')}", soft_wrap=True)
+
+
+def _tables(results: SplitResults, *, with_speedup: bool) -> Iterator[Table]:
+    """Yields one table for each loss and its test, as the paper's Table 2: a block a tolerance, a line a measure."""
+    for group in by_test(results.table):
+        yield _table(group, results, with_speedup=with_speedup)
+
+
+def _table(group: Sequence[Summary], results: SplitResults, *, with_speedup: bool) -> Table:
+    spec = group[0].spec
+    objective = spec.objective
+    title = (
+        f"{objective.consistency} consistency, {objective.metric} ({objective.loss} loss)\n"
+        f"{spec.p_value}, {spec.procedure}, epsilon {spec.epsilon:g}"
+    )
+    table = PlainTable(title, padding=0)
+    with_flops = any(summary.flops_appendix_b for summary in group)
+    with_bleu = any(summary.bleu for summary in group)
+    columns = [
+        "delta",
+        "measure",
+        "threshold",
+        f"layers\nof {results.num_layers}",
+        *(["FLOPs r.\nApp. B", "FLOPs r.\nTable 2"] if with_flops else []),
+        *(["speedup"] if with_speedup else []),
+        "test\nrisk",
+        "risk >\ndelta",
+        *(["BLEU"] if with_bleu else []),
+    ]
+    for column in columns:
+        is_name = column == "measure"
+        # All columns fit into the 80 characters of a terminal, names of measures as a whole.
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, min_width=10 * is_name)
+    deltas = list(dict.fromkeys(summary.spec.delta for summary in group))
+    for delta in deltas:
+        lines = [summary for summary in group if summary.spec.delta == delta]
+        for index, summary in enumerate(lines):
+            table.add_row(
+                f"{delta:g}" if index == 0 else "",
+                summary.measure,
+                "never exit" if summary.threshold is None else f"{summary.threshold:g}",
+                f"{summary.layers.mean:.2f}",
+                *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
+                *([_speedup_cell(summary, results)] if with_speedup else []),
+                f"{summary.test_risk.mean:.4f}",
+                f"{summary.exceeding}/{summary.trials}",
+                *([f"{summary.bleu.mean:.1f}" if summary.bleu else ""] if with_bleu else []),
+                end_section=index == len(lines) - 1,
+            )
+    return table
+
+
+def _speedup_cell(summary: Summary, results: SplitResults) -> str:
+    if summary.threshold is None:
+        return "x1.00"
+    speedup = results.speedup(summary)
+    return "" if speedup is None else f"x{speedup.factor.mean:.2f}"
+
+
+def _factor(spread: Spread | None) -> str:
+    return "" if spread is None else f"x{spread.mean:.2f}"

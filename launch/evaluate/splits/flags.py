@@ -4,12 +4,10 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from calm_beam.calibration.guarantee import all_specs
-from calm_beam.demo import embedded
 from calm_beam.launch.calibrate.flags import add_tail_flag
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
-from calm_beam.launch.terminal import say
 from calm_beam.manifest import LOSSES_OF, PlannedTest
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
@@ -115,18 +113,6 @@ def add_flags_of_both(parser: FlagParser) -> None:
     )
     parser.add_argument("--output", default="evaluation", help="directory for tables, figures, page and sweeps")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
-
-
-def fill_in_task(flags: argparse.Namespace) -> None:
-    """Sets the embedded task where neither model nor data were named to sweep first."""
-    if flags.checkpoint is None and flags.data is None:
-        say("no --checkpoint and no --data: the embedded model on the embedded data")
-        flags.checkpoint = str(embedded.MODEL)
-        flags.data = (str(embedded.CALIBRATION_SET),)
-        if flags.grid_step is None:
-            flags.thresholds = flags.thresholds or embedded.THRESHOLDS
-    elif flags.checkpoint is None:
-        raise UsageError("--checkpoint is missing: the folder of the model.")
 
 
 def fill_in_metric(flags: argparse.Namespace) -> None:

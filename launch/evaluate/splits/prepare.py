@@ -10,6 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.plan import plan_of
 from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.demo import embedded
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits
@@ -23,6 +24,7 @@ from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.setup_run import fill_in_embedded
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import ManifestError, PlannedTest, content_digest
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
@@ -37,7 +39,7 @@ from calm_beam.storage import absolute
 from calm_beam.transforms.splits import SplitSource
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
 
-from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, fill_in_task
+from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric
 
 # Flags of what workers read or write.
 _WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
@@ -160,7 +162,8 @@ def prepared_splits(
     # Before sweeps, which take their time.
     asked_specs(flags, flags.consistency or ("textual",))
     if is_swept:
-        fill_in_task(flags)
+        if fill_in_embedded(flags) and flags.grid_step is None:
+            flags.thresholds = flags.thresholds or embedded.THRESHOLDS
         flags.generations = sweep_measures(_swept_measures(flags), flags, options=options, output=output)
     else:
         refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED, also=("--accelerator",))
@@ -323,6 +326,8 @@ def _swept_measures(flags: argparse.Namespace) -> tuple[str, ...]:
     if flags.confidences is not None:
         asked: tuple[str, ...] = flags.confidences
         return asked
+    if flags.checkpoint is None:
+        raise UsageError("--checkpoint is missing: the folder of the model.")
     checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags))
     return ("softmax", "state", *(("classifier",) if checkpoint.config.exit_classifier else ()))
 

@@ -2,7 +2,7 @@
 
 import apache_beam as beam
 
-from calm_beam.outputs import COMPLETE, DecodeJob, FinishedSweep
+from calm_beam.outputs import COMPLETE, FinishedSweep
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import is_file, joined
 from calm_beam.transforms import DecodeExamples
@@ -12,7 +12,7 @@ from .runners import PipelineError, Workers, run_pipeline
 from .runners.metrics import RunMetrics
 
 
-def decode_sweep(
+def run_sweep(
     pipeline: beam.Pipeline,
     examples: tuple[beam.PCollection, beam.PCollection],
     *,
@@ -51,17 +51,3 @@ def decode_sweep(
     # Checks that all of it is there.
     FinishedSweep.read(folder, assignment.job)
     return metrics
-
-
-def run_sweep(
-    pipeline: beam.Pipeline,
-    examples: tuple[beam.PCollection, beam.PCollection],
-    *,
-    sweep: PreparedSweep,
-    folder: str,
-    workers: Workers,
-    progress: ProgressLog,
-) -> tuple[str, ...]:
-    """Decodes a sweep to its end, and returns the files of its shards; arguments and errors as of `decode_sweep`."""
-    decode_sweep(pipeline, examples, sweep=sweep, folder=folder, workers=workers, progress=progress)
-    return DecodeJob.shard_files(folder)

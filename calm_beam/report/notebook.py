@@ -11,7 +11,7 @@ from calm_beam.text.printable import printable_line
 
 from .contents import facts
 from .document import file_text
-from .elements import shown
+from .elements import details, shown
 from .external import external_cautions
 from .external import promise_html as external_promise_html
 from .palette import layer_styles
@@ -78,7 +78,7 @@ def manifest_html(manifest: Manifest) -> str:
         _table(("group", "loss", "δ", "ε", "exits", "layers", "risk"), rows, of=len(manifest.calibrations)),
         _paragraph(together_in_words(manifest)),
         _paragraph(CONDITION),
-        _details("Model, decoding and data", _facts(manifest)),
+        details("Model, decoding and data", _facts(manifest)),
     )
 
 
@@ -174,7 +174,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], *, of: int) -> s
     more = of - _MOST_ENTRIES
     rest = _paragraph(f"{counted(more, 'more promise')} not shown.") if more > 0 else ""
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
-    return _details("All promises" if of > 1 else "The promise as a table", whole)
+    return details("All promises" if of > 1 else "The promise as a table", whole)
 
 
 def _facts(manifest: Manifest) -> str:
@@ -182,10 +182,6 @@ def _facts(manifest: Manifest) -> str:
         f"<tr><th scope='row'>{html.escape(name)}</th><td>{shown(value)}</td></tr>" for name, value in facts(manifest)
     )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _details(summary: str, inside: str) -> str:
-    return f"<details><summary>{html.escape(summary)}</summary>{inside}</details>"
 
 
 def _paragraph(text: str) -> str:

@@ -16,7 +16,7 @@ from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import tell
-from calm_beam.outputs import Generation, read_generations
+from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.outputs.data_order import write_in_data_order
 from calm_beam.storage import base_name, replacing
 from calm_beam.text.counted import counted
@@ -46,8 +46,10 @@ def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
     with passing_folder(place, name=f".{base_name(output)}.") as folder:
         with workers.shown_progress() as progress:
             read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-            shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
-        prompts, failed = _write(output, shards, thresholds=run.settings.thresholds, overwrite=flags.overwrite)
+            run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+        prompts, failed = _write(
+            output, DecodeJob.shard_files(folder), thresholds=run.settings.thresholds, overwrite=flags.overwrite
+        )
     tell(f"{counted(prompts, 'prompt')} at {counted(len(run.settings.thresholds), 'threshold')} and in full: {output}")
     if failed:
         tell(f"{counted(failed, 'prompt')} could not be decoded; under `failure`, a row says why.")

@@ -12,7 +12,7 @@ from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.performance import Variant
 from calm_beam.inputs.examples import Example
 from calm_beam.launch.flags.data import asked_shards
-from calm_beam.launch.run_sweep import decode_sweep, run_sweep
+from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import PipelineError, Workers
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.runners.metrics import metrics_in_words
@@ -20,7 +20,7 @@ from calm_beam.launch.runners.shared_folder import passing_folder
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.setup_run import decode_settings, prepare_run
 from calm_beam.launch.terminal import say
-from calm_beam.outputs import Generation, OutputsError, read_generations
+from calm_beam.outputs import DecodeJob, Generation, OutputsError, read_generations
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.outputs.shard_count import shards_for
@@ -86,8 +86,8 @@ def decoded_by(
     pipeline = workers.new_pipeline()
     read = pipeline | "DivideExamples" >> DivideExamples(examples, num_shards=sweep.num_shards)
     with passing_folder(place, name="calm-beam-evaluate-") as folder:
-        shards = run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
-        return [generation for path in shards for generation in read_generations(path)]
+        run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
+        return [item for path in DecodeJob.shard_files(folder) for item in read_generations(path)]
 
 
 def sweep_measures(
@@ -149,5 +149,5 @@ def _decode_into(home: SweepHome, measure: str, *, flags: argparse.Namespace, op
         workers.shown_progress() as progress,
     ):
         read = pipeline | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, progress=progress)
-        metrics = decode_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
+        metrics = run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
     say(metrics_in_words(metrics, seconds=time.monotonic() - start))

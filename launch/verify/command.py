@@ -31,7 +31,7 @@ from calm_beam.launch.terminal.summary import group_line, variant_lines
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest, unseen_in_words
 from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name, get_metric
-from calm_beam.outputs import read_generations, stored_prompts
+from calm_beam.outputs import DecodeJob, read_generations, stored_prompts
 from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.outputs.shard_order import with_unique_ids
@@ -274,9 +274,9 @@ def _decode(
     pipeline = workers.new_pipeline()
     with passing_folder(place, name="calm-beam-verify-") as folder, workers.shown_progress() as progress:
         read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-        shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+        run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
         return FreshLosses.of(
-            (item for path in shards for item in read_generations(path)),
+            (item for path in DecodeJob.shard_files(folder) for item in read_generations(path)),
             entries,
             metrics=metrics,
             salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,

@@ -9,7 +9,7 @@ from calm_beam.text.counted import counted
 
 from .document import Document, Section
 from .elements import Cell, number, paragraphs, sentence, software_fact, table, tiles
-from .line_chart import FULL, Line, LineChart, legend
+from .line_chart import FULL, Line, LineChart, plots
 
 # How many times as many workers are looked at besides.
 _FACTORS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -165,12 +165,10 @@ def _workers(pilot: Pilot, job: Job, *, price: float | None, shards_of: Callable
         )
         for each, found in zip(jobs, costs, strict=True)
     ]
-    drawn = "".join(chart.figure() for chart in charts)
     return Section(
         title="With fewer or more workers",
         lead=f"Bands: the {CONFIDENCE:.0%} intervals. Workers that wait for the last shard are paid too.",
-        content=f'<div class="plots">{drawn}</div>{legend(charts[0].lines)}'
-        + table(names, rows, label="Table of workers"),
+        content=plots(charts) + table(names, rows, label="Table of workers"),
     )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from .document import Document, Section
 from .elements import Cell, number, paragraphs, sentence, short_place, software_fact, table
-from .line_chart import FULL, REFERENCE, Line, LineChart, around, legend, measure_line
+from .line_chart import FULL, REFERENCE, Line, LineChart, around, measure_line, plots
 
 if TYPE_CHECKING:
     from calm_beam.evaluation.performance import Measured
@@ -40,8 +40,6 @@ def experiment_page(
       provenance: What its JSON has beside the rows.
     """
     flags = provenance["flags"]
-    drawn = "".join(chart.figure() for chart in charts)
-    lines = [line for chart in charts for line in chart.lines]
     layers = provenance["model"]["layers"]
     return Document(
         kind=f"evaluation: {name}",
@@ -53,7 +51,7 @@ def experiment_page(
             Section(
                 title="Curves",
                 lead="Point at a mark to see its numbers, as the table has. Bars and bands: ± one standard error.",
-                content=f'<div class="plots">{drawn}</div>{legend(lines)}',
+                content=plots(charts),
             ),
             Section(title="All numbers", lead="Heads sort.", content=_numbers(rows)),
         ],

@@ -66,6 +66,7 @@ class LineChart:
       has_diagonal: Whether the line where both are equal is drawn, as for a risk over its tolerance.
       is_log: Whether equal steps to the right are equal factors.
       y_ends: Where what goes up begins and ends; what is beyond them is cut off. None takes it from the points.
+      caption: What else has to be said on a page; empty for nothing.
     """
 
     title: str
@@ -76,6 +77,7 @@ class LineChart:
     has_diagonal: bool = False
     is_log: bool = False
     y_ends: tuple[float | None, float | None] = (None, None)
+    caption: str = ""
 
     def svg(self) -> str:
         """Returns the drawing."""
@@ -98,9 +100,9 @@ class LineChart:
             f'aria-label="{label}">{"".join(parts)}</svg>'
         )
 
-    def figure(self, caption: str = "") -> str:
-        """Returns the drawing below its title, what goes up and a caption, as HTML."""
-        words = html.escape(f"{self.y_name}; {caption}" if caption else self.y_name)
+    def figure(self) -> str:
+        """Returns the drawing below its title, what goes up and the caption, as HTML."""
+        words = html.escape(f"{self.y_name}; {self.caption}" if self.caption else self.y_name)
         return (
             f'<figure class="panel"><figcaption><strong>{html.escape(isolated(self.title))}</strong> '
             f"<span>{words}</span></figcaption>{self.svg()}</figure>"
@@ -210,6 +212,12 @@ def measure_line(
         is_dashed=name == "static",
         words=words,
     )
+
+
+def plots(charts: Sequence[LineChart]) -> str:
+    """Returns charts beside each other, and below them what tells their lines apart, as HTML."""
+    drawn = "".join(chart.figure() for chart in charts)
+    return f'<div class="plots">{drawn}</div>{legend([line for chart in charts for line in chart.lines])}'
 
 
 def legend(lines: Sequence[Line]) -> str:

@@ -8,7 +8,7 @@ from calm_beam.manifest.versions import certifying_versions
 from .document import Document, Section
 from .elements import Cell, paragraphs, sentence, software_fact, table
 from .figures import write_figure
-from .line_chart import Line, LineChart, legend
+from .line_chart import Line, LineChart, plots
 
 _MOST_PANELS_IN_A_ROW = 3
 
@@ -74,7 +74,6 @@ def power_page(
             " or fewer.",
             warns=True,
         )
-    charts = "".join(chart.figure() for chart in _charts(panels, target=target))
     versions = certifying_versions()
     return Document(
         kind="plan",
@@ -86,7 +85,7 @@ def power_page(
             Section(
                 title="Power over the number of examples",
                 lead="Point at a mark to see its numbers.",
-                content=f'<div class="plots">{charts}</div>{legend(_lines(curves))}',
+                content=plots(_charts(panels, target=target)),
             ),
             Section(
                 title="Examples needed",

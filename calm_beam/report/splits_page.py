@@ -37,7 +37,7 @@ from .elements import (
     tiles,
 )
 from .figures import write_figure
-from .line_chart import Line, LineChart, legend, measure_line
+from .line_chart import Line, LineChart, measure_line, plots
 
 _Row = tuple[str | Cell, ...]
 
@@ -162,11 +162,8 @@ def write_split_figures(directory: str, kinds: Sequence[str], *, results: SplitR
 def _curves(results: SplitResults) -> Section:
     parts = []
     for group in by_test(results.curves):
-        risk, layers = _curve_charts(group, num_layers=results.num_layers)
-        parts.append(
-            f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3><div class="plots">'
-            f"{risk.figure('dashed: δ itself')}{layers.figure()}</div>{legend(layers.lines)}"
-        )
+        charts = _curve_charts(group, num_layers=results.num_layers)
+        parts.append(f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3>{plots(charts)}')
     return Section(
         title="Risk and layers over the tolerance",
         lead="Lines: means over trials, of the test parts. Bands: a standard deviation of single trials up and down.",
@@ -199,6 +196,7 @@ def _curve_charts(group: Sequence[Summary], *, num_layers: int) -> tuple[LineCha
         y_name="mean loss on the test part",
         lines=lines["test_risk"],
         has_diagonal=True,
+        caption="dashed: δ itself",
     )
     layers = LineChart(
         title="Layers",
@@ -212,11 +210,10 @@ def _curve_charts(group: Sequence[Summary], *, num_layers: int) -> tuple[LineCha
 
 
 def _tradeoff(grid: Sequence[GridRow]) -> Section:
-    charts = _tradeoff_charts(grid)
     return Section(
         title="Quality at fewer layers",
         lead="Every threshold of the grid, on all examples. Point at a mark to see which; the last table has all.",
-        content=f'<div class="plots">{"".join(chart.figure() for chart in charts)}</div>{legend(charts[-1].lines)}',
+        content=plots(_tradeoff_charts(grid)),
     )
 
 

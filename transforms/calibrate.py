@@ -9,7 +9,7 @@ import apache_beam as beam
 from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.pareto import CHOOSING
-from calm_beam.calibration.plan import layout_of, part_of_unit, plan_of_job
+from calm_beam.calibration.plan import gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.totals import CalibrationTotals
@@ -75,7 +75,14 @@ class Calibrate(beam.PTransform):
             dataclasses.replace(guarantee, metric=full_name(guarantee.metric, self.metric_settings))
             for guarantee in self.guarantees
         ]
-        specs = specs_of(guarantees, groups=self._groups(swept), joint=self.joint)
+        is_open = any(guarantee.p_value is None for guarantee in guarantees)
+        specs = specs_of(
+            guarantees,
+            groups=self._groups(swept),
+            joint=self.joint,
+            is_clustered=job.cluster_key is not None,
+            losses=single_losses(swept, thresholds=len(job.settings.thresholds)) if is_open else None,
+        )
         plan = plan_of_job(
             specs,
             job,
@@ -85,8 +92,10 @@ class Calibrate(beam.PTransform):
             near_ties=self.near_ties,
             serve=None if self.serve is None else place_of_served(self.serve, specs),
         )
-        self.plan = plan
         listed = plan.confirmed_by(self.confirm_share)
+        if isinstance(swept, Sweep) and swept.resume and all(each.p_value is None for each in guarantees):
+            listed = gone_on_with(listed, swept.plans.plans())
+        self.plan = plan = listed.that_chooses()
         earlier = swept.plans.ask(swept.asked_plan(listed), is_answered=isinstance(swept, ReadGenerations))
         provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(

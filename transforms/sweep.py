@@ -14,6 +14,7 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.files import digest_of_files
+from calm_beam.inputs.preview import count_examples
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import GroupRecord, Plan
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
@@ -50,6 +51,10 @@ class Swept(Protocol):
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, which were read with a key of groups."""
+        ...
+
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples there are; None if they are more than that many."""
         ...
 
 
@@ -157,6 +162,10 @@ class Sweep(beam.PTransform):
         """Returns the groups of the examples, for which it reads them."""
         return groups_of_data(self._data)
 
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples there are, for which it reads them; None if they are more than that many."""
+        return count_examples(self._data, at_most=at_most)
+
     def _request(self, num_shards: int, part: SetPart | None) -> SweepRequest:
         settings = DecodeSettings(
             rule=self.exits.with_source(),
@@ -220,6 +229,11 @@ class ReadGenerations(beam.PTransform):
         """Returns the groups of the examples, as they are stored."""
         stored = StoredGenerations(directory=self.folder, job=self.job)
         return groups_of_stored(stored, FinishedSweep.read(self.folder, self.job))
+
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples are stored; None if they are more than that many."""
+        stored = FinishedSweep.read(self.folder, self.job).examples
+        return stored if stored <= at_most else None
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """Returns a PCollection of one `FinishedSweep`."""

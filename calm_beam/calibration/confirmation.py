@@ -20,6 +20,7 @@ from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
 from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Plan, PlannedTest, Variant
 from calm_beam.risk import elementary
+from calm_beam.risk.betting_table import betting_order
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.testing import p_values_for
@@ -83,8 +84,8 @@ def confirmed_calibration(
       keys: One per unit, distinct: ids of examples, or names of clusters.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the promised threshold breaks it, in (0, 1).
-      p_value: A key of `P_VALUES`; none that bets on the units one after the other.
-      salt: Decides the parts; fixed before any loss is seen.
+      p_value: A key of `P_VALUES`.
+      salt: Decides the parts, and the order of units for p-values that bet on them; fixed before any loss is seen.
       confirm_share: Chance of a unit to be in the part that confirms, in (0, 1).
       procedure: How thresholds are tested where they are chosen, a key of `PROCEDURES`.
 
@@ -101,16 +102,20 @@ def confirmed_calibration(
             f"{served.shape} and {len(keys)} keys."
         )
     share = ("confirm_share", confirm_share)
-    check_split(keys=keys, p_value=p_value, share=share, fault="confirm its own choice")
-    confirms = np.array([part_of(key, salt=salt, confirm_share=confirm_share) == CONFIRMING for key in keys], bool)
+    check_split(keys=keys, share=share, fault="confirm its own choice")
+    order = betting_order(keys, salt=salt)
+    losses, served = losses[order], served[order]
+    confirms = np.array(
+        [part_of(keys[place], salt=salt, confirm_share=confirm_share) == CONFIRMING for place in order], bool
+    )
     check_parts(int((~confirms).sum()), int(confirms.sum()), verb="confirm")
-    p_values = p_values_of(losses[~confirms], p_value=p_value, delta=delta)
+    p_values = p_values_of(losses[~confirms], p_value=p_value, delta=delta, epsilon=epsilon)
     test = PROCEDURES[procedure](p_values, epsilon=epsilon)
     if not test.rejected.any():
         return ConfirmedChoice(path=(), test=test, p_values=(), promised=None)
     places = confirming_places(p_values, test.rejected, epsilon=epsilon, confirm_share=confirm_share)
     path = tuple(dict.fromkeys(places.tolist()))
-    found = p_values_of(served[confirms][:, list(path)], p_value=p_value, delta=delta)
+    found = p_values_of(served[confirms][:, list(path)], p_value=p_value, delta=delta, epsilon=epsilon)
     last = int(PROCEDURES["fixed_sequence"](found, epsilon=epsilon).last_rejected())
     return ConfirmedChoice(
         path=path, test=test, p_values=tuple(found.tolist()), promised=path[last] if last >= 0 else None

@@ -4,11 +4,15 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.manifest import CONSISTENCIES, LOSSES_OF, PARETO, Objective, PlannedTest
+from calm_beam.manifest import CONSISTENCIES, LOSSES_OF, PARETO, AskedTest, Objective, PlannedTest
+from calm_beam.metrics.registry import is_binary
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.tails import split_tail, tail_name
+from calm_beam.risk.tails import tail_name
 from calm_beam.risk.testing import check_asked
+
+MOST_KEPT_LOSSES = 2_000_000
+"""How many single losses are kept where nobody names a p-value: examples times thresholds or settings times entries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Guarantee:
         losses in [0, 1]. A tail is of `relu`.
       tail: A loss in [0, 1) that an output may have; `delta` is then the share of outputs that may lose more. None
         bounds the mean loss.
-      p_value: Test of one threshold; None takes the one that suits the loss.
+      p_value: Test of one threshold; None takes the one that suits the loss and the data (`default_p_value`).
       procedure: How several thresholds are tested.
     """
 
@@ -52,8 +56,12 @@ class Guarantee:
         # Whatever is wrong with it is told now.
         self.planned()
 
-    def planned(self) -> PlannedTest:
+    def planned(self, *, is_clustered: bool = False, is_kept: bool = False) -> PlannedTest:
         """Returns it with nothing left open.
+
+        Args:
+          is_clustered: Whether losses are means over clusters.
+          is_kept: Whether every single loss may be kept, and not only sums.
 
         Raises:
           ValueError: If a value or a combination is not allowed.
@@ -63,7 +71,13 @@ class Guarantee:
         else:
             loss = self.loss or (_default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
         objective = Objective(self.consistency, self.metric, loss=loss)
-        p_value = self.p_value or default_p_value(loss)
+        is_of_0_and_1 = objective.tail is not None or (is_binary(self.metric) and not objective.is_signed)
+        p_value = self.p_value or default_p_value(
+            is_binary=is_of_0_and_1 and not is_clustered,
+            is_signed=objective.is_signed,
+            # Of variants, among which a part of the set chooses, there are only sums.
+            is_kept=is_kept and self.procedure != PARETO,
+        )
         check_asked(
             delta=self.delta,
             epsilon=self.epsilon,
@@ -82,12 +96,44 @@ class Guarantee:
         )
 
 
-_DEFAULT_P_VALUES = {"dissimilarity": "hoeffding_bentkus", "signed": "signed_mixture", "relu": "hoeffding_bentkus"}
+def default_p_value(*, is_binary: bool, is_signed: bool, is_kept: bool) -> str:
+    """Returns the test that is taken where none is named: a rule that looks at no loss, and is settled with the plan.
+
+    Of losses of 0 and 1 the binomial test is exact. Of others, bets on one after the other prove most, for which every
+    single loss has to be kept; else there are sums of them.
+
+    Args:
+      is_binary: Whether the loss of every independent unit is known beforehand to be 0 or 1: that of a tail, or of a
+        metric that says so. Means over clusters are not.
+      is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
+      is_kept: Whether every single loss may be kept: see `are_kept`.
+
+    Source: ours; compared in docs/measurements.md, "Examples that a proof takes".
+    """
+    if is_binary:
+        return "exact_binomial"
+    if is_kept:
+        return "star_bets"
+    return "signed_mixture" if is_signed else "hoeffding_bentkus"
 
 
-def default_p_value(loss: str) -> str:
-    """Returns the test that suits a loss. Those of a tail are 0 and 1, of which the binomial test is exact."""
-    return "exact_binomial" if split_tail(loss)[1] is not None else _DEFAULT_P_VALUES[loss]
+def are_kept(losses: int | None, *, entries: int) -> bool:
+    """Returns whether every single loss is kept where nobody names a p-value.
+
+    Args:
+      losses: How many an entry has at most: examples times thresholds, or settings; None where nobody knows.
+      entries: Number of entries.
+
+    >>> are_kept(5_000 * 20, entries=4), are_kept(10**7, entries=1), are_kept(None, entries=1)
+    (True, False, False)
+    """
+    return losses is not None and losses * entries <= MOST_KEPT_LOSSES
+
+
+def default_tests_in_words(tests: Sequence[AskedTest]) -> str:
+    """Returns by which p-values is tested, where nobody has named one."""
+    names = ", ".join(dict.fromkeys(test.p_value for test in tests))
+    return f"tested by {names}, since no --p_value is named"
 
 
 def _default_risk_loss(p_value: str | None) -> str:
@@ -97,7 +143,12 @@ def _default_risk_loss(p_value: str | None) -> str:
 
 
 def specs_of(
-    guarantees: Sequence[Guarantee], *, groups: Sequence[str] = (), joint: bool = False
+    guarantees: Sequence[Guarantee],
+    *,
+    groups: Sequence[str] = (),
+    joint: bool = False,
+    is_clustered: bool = False,
+    losses: int | None = None,
 ) -> tuple[PlannedTest, ...]:
     """Returns guarantees with nothing left open: of all prompts, and then of each group.
 
@@ -106,12 +157,16 @@ def specs_of(
       groups: Names of groups, each of which is given every guarantee too.
       joint: Whether they are to hold together with probability 1 - epsilon. Then they have one epsilon, of which each
         gets an equal share (Bonferroni).
+      is_clustered: Whether losses are means over clusters.
+      losses: As in `are_kept`; None where single losses are not kept, whatever there are. With groups they never are,
+        since all entries of a guarantee have one test.
 
     Raises:
       ValueError: If there are none, two are equal, or a joint guarantee has several epsilons.
     """
+    is_kept = not groups and are_kept(losses, entries=len(guarantees))
     # Checked before epsilon is divided, so that a message speaks of the value that was given.
-    specs = tuple(guarantee.planned() for guarantee in guarantees)
+    specs = tuple(guarantee.planned(is_clustered=is_clustered, is_kept=is_kept) for guarantee in guarantees)
     if not specs or len(set(specs)) != len(specs):
         raise ValueError(f"guarantees must list one or more different ones, got {list(guarantees)}.")
     if len(set(groups)) != len(groups):
@@ -136,6 +191,8 @@ def all_specs(
     procedure: str = "fixed_sequence",
     groups: Sequence[str] = (),
     joint: bool = False,
+    is_clustered: bool = False,
+    losses: int | None = None,
 ) -> tuple[PlannedTest, ...]:
     """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
 
@@ -152,6 +209,8 @@ def all_specs(
       procedure: How several thresholds are tested.
       groups: As in `specs_of`.
       joint: As in `specs_of`.
+      is_clustered: As in `specs_of`.
+      losses: As in `specs_of`.
 
     Raises:
       ValueError: If a list is empty or holds a value twice, or a value or combination is not allowed.
@@ -176,7 +235,7 @@ def all_specs(
         for tail in (None, *tails)
         for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
     ]
-    return specs_of(guarantees, groups=groups, joint=joint)
+    return specs_of(guarantees, groups=groups, joint=joint, is_clustered=is_clustered, losses=losses)
 
 
 def place_of_served(asked: str, specs: Sequence[PlannedTest]) -> int:

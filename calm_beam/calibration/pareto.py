@@ -13,6 +13,7 @@ import numpy as np
 from calm_beam.inputs.set_parts import is_drawn
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
 from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import P_VALUES
 
 from .split import check_parts, check_split
 
@@ -111,7 +112,11 @@ def pareto_calibration(
             f"{costs.shape}, {sizes.shape} and {len(keys)} keys."
         )
     share = ("choosing_share", choosing_share)
-    check_split(keys=keys, p_value=p_value, share=share, fault="choose its own test")
+    check_split(keys=keys, share=share, fault="choose its own test")
+    if P_VALUES[p_value].needs_table:
+        raise ValueError(
+            f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one."
+        )
     parts = np.array([part_of(key, salt=salt, choosing_share=choosing_share) for key in keys])
     first, second = parts == CHOOSING, parts == TESTING
     check_parts(int(first.sum()), int(second.sum()), verb="test")

@@ -1,6 +1,8 @@
 """What is settled before any loss is seen: the promise of every p-value and procedure rests on that."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -11,6 +13,7 @@ from calm_beam.manifest import (
     NEAR_TIES,
     PARETO,
     WORST_NEAR_TIES,
+    EarlierPlan,
     ParetoPlan,
     Plan,
     PlannedTest,
@@ -20,10 +23,30 @@ from calm_beam.manifest import (
 from calm_beam.outputs import DecodeJob
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
+from .guarantee import MOST_KEPT_LOSSES, default_p_value
 from .layout import Layout
 from .pareto import PARTS, part_of
 
 _BLOCKS = 5
+
+
+class Counted(Protocol):
+    """Examples, or outputs of them, that can be counted before any loss is seen."""
+
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples there are; None if they are more than that many."""
+        ...
+
+
+def single_losses(source: Counted, *, thresholds: int) -> int | None:
+    """Returns how many single losses an entry has; None if they are too many to keep by default.
+
+    Args:
+      source: Counts the examples.
+      thresholds: Size of the grid.
+    """
+    examples = source.examples(at_most=MOST_KEPT_LOSSES // thresholds)
+    return None if examples is None else examples * thresholds
 
 
 def plan_of(
@@ -180,6 +203,32 @@ def check_specs(
             )
         if sequential is not None and (reason := why_not_watched(spec.p_value)) is not None:
             raise ValueError(f"{reason}, or calibrate on all examples.")
+
+
+def as_settled_before(plan: Plan) -> Plan:
+    """Returns a plan whose p-values nobody has named as it was when all of them were made of sums.
+
+    So what an earlier version has begun, or finished, is gone on with as it was asked.
+    """
+    tests = [
+        dataclasses.replace(
+            test,
+            p_value=default_p_value(is_binary=test.objective.tail is not None, is_signed=test.is_signed, is_kept=False),
+        )
+        for test in plan.tests
+    ]
+    return dataclasses.replace(plan, tests=tuple(tests))
+
+
+def gone_on_with(plan: Plan, listed: Sequence[EarlierPlan]) -> Plan:
+    """Returns the plan of a run that goes on: this one, or the same as an earlier version has listed it.
+
+    Args:
+      plan: What is asked for, where nobody has named a p-value.
+      listed: The plans that were asked of the outputs.
+    """
+    digests, before = {each.plan for each in listed}, as_settled_before(plan)
+    return before if before.digest in digests and plan.digest not in digests else plan
 
 
 def set_part(plan: Plan, name: str) -> SetPart | None:

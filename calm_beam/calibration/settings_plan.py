@@ -10,7 +10,7 @@ from calm_beam.manifest import ExternalPlan, ExternalSequentialPlan, ExternalTes
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
-from .guarantee import default_p_value
+from .guarantee import are_kept, default_p_value
 from .loss_table import LossTable
 
 ORDERS = ("cost", "cost_ascending")
@@ -31,6 +31,7 @@ def all_tests(
     joint: bool = False,
     clustered: bool = False,
     watched: bool = False,
+    losses: int | None = None,
 ) -> tuple[ExternalTest, ...]:
     """Returns every combination of the lists as one test: of all examples and then of each group, the mean first.
 
@@ -40,11 +41,12 @@ def all_tests(
       epsilons: Allowed probabilities of error; one if joint.
       tails: Losses of which a share delta of examples may lose more, besides the tests of the mean.
       loss: What the losses are: `given`, `signed` or `relu`.
-      p_value: Test of one setting; None takes the one that suits the loss.
+      p_value: Test of one setting; None takes the one that suits the losses (`calm_beam.calibration.guarantee`).
       procedure: How several settings are tested.
       joint: Whether all are to hold together. Then each gets an equal share of epsilon (Bonferroni).
       clustered: Whether losses are means over clusters.
       watched: Whether the tests are looked at after every round.
+      losses: How many there are, examples times settings; None where that is not known yet.
 
     Raises:
       UsageError: If a list is empty or holds a value twice, or a value or combination is not allowed.
@@ -67,7 +69,15 @@ def all_tests(
     for tail, group, delta, epsilon in combinations:
         # The only one that may be watched.
         suits = "signed_mixture" if watched else None
-        chosen = p_value or suits or ("exact_binomial" if tail is not None else default_p_value(_CALIBRATED_AS[loss]))
+        chosen = (
+            p_value
+            or suits
+            or default_p_value(
+                is_binary=tail is not None and not clustered,
+                is_signed=tail is None and loss == "signed",
+                is_kept=are_kept(losses, entries=len(combinations)),
+            )
+        )
         test = ExternalTest(
             group=group,
             loss=loss,
@@ -82,10 +92,6 @@ def all_tests(
             raise UsageError(f"{reason}, or leave --sequential out.")
         tests.append(test)
     return tuple(tests)
-
-
-# Losses of a calibration with the same range.
-_CALIBRATED_AS = {"given": "dissimilarity", "signed": "signed", "relu": "relu"}
 
 
 def _check(test: ExternalTest, *, clustered: bool) -> None:

@@ -1,5 +1,6 @@
-"""Looking at the first examples of a data set, before work starts."""
+"""Looking at the examples of a data set, or at the first of them, before work starts."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from calm_beam.inputs.examples import DataError, mixed_prompts
 from calm_beam.inputs.seqio_names import SeqIOShard, is_seqio, seqio_name
 
+from .files import DataFiles
 from .formats import place_of, read_examples
 from .reading import Reading
 
@@ -57,6 +59,28 @@ def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
     if "text" in first and "ids" in first:
         raise DataError(mixed_prompts(first["text"], first["ids"]))
     return DataPreview(text_prompt=first.get("text"), text_reference=first.get("reference"))
+
+
+def count_examples(data: DataFiles, *, at_most: int) -> int | None:
+    """Returns how many examples data hold; None if they are more than that many, and then it has stopped reading.
+
+    Of a file with a malformed row, those before it count: whoever reads it to use it names the row.
+
+    Args:
+      data: The files.
+      at_most: The most that matter.
+
+    Raises:
+      OSError: If a file cannot be read.
+    """
+    count = 0
+    for path in data.files:
+        with contextlib.suppress(DataError):
+            for _ in read_examples(path, data.reading):
+                count += 1
+                if count > at_most:
+                    return None
+    return count
 
 
 def _task_name(shard: str) -> str:

@@ -27,7 +27,7 @@ METRICS: Mapping[str, SightedMetric] = types.MappingProxyType(
         "rouge_l": SightedMetric(rouge_l, seen=ROUGE_L_SIGHT),
         "rouge_l_unicode": SightedMetric(rouge_l_unicode, seen=ROUGE_L_UNICODE_SIGHT),
         "token_f1": SightedMetric(token_f1, seen=SQUAD_SIGHT),
-        "exact_match": SightedMetric(exact_match, seen=SQUAD_SIGHT),
+        "exact_match": SightedMetric(exact_match, seen=SQUAD_SIGHT, is_binary=True),
         "chrf": SightedMetric(chrf, seen=CHRF_SIGHT),
         "sentence_bleu": SightedMetric(sentence_bleu, seen=SENTENCE_BLEU_SIGHT),
         "edit_distance": SightedMetric(edit_distance, seen=EDIT_DISTANCE_SIGHT),
@@ -153,6 +153,11 @@ def full_name(name: str, settings: MetricSettings) -> str:
     from calm_beam.metrics.bleurt import load_bleurt
 
     return f"{BLEURT}@{load_bleurt(_bleurt_checkpoint(name, settings))[1][:_BLEURT_DIGITS]}"
+
+
+def is_binary(name: str) -> bool:
+    """Returns whether every score of a metric is known to be 0 or 1; of one of the user's own, nothing is known."""
+    return name in METRICS and METRICS[name].is_binary
 
 
 def is_bleurt(name: str) -> bool:

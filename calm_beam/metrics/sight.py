@@ -59,11 +59,18 @@ class Sighted(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class SightedMetric(Sighted):
-    """A function as a metric that says how it sees a text."""
+    """A function as a metric that says how it sees a text.
+
+    Attributes:
+      score: The function.
+      seen: How it sees a text.
+      is_binary: Whether every score is 0 or 1.
+    """
 
     score: Metric
     _: dataclasses.KW_ONLY
     seen: Sight
+    is_binary: bool = False
 
     def __call__(self, candidate: str, references: Sequence[str]) -> float:
         """Returns the score, in [0, 1]."""

@@ -12,8 +12,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
-from calm_beam.calibration.guarantee import all_specs, place_of_served
-from calm_beam.calibration.plan import plan_of_job
+from calm_beam.calibration.guarantee import all_specs, default_tests_in_words, place_of_served
+from calm_beam.calibration.plan import as_settled_before, gone_on_with, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -29,16 +29,18 @@ from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import (
     MANIFEST,
+    EarlierPlan,
     Manifest,
     ManifestError,
     ParetoPlan,
+    Plan,
     PlannedTest,
     SequentialPlan,
     plans_in_words,
     read_manifest,
 )
 from calm_beam.manifest.plan_list import PlanList
-from calm_beam.metrics.registry import METRICS, is_bleurt
+from calm_beam.metrics.registry import METRICS, is_binary, is_bleurt
 from calm_beam.outputs import DecodeJob, FinishedSweep
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
@@ -76,19 +78,14 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
         make_runner(options)
         # Before an earlier result is taken away, which shows what was asked for it.
         plans = PlanList(run.source.home)
+        if flags.resume and flags.p_value is None:
+            run = dataclasses.replace(run, plan=gone_on_with(run.plan, plans.plans()))
         first = run.source.next_block()
         asked = run.source.asked_plan(run.plan, plans)
         earlier = plans.ask(asked, is_answered=_shows_losses_early(run, flags))
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
     # Now, so that a log can show later what had been settled by then.
-    say(f"plan {run.plan.digest}")
-    if words := plans_in_words(earlier):
-        say(words)
-    if len(run.plan.tests) > 1 and run.plan.serve is None and run.plan.joint_epsilon is None:
-        say(
-            f"{len(run.plan.tests)} entries hold each alone, and the plan does not say which is served. To pick one "
-            "after seeing them voids its guarantee: name it now with --serve, or pass --joint."
-        )
+    _say_plan(run.plan, earlier, is_default=flags.p_value is None)
     start = time.monotonic()
     if flags.confirm_share is None:
         finished = _executed(run, flags, first=first, continued=continued)
@@ -113,6 +110,20 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     if not run.source.is_stored and not flags.variants and flags.confirm_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(folder)
     return 0
+
+
+def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:
+    """Says what is settled, and what was asked of the outputs before; `is_default` if no p-value is named."""
+    say(f"plan {plan.digest}")
+    if is_default:
+        say(default_tests_in_words(plan.tests))
+    if words := plans_in_words(earlier):
+        say(words)
+    if len(plan.tests) > 1 and plan.serve is None and plan.joint_epsilon is None:
+        say(
+            f"{len(plan.tests)} entries hold each alone, and the plan does not say which is served. To pick one "
+            "after seeing them voids its guarantee: name it now with --serve, or pass --joint."
+        )
 
 
 def _shows_losses_early(run: CalibrationRun, flags: argparse.Namespace) -> bool:
@@ -144,7 +155,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     )
     _check_groups(flags)
     metrics = checked_metrics(flags.metric, metric_settings(flags))
-    specs = _specs(flags, metrics)
+    _specs(flags, metrics)
     output, earlier = _checked_output(flags)
     source: Source = stored or decoded_source(flags, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
@@ -157,11 +168,16 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     if (source.blocks > 1 or flags.sequential) and workers.template:
         given = "--sequential" if flags.sequential else "--sweep=lazy"
         raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
+    names: list[str] = []
     if flags.group_key is not None:
         # By names alone: no loss has been seen.
         groups = source.groups()
         say(groups_in_words(groups, key=flags.group_key))
-        specs = _specs(flags, metrics, groups=[group.name for group in groups])
+        names = [group.name for group in groups]
+    losses = None
+    if flags.p_value is None:
+        losses = single_losses(source, thresholds=len(source.settings.thresholds))
+    specs = _specs(flags, metrics, groups=names, losses=losses)
     serve = None if flags.serve is None else place_of_served(flags.serve, specs)
     plan = plan_of_job(
         specs,
@@ -229,6 +245,8 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
     if manifest.plan is not None and manifest.plan.most_confirmed == 1:
         # As an earlier version asked it: of the chosen threshold alone.
         plan = dataclasses.replace(plan, confirm_path=None)
+    if flags.p_value is None and manifest.plan == as_settled_before(plan):
+        plan = manifest.plan
     if manifest.plan != plan or manifest.data.patterns != job.patterns:
         ended = manifest.sequential
         if manifest.plan is not None and manifest.plan.confirm_share is not None:
@@ -308,8 +326,10 @@ def _check_groups(flags: argparse.Namespace) -> None:
         )
 
 
-def _specs(flags: argparse.Namespace, metrics: Sequence[str], *, groups: Sequence[str] = ()) -> tuple[PlannedTest, ...]:
-    fractional = [name for name in metrics if (name in METRICS and name != "exact_match") or is_bleurt(name)]
+def _specs(
+    flags: argparse.Namespace, metrics: Sequence[str], *, groups: Sequence[str] = (), losses: int | None = None
+) -> tuple[PlannedTest, ...]:
+    fractional = [name for name in metrics if (name in METRICS and not is_binary(name)) or is_bleurt(name)]
     if flags.p_value is not None and not P_VALUES[flags.p_value].takes_fractions and fractional:
         # Losses in between would be found, but only after everything was decoded.
         raise UsageError(
@@ -332,6 +352,8 @@ def _specs(flags: argparse.Namespace, metrics: Sequence[str], *, groups: Sequenc
         procedure=flags.procedure,
         groups=groups,
         joint=flags.joint,
+        is_clustered=flags.cluster_key is not None,
+        losses=losses,
     )
 
 

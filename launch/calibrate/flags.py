@@ -3,6 +3,7 @@
 import argparse
 import itertools
 
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags import (
@@ -84,8 +85,10 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
     test.add_argument(
         "--p_value",
         choices=tuple(P_VALUES),
-        help="test of one threshold; default: signed_mixture for signed losses and with --sequential, exact_binomial "
-        "for tails, else hoeffding_bentkus",
+        help="test of one threshold; default: signed_mixture with --sequential; else exact_binomial for tails and "
+        "exact_match; else star_bets, if every single loss can be kept: without groups and variants, up to "
+        f"{MOST_KEPT_LOSSES:,} (examples x thresholds x entries); else signed_mixture for signed losses, and "
+        "hoeffding_bentkus",
     )
     test.add_argument(
         "--procedure",

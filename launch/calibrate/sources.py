@@ -18,6 +18,7 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import Need
 from calm_beam.inputs.files import digest_of_files
+from calm_beam.inputs.preview import count_examples
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
@@ -88,6 +89,10 @@ class Source(Protocol):
         """Returns the groups of the examples, which are read with a key of groups."""
         ...
 
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples there are; None if they are more than that many."""
+        ...
+
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
         ...
@@ -133,6 +138,10 @@ class DecodedSource:
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, for which it reads them."""
         return groups_of_data(self._sweeps[0].data)
+
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples there are, for which it reads them; None if they are more than that many."""
+        return count_examples(self.sweep.data, at_most=at_most)
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
@@ -277,6 +286,10 @@ class StoredSource:
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, as they are stored."""
         return groups_of_stored(self._stored, self._finished)
+
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many examples are stored; None if they are more than that many."""
+        return self._finished.examples if self._finished.examples <= at_most else None
 
     def next_block(self) -> Block:
         """Returns the only block."""

@@ -9,13 +9,16 @@ from calm_beam.launch.flags import UsageError
 from calm_beam.manifest import ExternalTest
 
 
-def tests_of(flags: argparse.Namespace, *, loss: str, groups: Sequence[str]) -> tuple[ExternalTest, ...]:
+def tests_of(
+    flags: argparse.Namespace, *, loss: str, groups: Sequence[str], losses: int | None
+) -> tuple[ExternalTest, ...]:
     """Returns what the flags ask.
 
     Args:
       flags: Those of `certify_parser`.
       loss: What the losses are.
       groups: Groups of examples with tests of their own.
+      losses: As in `all_tests`.
 
     Raises:
       UsageError: As `all_tests`.
@@ -31,6 +34,7 @@ def tests_of(flags: argparse.Namespace, *, loss: str, groups: Sequence[str]) -> 
         joint=flags.joint,
         clustered=flags.cluster_key is not None,
         watched=flags.sequential,
+        losses=losses,
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+from calm_beam.calibration.guarantee import default_tests_in_words
 from calm_beam.calibration.ledger import LEDGER
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
@@ -29,7 +30,7 @@ def certify(flags: argparse.Namespace) -> int:
         _check_order_flags(flags)
         # Whatever is wrong with these is told before a file is read.
         is_of_losses = flags.losses is not None or flags.sequential
-        tests_of(flags, loss=flags.loss or ("given" if is_of_losses else "signed"), groups=())
+        tests_of(flags, loss=flags.loss or ("given" if is_of_losses else "signed"), groups=(), losses=None)
     if flags.sequential:
         return certify_sequentially(flags, output)
     earlier = EarlierResult.found_in(output)
@@ -40,7 +41,7 @@ def certify(flags: argparse.Namespace) -> int:
     source = read_source(flags, loss=flags.loss, group_key=flags.group_key, cluster_key=flags.cluster_key)
     sweep = source.sweep
     declared = _declared_costs(flags, source)
-    tests = tests_of(flags, loss=source.loss, groups=groups_of(flags, sweep.groups))
+    tests = tests_of(flags, loss=source.loss, groups=groups_of(flags, sweep.groups), losses=sweep.losses.size)
     plan = plan_of_settings(
         tests,
         settled_order(
@@ -60,6 +61,8 @@ def certify(flags: argparse.Namespace) -> int:
     )
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {plan.digest}")
+    if flags.p_value is None:
+        say(default_tests_in_words(plan.tests))
     costs = declared or dict(sweep.costs)
     rows = setting_rows(sweep, plan, costs=costs)
     # Before anything is told of what was found.

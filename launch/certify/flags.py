@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, utf8_text, whole_number
 from calm_beam.manifest import EXTERNAL_DIRECTIONS
 from calm_beam.risk.fwer import PROCEDURES
@@ -70,8 +71,9 @@ def certify_parser(doc: str | None) -> FlagParser:
     test.add_argument(
         "--p_value",
         choices=tuple(P_VALUES),
-        help="test of one setting; default: signed_mixture for signed losses and with --sequential, exact_binomial for "
-        "tails, else hoeffding_bentkus",
+        help="test of one setting; default: signed_mixture with --sequential; else exact_binomial for tails; else "
+        f"star_bets for up to {MOST_KEPT_LOSSES:,} losses (examples x settings x entries); else signed_mixture for "
+        "signed losses, and hoeffding_bentkus",
     )
     test.add_argument(
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the settings together"

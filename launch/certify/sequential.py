@@ -157,7 +157,7 @@ def _plan(flags: argparse.Namespace, declared: DeclaredExamples) -> ExternalPlan
     if flags.stop_at_setting is not None and flags.stop_at_setting not in order:
         raise UsageError(f"--stop_at_setting={flags.stop_at_setting}: is none of the settings {', '.join(order)}.")
     return plan_of_settings(
-        tests_of(flags, loss=loss_of_losses(flags.loss), groups=groups_of(flags, declared.groups)),
+        tests_of(flags, loss=loss_of_losses(flags.loss), groups=groups_of(flags, declared.groups), losses=None),
         order,
         joint_epsilon=flags.epsilon[0] if flags.joint else None,
         group_key=flags.group_key,

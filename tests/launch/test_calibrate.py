@@ -185,13 +185,14 @@ def test_tails_are_held_besides_the_mean(
 def test_tails_of_clusters_are_no_coins(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The binomial test is refused for them before anything is decoded; another one takes their shares."""
+    """The binomial test is refused for them before anything is decoded; another one takes their shares by default."""
     data = write_rows(tmp_path / "rows.jsonl", [{**row, "page": number // 3} for number, row in enumerate(id_rows(30))])
     flags = ("--cluster_key=page", "--tail=0.3")
-    assert _calibrate(model, data, tmp_path / "out", *flags) == 2
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=exact_match", "--p_value=exact_binomial") == 2
     assert "a tail of clusters is a share of each cluster's outputs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert _calibrate(model, data, tmp_path / "out", *flags, "--p_value=hoeffding_bentkus") == 0
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 0
+    assert {entry.p_value for entry in read_manifest(tmp_path / "out" / "manifest.json").calibrations} == {"star_bets"}
 
 
 def test_clusters(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

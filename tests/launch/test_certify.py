@@ -47,7 +47,7 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr()
     assert printed.err.splitlines()[0] == f"plan {manifest.plan.digest}"
     assert "600 examples under 4 settings" in printed.err
-    assert [entry.setting for entry in manifest.calibrations] == ["8bit", "4bit"]
+    assert [entry.setting for entry in manifest.calibrations] == ["6bit", "4bit"]
     assert re.search(r"all +given +0\.15 +4bit +4 ", printed.out)
     assert manifest.data.patterns == (str(losses),)
     table = list(csv.DictReader((losses.parent / "out" / "risk_table.csv").open()))
@@ -110,7 +110,7 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     assert status == 0
     manifest = read_external_manifest(output / "manifest.json")
     (entry,) = manifest.calibrations
-    assert (entry.setting, entry.cost, entry.loss, entry.p_value) == ("int8", 8, "signed", "signed_mixture")
+    assert (entry.setting, entry.cost, entry.loss, entry.p_value) == ("int8", 8, "signed", "star_bets")
     assert [(step.setting, step.risk, step.rejected) for step in entry.path] == [
         ("int8", 0.01, True),
         ("int4", 0.15, False),

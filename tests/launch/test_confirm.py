@@ -151,7 +151,8 @@ def test_what_is_told(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was chosen and not confirmed is told by table, inspect, report and files, with its p-value."""
-    assert _calibrate(model, data, tmp_path / "out", "--confirm_share=10%", "--seed=1") == 0
+    asked = ("--confirm_share=10%", "--seed=1", "--p_value=hoeffding_bentkus")
+    assert _calibrate(model, data, tmp_path / "out", *asked) == 0
     printed, manifest = capsys.readouterr(), _manifest(tmp_path / "out")
     assert f"plan {manifest.plan.digest}" in printed.err if manifest.plan else False
     told = [entry for entry in manifest.calibrations if entry.confirmation is not None]

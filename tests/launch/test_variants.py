@@ -124,8 +124,9 @@ def test_what_is_told(
     assert (manifest.plan.pareto.variants, manifest.plan.pareto.choosing_share) == (_VARIANTS, 0.4)
     assert [entry.epsilon for entry in manifest.calibrations] == [0.1, 0.1]
     told = printed.err[printed.err.index("plan ") :].splitlines()
-    assert told[:2] == [
+    assert told[:3] == [
         f"plan {manifest.plan.digest}",
+        "tested by hoeffding_bentkus, since no --p_value is named",
         "one sweep of tau 0, from layer 1; tau 0, from layer 2; tau 6, from layer 1; tau 6, from layer 2",
     ]
     assert "Mean loss at every threshold, tau 6, from layer 2" in " ".join(printed.out.split())

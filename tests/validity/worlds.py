@@ -111,6 +111,25 @@ def constant(u: np.ndarray, risk: float) -> np.ndarray:
     return np.full_like(u, risk)
 
 
+def almost_constant(u: np.ndarray, risk: float) -> np.ndarray:
+    """Uniform within a tenth of the risk: so little spread that bets grow as large as they may."""
+    return risk * (0.9 + 0.2 * u)
+
+
+def relief(rate: float) -> Marginal:
+    """Returns a marginal that is 0 at a small rate, and else a constant above the risk: what is rare looks safe."""
+
+    def marginal(u: np.ndarray, risk: float) -> np.ndarray:
+        return np.where(u < rate, 0.0, risk / (1 - rate))
+
+    return marginal
+
+
+def cluster_means(u: np.ndarray, risk: float) -> np.ndarray:
+    """The mean of three coins of one page, of which two fall alike: what a default sees of clusters of 0 and 1."""
+    return np.where(u > 1 - risk / 2, 1.0, np.where(u > 1 - 5 * risk / 4, 2 / 3, 0.0))
+
+
 def jackpot(rate: float) -> Marginal:
     """Returns a marginal that is 1 at a small rate, and else a constant below the risk: it looks safe for long."""
 
@@ -188,6 +207,10 @@ WORLDS = (
     World(name="ROUGE-like", n=100, delta=0.15, shares=_THEN_NULL, marginal=rouge_like),
     World(name="ROUGE-like, not monotone", n=200, delta=0.1, shares=_ALTERNATING, marginal=rouge_like, correlation=0.5),
     World(name="constant", n=50, delta=0.1, shares=_THEN_NULL, marginal=constant),
+    World(name="almost constant", n=60, delta=0.2, shares=(0.5, 1, 1, 1.5), marginal=almost_constant),
+    World(name="relief", n=100, delta=0.3, shares=(0, 1, 1, 1.5), marginal=relief(0.1)),
+    World(name="means of clusters", n=120, delta=0.1, shares=_THEN_NULL, marginal=cluster_means),
+    World(name="ROUGE-like, epsilon 0.005", n=300, delta=0.1, shares=_THEN_NULL, marginal=rouge_like, epsilon=0.005),
     World(name="jackpot", n=100, delta=0.1, shares=_THEN_NULL, marginal=jackpot(0.02)),
     World(name="jackpot, rare", n=300, delta=0.05, shares=_THEN_NULL, marginal=jackpot(0.005)),
     World(name="signed, ternary", n=100, delta=0.05, shares=_THEN_NULL, marginal=ternary(0.1), is_signed=True),

@@ -90,7 +90,8 @@ def add_own_flags(parser: FlagParser) -> None:
     goal.add_argument(
         "--p_value",
         type=texts,
-        help="tests of one threshold; default: signed_mixture for signed losses, else the paper's",
+        help="tests of one threshold, made of sums; default: exact_binomial for tails and exact_match, else "
+        "signed_mixture for signed losses, and hoeffding_bentkus",
     )
     goal.add_argument("--procedure", type=texts, default=("fixed_sequence",), help=f"of {', '.join(PROCEDURES)}")
     speed = parser.add_argument_group("speedup")
@@ -121,13 +122,14 @@ def fill_in_metric(flags: argparse.Namespace) -> None:
 
 
 def asked_specs(
-    flags: argparse.Namespace, consistencies: Sequence[str]
+    flags: argparse.Namespace, consistencies: Sequence[str], *, is_clustered: bool = False
 ) -> tuple[tuple[PlannedTest, ...], tuple[PlannedTest, ...]]:
     """Returns the specs of the table, and those of the curves.
 
     Args:
       flags: Of `split_parser`, with a metric.
       consistencies: Kinds of consistency, which the user may leave to the data.
+      is_clustered: Whether losses are means over clusters.
 
     Raises:
       ValueError: If a value or a combination is not allowed.
@@ -157,6 +159,7 @@ def asked_specs(
                 risk_loss=flags.risk_loss,
                 p_value=p_value,
                 procedure=procedure,
+                is_clustered=is_clustered,
             )
         ]
         return tuple(dict.fromkeys(found))

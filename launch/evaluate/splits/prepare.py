@@ -176,7 +176,8 @@ def prepared_splits(
         num_shards=lambda: sum(len(measure.finished.shards) for measure in measures),
     )
     has_references = have_references(measures[0])
-    specs, curve = asked_specs(flags, _consistencies(flags, measures[0], has_references=has_references))
+    consistencies = _consistencies(flags, measures[0], has_references=has_references)
+    specs, curve = asked_specs(flags, consistencies, is_clustered=measures[0].job.cluster_key is not None)
     model = find_model(measures[0], checkpoint=flags.checkpoint, declared=declared(flags), vocabulary=flags.vocabulary)
     if flags.speedup and model is None:
         raise UsageError("--speedup needs the model: pass --checkpoint.")

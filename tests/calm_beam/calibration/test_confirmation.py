@@ -111,6 +111,19 @@ def test_each_part_is_asked_for_its_own_losses() -> None:
     assert _choose(losses, served).promised == 1
 
 
+@pytest.mark.parametrize("p_value", ["wsr", "star_bets"])
+def test_bets_follow_the_keys(p_value: str) -> None:
+    """Units that come in another order are bet on in the same one, which keys and salt decide."""
+    rng = np.random.default_rng(0)
+    losses = (rng.uniform(size=(200, 2)) < [0.01, 0.03]) * 0.8
+    choice = _choose(losses, losses, p_value=p_value)
+    moved = rng.permutation(200)
+    keys = [_KEYS[place] for place in moved]
+    assert choice.p_values
+    assert _choose(losses[moved], losses[moved], p_value=p_value, keys=keys).p_values == choice.p_values
+    assert _choose(losses, losses, p_value=p_value, salt="other").p_values != choice.p_values
+
+
 def test_nothing_chosen_needs_no_confirmation() -> None:
     """Never exit stands by itself."""
     choice = _choose(np.ones((200, 2)), np.zeros((200, 2)))
@@ -133,7 +146,6 @@ def test_parts_do_not_depend_on_what_is_asked() -> None:
     [
         ({"keys": ["a"] * 200}, "keys must be distinct: a unit in both parts would confirm its own choice"),
         ({"keys": _KEYS[:10]}, r"with one key per unit; got \(200, 2\), \(200, 2\) and 10 keys"),
-        ({"p_value": "wsr"}, "p_value wsr bets on single losses in an order"),
         ({"confirm_share": 30}, r"confirm_share must be in \(0, 1\), got 30. For 30 % pass 0.3"),
         ({"confirm_share": 1e-9}, "of 200 units, 200 were drawn to choose what the other 0 confirm. Both parts need"),
         ({"confirm_share": 1 - 1e-9}, "of 200 units, 0 were drawn to choose what the other 200 confirm"),

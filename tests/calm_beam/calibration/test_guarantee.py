@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.guarantee import Guarantee, all_specs, place_of_served
+from calm_beam.calibration.guarantee import (
+    MOST_KEPT_LOSSES,
+    Guarantee,
+    all_specs,
+    default_p_value,
+    place_of_served,
+)
 from calm_beam.calibration.layout import objectives_of
-from calm_beam.manifest import Objective, PlannedTest
+from calm_beam.manifest import PARETO, Objective, PlannedTest
+from calm_beam.risk.pvalues import P_VALUES
 
 
 def test_all_combinations_in_order() -> None:
@@ -66,6 +73,44 @@ def test_relu_loss_has_the_papers_p_value() -> None:
     specs = _specs(risk_loss="relu")
     assert [spec.objective.loss for spec in specs] == ["dissimilarity"] * 2 + ["relu"] * 2
     assert {spec.p_value for spec in specs} == {"hoeffding_bentkus"}
+
+
+def test_losses_of_0_and_1_have_the_exact_test() -> None:
+    """Those that are known beforehand: of a metric that says so, but for signed losses and means over clusters."""
+    asked: dict[str, Any] = {"metrics": ("exact_match", "token_f1"), "deltas": (0.1,)}
+    assert [spec.p_value for spec in _specs(**asked)] == [
+        "exact_binomial", "hoeffding_bentkus", "signed_mixture", "signed_mixture",
+    ]  # fmt: skip
+    assert [spec.p_value for spec in _specs(**asked, losses=1000, risk_loss="relu")] == [
+        "exact_binomial", "star_bets", "exact_binomial", "star_bets",
+    ]  # fmt: skip
+    clustered = _specs(**asked, tails=(0.3,), is_clustered=True)
+    assert {spec.p_value for spec in clustered} == {"hoeffding_bentkus", "signed_mixture"}
+    assert {spec.p_value for spec in _specs(**asked, losses=1000, is_clustered=True)} == {"star_bets"}
+
+
+def test_bets_are_taken_where_all_losses_can_be_kept() -> None:
+    """Up to two million over all entries, where there are neither groups nor variants, unless another test is named."""
+    most = MOST_KEPT_LOSSES // 4
+    assert {spec.p_value for spec in _specs(losses=most)} == {"star_bets"}
+    sums = {"hoeffding_bentkus", "signed_mixture"}
+    for changes in ({"losses": most + 1}, {"losses": None}, {"losses": 10, "groups": ("a", "b")}):
+        assert {spec.p_value for spec in _specs(**changes)} == sums
+    assert {spec.p_value for spec in _specs(losses=10, procedure=PARETO)} == sums
+    assert {spec.p_value for spec in _specs(losses=10, p_value="wsr")} == {"wsr"}
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_default_is_valid_wherever_it_is_taken(is_binary: bool, is_signed: bool, is_kept: bool) -> None:
+    """It takes losses of that kind, and needs no more of them than there is."""
+    if is_binary and is_signed:
+        pytest.skip("losses of 0 and 1 are not signed")
+    method = P_VALUES[default_p_value(is_binary=is_binary, is_signed=is_signed, is_kept=is_kept)]
+    assert method.takes_signed or not is_signed
+    assert method.takes_fractions or is_binary
+    assert is_kept or not method.needs_table
 
 
 def test_tails_come_besides_the_mean() -> None:

@@ -37,7 +37,7 @@ def test_every_combination_is_a_test() -> None:
         ({"p_value": "t_test"}, "--p_value must be one of hoeffding, .*; got 't_test'"),
         ({"procedure": "all"}, "--procedure must be one of fixed_sequence, .*; got 'all'"),
         ({"loss": "signed", "p_value": "hoeffding"}, r"is for losses in \[0, 1\], and signed losses lie in \[-1, 1\]"),
-        ({"tails": [0.1], "clustered": True}, "losses of clusters are means over their examples"),
+        ({"p_value": "exact_binomial", "clustered": True}, "losses of clusters are means over their examples"),
     ],
 )
 def test_what_cannot_be_asked(changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,65 @@
+"""What a plan takes where no p-value is named, and what becomes of plans that earlier versions have settled."""
+
+import dataclasses
+
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, all_specs
+from calm_beam.calibration.plan import as_settled_before, gone_on_with, plan_of, single_losses
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EarlierPlan, Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class _Examples:
+    """So many examples."""
+
+    count: int
+
+    def examples(self, *, at_most: int) -> int | None:
+        """Returns how many there are; None if they are more."""
+        return self.count if self.count <= at_most else None
+
+
+def _plan(*, losses: int | None = 1000) -> Plan:
+    specs = all_specs(
+        consistencies=("textual", "risk"),
+        metrics=("exact_match", "token_f1"),
+        deltas=(0.1,),
+        epsilons=(0.05,),
+        tails=(0.3,),
+        losses=losses,
+    )
+    settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=4)
+    return plan_of(specs, settings, model="m", vocabulary=None)
+
+
+def _listed(*plans: Plan) -> list[EarlierPlan]:
+    return [
+        EarlierPlan(plan=plan.digest, command="calibrate", asked="2026-01-01T00:00:00Z", answered=False)
+        for plan in plans
+    ]
+
+
+def test_losses_are_counted_while_they_may_be_kept() -> None:
+    """Examples times thresholds; of more than can be kept, nobody counts them all."""
+    most = MOST_KEPT_LOSSES // 20
+    assert single_losses(_Examples(most), thresholds=20) == MOST_KEPT_LOSSES
+    assert single_losses(_Examples(most + 1), thresholds=20) is None
+
+
+def test_earlier_versions_tested_by_sums() -> None:
+    """Whatever the metric, and tails by the binomial test."""
+    before = as_settled_before(_plan())
+    mean = ["hoeffding_bentkus"] * 2 + ["signed_mixture"] * 2
+    assert [test.p_value for test in before.tests] == [*mean, *["exact_binomial"] * 4]
+    assert [test.p_value for test in _plan().tests][:2] == ["exact_binomial", "star_bets"]
+    assert dataclasses.replace(before, tests=_plan().tests) == _plan()
+
+
+def test_a_run_goes_on_as_it_was_asked() -> None:
+    """By the plan that is listed: that of an earlier version, unless this one has been asked since."""
+    plan, before = _plan(), as_settled_before(_plan())
+    assert gone_on_with(plan, _listed(before)) == before
+    assert gone_on_with(plan, _listed(before, plan)) == plan
+    assert gone_on_with(plan, _listed(_plan(losses=None))) == plan
+    assert gone_on_with(plan, []) == plan

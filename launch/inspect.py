@@ -153,7 +153,11 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         console.print(near_ties)
     if pareto is not None:
         console.print(f"Variants: {'; '.join(variant.in_words() for variant in pareto.variants)}.")
-        console.print(f"{data.choosing:,} of {data.units:,} {data.unit} chose what the others tested, drawn by a hash.")
+        console.print(
+            "Each was tested by itself, at an equal share of epsilon."
+            if data.choosing is None
+            else f"{data.choosing:,} of {data.units:,} {data.unit} chose what the others tested, drawn by a hash."
+        )
     console.print(
         f"Lengths: inputs up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}; "
         f"task prefix {decode.task_prefix!r}."

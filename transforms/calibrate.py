@@ -13,7 +13,7 @@ from calm_beam.calibration.plan import gone_on_with, layout_of, part_of_unit, pl
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.calibration.variants import pareto_rows, whole_of
+from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
@@ -43,7 +43,7 @@ class Calibrate(beam.PTransform):
         together. None tells no groups apart.
       joint: Whether all are to hold together with probability 1 - epsilon.
       serve: The entry that will be served, such as `textual,0.05`, as `--serve` names it; None leaves that open.
-      seed: Of the order in which `wsr` bets on examples.
+      seed: Of the order in which `star_bets` and `wsr` bet on examples.
       max_failures: Most examples that may fail; None for few.
       metric_settings: What metrics need.
       near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
@@ -168,7 +168,7 @@ class CalibrateVariants(beam.PTransform):
     """Turns complete generations of several variants into a `CalibrationOutcome`, by a plan that was settled before.
 
     Attributes:
-      plan: The guarantees asked for, and how a part of the examples chooses what the other part tests.
+      plan: The guarantees asked for, and how several variants are tested.
       plan_digest: Digest of the plan when it was settled.
       provenance: What else the manifest says.
       stored: The generations of every variant, in the plan's order.
@@ -380,7 +380,7 @@ def _outcome_of_variants(
     whole = whole_of(variants)
     _check_examples(whole, provenance=provenance, max_failures=max_failures, metric_settings=metric_settings)
     num_layers = provenance.model.layers
-    rows = pareto_rows(variants, plan, num_layers=num_layers)
+    rows = variant_rows(variants, plan, num_layers=num_layers)
     calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
     assert plan.pareto is not None
     by_variant: dict[Variant | None, CalibrationTotals] = dict(zip(plan.pareto.variants, variants, strict=True))

@@ -18,7 +18,16 @@ from numpy.typing import ArrayLike
 
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
-from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Plan, PlannedTest, Variant
+from calm_beam.manifest import (
+    EACH_VARIANT,
+    Calibration,
+    ConfirmationRecord,
+    ManifestError,
+    PathEntry,
+    Plan,
+    PlannedTest,
+    Variant,
+)
 from calm_beam.risk import elementary
 from calm_beam.risk.betting_table import betting_order
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
@@ -157,11 +166,16 @@ def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: floa
 
 def confirming_path(entry: Calibration, *, epsilon: float, confirm_share: float) -> tuple[PathEntry, ...]:
     """Returns what of an entry has to be confirmed, in the order of the tests; empty where nothing was chosen."""
-    if entry.chosen is None:
+    chosen = entry.chosen
+    if chosen is None:
         return ()
-    p_values, accepted = [step.p_value for step in entry.path], [step.rejected for step in entry.path]
+    path = entry.path
+    if entry.procedure == EACH_VARIANT:
+        # Each variant's is a sequence by itself, in which what is safer than the chosen threshold stands before it.
+        path = tuple(step for step in path if step.variant == chosen.variant)
+    p_values, accepted = [step.p_value for step in path], [step.rejected for step in path]
     places = confirming_places(p_values, accepted, epsilon=epsilon, confirm_share=confirm_share)
-    return tuple(entry.path[place] for place in dict.fromkeys(places.tolist()))
+    return tuple(path[place] for place in dict.fromkeys(places.tolist()))
 
 
 def paths_to_confirm(entries: Sequence[Calibration], plan: Plan) -> list[tuple[float, tuple[PathEntry, ...]]]:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.manifest import CONSISTENCIES, LOSSES_OF, PARETO, AskedTest, Objective, PlannedTest
+from calm_beam.manifest import CONSISTENCIES, LOSSES_OF, OF_VARIANTS, PARETO, AskedTest, Objective, PlannedTest
 from calm_beam.metrics.registry import is_binary
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -83,7 +83,7 @@ class Guarantee:
             epsilon=self.epsilon,
             p_value=p_value,
             procedure=self.procedure,
-            procedures=(*PROCEDURES, PARETO),
+            procedures=(*PROCEDURES, *OF_VARIANTS),
         )
         if objective.is_signed and not P_VALUES[p_value].takes_signed:
             valid = " or ".join(name for name, method in P_VALUES.items() if method.takes_signed)

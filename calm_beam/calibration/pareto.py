@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.inputs.set_parts import is_drawn
+from calm_beam.manifest import ParetoPlan, Variant
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.pvalues import P_VALUES
@@ -20,6 +21,10 @@ from .split import check_parts, check_split
 CHOOSING, TESTING = "choosing", "testing"
 PARTS = (CHOOSING, TESTING)
 """The parts of a set, by the names that their sums have in totals."""
+MOST_BY_THEMSELVES = 6
+"""Variants of which each is tested by itself by default: of more, a part of the set chooses what the rest tests."""
+CHOOSING_SHARE = 0.3
+"""The share of it that chooses then: a path needs less evidence to be chosen than to be proved."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,24 @@ class ParetoChoice:
     chosen: int | None
     path: tuple[int, ...]
     test: FwerResult
+
+
+def variants_plan(variants: Sequence[Variant], *, choosing_share: float | None = None) -> ParetoPlan:
+    """Returns how several variants are tested: by a rule that their number decides, and no loss.
+
+    Each by itself costs a divided epsilon, and a part of the set that chooses costs its units. In simulations the
+    former proves more, of up to nine variants (docs/measurements.md, "Lists of variants").
+
+    Args:
+      variants: The ways of decoding.
+      choosing_share: The share of the set that chooses, where it is named.
+
+    Raises:
+      ManifestError: If they are not two or more different ones, or the share is none.
+    """
+    if choosing_share is None and len(variants) > MOST_BY_THEMSELVES:
+        choosing_share = CHOOSING_SHARE
+    return ParetoPlan(variants=tuple(variants), choosing_share=choosing_share)
 
 
 def part_of(unit: str, *, salt: str, choosing_share: float) -> str:

@@ -10,7 +10,9 @@ from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import SetPart, salt_of
 from calm_beam.manifest import (
     COUNT_NEAR_TIES,
+    EACH_VARIANT,
     NEAR_TIES,
+    OF_VARIANTS,
     PARETO,
     WORST_NEAR_TIES,
     EarlierPlan,
@@ -25,7 +27,7 @@ from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
 from .guarantee import MOST_KEPT_LOSSES, default_p_value
 from .layout import Layout
-from .pareto import PARTS, part_of
+from .pareto import CHOOSING_SHARE, PARTS, part_of
 
 _BLOCKS = 5
 
@@ -43,7 +45,7 @@ def single_losses(source: Counted, *, thresholds: int) -> int | None:
 
     Args:
       source: Counts the examples.
-      thresholds: Size of the grid.
+      thresholds: Size of the grid, or of those of all variants together.
     """
     examples = source.examples(at_most=MOST_KEPT_LOSSES // thresholds)
     return None if examples is None else examples * thresholds
@@ -191,15 +193,19 @@ def check_specs(
       ValueError: As there.
     """
     _check_groups(specs, cluster_key=cluster_key, group_key=group_key)
-    if any((spec.procedure == PARETO) != (pareto is not None) for spec in specs):
-        raise ValueError(f"procedure must be {PARETO} exactly if there are several variants, whose path it chooses.")
+    expected = None if pareto is None else pareto.procedure
+    if any((spec.procedure if spec.procedure in OF_VARIANTS else None) != expected for spec in specs):
+        raise ValueError(
+            f"procedure must be {PARETO} exactly if there are several variants, whose path it chooses, and "
+            f"{EACH_VARIANT} exactly if there are some and each is tested by itself."
+        )
     if pareto is not None and (group_key is not None or sequential is not None):
         raise ValueError("several variants are neither calibrated for groups nor sequentially. Leave one out.")
     for spec in specs:
-        if pareto is not None and P_VALUES[spec.p_value].needs_table:
+        if expected == PARETO and P_VALUES[spec.p_value].needs_table:
             raise ValueError(
-                f"p_value {spec.p_value} needs every single loss, and those of several variants are only summed. Take "
-                "another one, or one variant."
+                f"p_value {spec.p_value} needs every single loss, and those of variants among which a part of the set "
+                "chooses are only summed. Take another one, or one variant."
             )
         if sequential is not None and (reason := why_not_watched(spec.p_value)) is not None:
             raise ValueError(f"{reason}, or calibrate on all examples.")
@@ -208,16 +214,21 @@ def check_specs(
 def as_settled_before(plan: Plan) -> Plan:
     """Returns a plan whose p-values nobody has named as it was when all of them were made of sums.
 
-    So what an earlier version has begun, or finished, is gone on with as it was asked.
+    So what an earlier version has begun, or finished, is gone on with as it was asked. Of several variants, a part of
+    the set chose then.
     """
+    pareto = plan.pareto
+    if pareto is not None and not has_parts(plan):
+        pareto = dataclasses.replace(pareto, choosing_share=CHOOSING_SHARE)
     tests = [
         dataclasses.replace(
             test,
+            procedure=test.procedure if pareto is None else pareto.procedure,
             p_value=default_p_value(is_binary=test.objective.tail is not None, is_signed=test.is_signed, is_kept=False),
         )
         for test in plan.tests
     ]
-    return dataclasses.replace(plan, tests=tuple(tests))
+    return dataclasses.replace(plan, tests=tuple(tests), pareto=pareto)
 
 
 def gone_on_with(plan: Plan, listed: Sequence[EarlierPlan]) -> Plan:
@@ -240,22 +251,27 @@ def set_part(plan: Plan, name: str) -> SetPart | None:
 
 def layout_of(plan: Plan) -> Layout:
     """Returns what is gathered for the planned tests."""
-    parts = () if plan.pareto is None else PARTS
+    parts = PARTS if has_parts(plan) else ()
     return Layout.of(plan.tests, thresholds=len(plan.thresholds), parts=parts)
 
 
 def group_of(plan: Plan, example: Example) -> str | None:
     """Returns in which of the layout's groups an example counts: its own, or the part that it was drawn for."""
-    if plan.pareto is None:
+    if not has_parts(plan):
         return example.group
     return part_of_unit(plan, example.id if example.cluster is None else example.cluster)
 
 
 def part_of_unit(plan: Plan, unit: str) -> str | None:
     """Returns which part of the set a unit was drawn for, by its name; None where there are no parts."""
-    if plan.pareto is None:
+    if plan.pareto is None or plan.pareto.choosing_share is None:
         return None
     return part_of(unit, salt=plan.salt, choosing_share=plan.pareto.choosing_share)
+
+
+def has_parts(plan: Plan) -> bool:
+    """Returns whether a part of the set chooses among several variants what the other part tests."""
+    return plan.pareto is not None and plan.pareto.choosing_share is not None
 
 
 def promise_of(plan: Plan, *, most_confirmed: int = 0) -> str:
@@ -265,7 +281,8 @@ def promise_of(plan: Plan, *, most_confirmed: int = 0) -> str:
         cluster_key=plan.cluster_key,
         group_key=plan.group_key,
         is_sequential=plan.sequential is not None,
-        is_pareto=plan.pareto is not None,
+        is_pareto=has_parts(plan),
+        each_variant=plan.pareto is not None and not has_parts(plan),
         most_confirmed=most_confirmed,
     )
 

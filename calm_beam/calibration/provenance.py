@@ -28,7 +28,7 @@ from calm_beam.metrics.registry import source_digests
 from calm_beam.outputs import DecodeJob
 
 from .pareto import CHOOSING
-from .plan import promise_of
+from .plan import has_parts, promise_of
 from .totals import CalibrationTotals
 
 
@@ -153,7 +153,7 @@ def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, .
         patterns=patterns,
         examples=totals.examples,
         clusters=None if plan.cluster_key is None else totals.risk.n,
-        choosing=None if plan.pareto is None else totals.of_group(CHOOSING).risk.n,
+        choosing=totals.of_group(CHOOSING).risk.n if has_parts(plan) else None,
         groups=None
         if plan.group_key is None
         else tuple(

@@ -30,7 +30,7 @@ class RiskRow(TestedSetting):
       confidence: Its confidence measure; None where all variants have one.
       exit_interval: Its distance between exit layers; None where all variants have one.
       place: Place of variant and threshold on the path that was tested, from 1 on; None off it.
-      choosing_p_value: The p-value by which the path was chosen, of units that tested nothing.
+      choosing_p_value: The p-value by which the path was chosen, of units that tested nothing; None where none chose.
       choosing_layers: The layers by which it was chosen, of their tokens.
       confirming_n: Of a threshold that was accepted and had then to be confirmed, number of the units that tested it.
         None of all others, as are the following.
@@ -73,7 +73,9 @@ class RiskRow(TestedSetting):
         if any(row.variant is not None for row in rows):
             found += ["tau", "min_exit_layer"]
             found += [name for name in ("confidence", "exit_interval") if any(getattr(row, name) for row in rows)]
-            found += ["place", "choosing_p_value", "choosing_layers"]
+            found.append("place")
+        if any(row.choosing_p_value is not None for row in rows):
+            found += ["choosing_p_value", "choosing_layers"]
         if any(row.confirmed is not None for row in rows):
             found += ["confirming_n", "confirming_loss_sum", "confirming_risk", "confirming_p_value", "confirmed"]
         if any(row.near_ties is not None for row in rows):
@@ -169,11 +171,11 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
     """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
 
     Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that
-    go on after a failure, thresholds above it need not have been rejected. On a path that was chosen among variants,
-    the last one found safe is taken: where it was chosen, costs fell along it.
+    go on after a failure, thresholds above it need not have been rejected. On a path of several variants, the last one
+    found safe is taken: where a part of the set chose it, costs fell along it, and else the cheapest variant is last.
 
     Args:
-      rows: From `risk_rows`, or `pareto_rows`.
+      rows: From `risk_rows`, or `variant_rows`.
       plan: As given there.
       num_layers: Decoder depth, reported for "never exit".
     """

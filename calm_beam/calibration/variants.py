@@ -1,15 +1,18 @@
-"""From the totals of several variants to the path that one part of the set chooses, and what the other part proves."""
+"""From the totals of several variants to what is proved: along a path that a part of the set chose, or of each."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
-from calm_beam.manifest import Plan, PlannedTest
+from calm_beam.manifest import Plan, PlannedTest, Variant
 from calm_beam.outputs import OutputsError
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.testing import outcomes_of, p_values_for
+from calm_beam.risk.testing import GridTest, TestedSetting, outcomes_of, p_values_for
 
 from .contrast import Contrast
 from .pareto import CHOOSING, TESTING, pareto_choice
+from .plan import has_parts
 from .result import RiskRow, asked_of
 from .split import check_parts
 from .totals import CalibrationTotals
@@ -46,14 +49,20 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
     )
 
 
-def pareto_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
+def variant_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
     """Returns the risk of every variant and threshold under every spec, and what its test says of it.
 
-    Counts, risks and p-values are of the part that tests. Rows are by spec, variant and threshold, the last varying
-    fastest; their `place` is that on the path.
+    Rows are by spec, variant and threshold, the last varying fastest; their `place` is that on the path. Where a part
+    of the set has chosen that, counts, risks and p-values are of the part that tests.
+
+    Where no unit chooses, every variant's grid is tested from the safest threshold down at epsilon divided by the
+    number of variants. So the chance of any wrong rejection is at most epsilon, however the variants depend on each
+    other, and of all that was found safe the cheapest may be taken after the fact. Its variant comes last on the path,
+    and those before it by what they came to, so that the last that was rejected is what is taken.
 
     Args:
-      variants: For each variant of the plan, totals over the whole calibration set, whose groups are its parts.
+      variants: For each variant of the plan, totals over the whole calibration set, whose groups are its parts if it
+        has some.
       plan: What is asked for, fixed before any loss was seen.
       num_layers: Decoder depth.
 
@@ -61,9 +70,10 @@ def pareto_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers
       ValueError: If a part is empty.
       EvidenceError: If the losses do not allow a p-value that was planned.
 
-    Source: as `pareto_choice`. Costs are mean decoder layers per token.
+    Source: as `pareto_choice`, or Bonferroni's inequality over fixed sequences. Costs are mean layers per token.
     """
-    assert plan.pareto is not None
+    if not has_parts(plan):
+        return tuple(row for spec in plan.tests for row in _each_rows(variants, plan, spec=spec, num_layers=num_layers))
     check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)), verb="test")
     return tuple(row for spec in plan.tests for row in _rows(variants, plan, spec=spec, num_layers=num_layers))
 
@@ -85,18 +95,58 @@ def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTes
     places = {index: place for place, index in enumerate(choice.path, start=1)}
     grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
     return [
-        RiskRow(
-            **vars(found),
-            **asked_of(spec),
+        _row(
+            spec,
+            found,
+            variant=variant,
             threshold=threshold,
             layers=layers[index],
-            tau=variant.tau,
-            min_exit_layer=variant.min_exit_layer,
-            confidence=variant.confidence,
-            exit_interval=variant.exit_interval,
             place=places.get(index),
             choosing_p_value=float(chosen_by[index]),
             choosing_layers=choosing_layers[index],
         )
         for index, ((variant, threshold), found) in enumerate(zip(grid, tested, strict=True))
     ]
+
+
+def _each_rows(
+    variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTest, num_layers: int
+) -> list[RiskRow]:
+    assert plan.pareto is not None
+    at_share = dataclasses.replace(spec, epsilon=plan.pareto.share_of(spec.epsilon), procedure="fixed_sequence")
+    rows, costs = [], []
+    for variant, totals in zip(plan.pareto.variants, variants, strict=True):
+        layers = totals.whole.mean_layers(num_layers)[1:]
+        tested = GridTest.of(at_share, [totals.evidence(spec)]).after(1)
+        rows.append(
+            [
+                _row(spec, found, variant=variant, threshold=threshold, layers=cost)
+                for threshold, cost, found in zip(plan.thresholds, layers, tested, strict=True)
+            ]
+        )
+        costs.append(next((row.layers for row in reversed(rows[-1]) if row.rejected), math.inf))
+    place, by_cost = 0, sorted(range(len(rows)), key=lambda index: -costs[index])
+    for index in by_cost:
+        of_variant = rows[index]
+        for at, row in enumerate(of_variant):
+            if row.tested:
+                place += 1
+                of_variant[at] = dataclasses.replace(row, place=place)
+    return [row for of_variant in rows for row in of_variant]
+
+
+def _row(
+    spec: PlannedTest, found: TestedSetting, *, variant: Variant, threshold: float, layers: float, **chosen: Any
+) -> RiskRow:
+    """Returns the row of a variant and threshold; `chosen` is what it has of a path and of who chose it."""
+    return RiskRow(
+        **vars(found),
+        **asked_of(spec),
+        threshold=threshold,
+        layers=layers,
+        tau=variant.tau,
+        min_exit_layer=variant.min_exit_layer,
+        confidence=variant.confidence,
+        exit_interval=variant.exit_interval,
+        **chosen,
+    )

@@ -60,6 +60,8 @@ from ._sequential import SequentialPlan as SequentialPlan
 from ._sequential import SequentialRecord as SequentialRecord
 from ._sequential import WatchedPlan as WatchedPlan
 from ._sequential import looks_by_round as looks_by_round
+from ._tests import EACH_VARIANT as EACH_VARIANT
+from ._tests import OF_VARIANTS as OF_VARIANTS
 from ._tests import PARETO as PARETO
 from ._tests import PROCEDURES as PROCEDURES
 from ._tests import AskedTest as AskedTest

@@ -8,6 +8,7 @@ def guarantee_in_words(
     group_key: str | None = None,
     is_sequential: bool = False,
     is_pareto: bool = False,
+    each_variant: bool = False,
     most_confirmed: int = 0,
 ) -> str:
     """Returns what a manifest promises.
@@ -18,6 +19,7 @@ def guarantee_in_words(
       group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
       is_pareto: Whether a part of the calibration set has chosen what the other part tested.
+      each_variant: Whether every one of several variants was tested by itself.
       most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
         the rest had proved; 0 where nothing was to be confirmed.
     """
@@ -35,6 +37,11 @@ def guarantee_in_words(
         promise += (
             " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
             "set that a hash had drawn beforehand; the other part alone has tested them."
+        )
+    if each_variant:
+        promise += (
+            " Every variant was tested by itself, each at an equal share of epsilon, so that all that was found safe "
+            "holds together, and the cheapest of it was taken."
         )
     if most_confirmed > 1:
         promise += (

@@ -15,7 +15,7 @@ from ._plan import Plan
 from ._record import SCHEMA, Record, checked_keys
 from ._schedule import check_positions
 from ._sequential import SequentialRecord, check_ended, check_part_of_data
-from ._tests import PARETO
+from ._tests import OF_VARIANTS
 from ._values import Text, UtcTime
 from .records import (
     Calibration,
@@ -310,8 +310,8 @@ class Manifest(WrittenManifest):
         """Refuses variants that nobody planned, or that are at odds with the model or the rest of the decoding."""
         pareto = self.plan.pareto if self.plan is not None else None
         if pareto is None:
-            if any(entry.procedure == PARETO for entry in self.calibrations):
-                raise ManifestError(f"plan.pareto is missing, though there are calibrations by procedure {PARETO}")
+            if found := next((each.procedure for each in self.calibrations if each.procedure in OF_VARIANTS), None):
+                raise ManifestError(f"plan.pareto is missing, though there are calibrations by procedure {found}")
         elif self.decode not in (decodes := [_with_variant(self.decode, variant) for variant in pareto.variants]):
             names = pareto.variants[0].fields_of_rule()
             raise ManifestError(
@@ -323,10 +323,11 @@ class Manifest(WrittenManifest):
                 f"plan.pareto.variants must exit from a layer of at most model.layers on, which is "
                 f"{self.model.layers}, got {highest}"
             )
-        if (pareto is None) != (self.data.choosing is None):
+        share = None if pareto is None else pareto.choosing_share
+        if (share is None) != (self.data.choosing is None):
             raise ManifestError(
-                "data.choosing must be there exactly if plan.pareto is, got "
-                f"{shown(self.data.choosing)} and {'none' if pareto is None else 'one'}"
+                "data.choosing must be there exactly if plan.pareto.choosing_share is, got "
+                f"{shown(self.data.choosing)} and {shown(share)}"
             )
 
     def _check_rounds(self) -> None:

@@ -1,6 +1,7 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from ._checks import ManifestError, check_count, check_share, shown
 from ._objective import CONSISTENCIES, Objective
 from ._record import DigestedRecord, Record
 from ._sequential import SequentialPlan, WatchedPlan
-from ._tests import PARETO, PROCEDURES, AskedTest, TestedEntry
+from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, PROCEDURES, AskedTest, TestedEntry
 from ._values import Count, Share, Text, Unit, one_of
 from .records import Variant, check_loss
 
@@ -41,7 +42,7 @@ class PlannedTest(AskedTest):
     consistency: Annotated[str, one_of(CONSISTENCIES)]
     metric: Text
     loss: Annotated[str, check_loss]
-    procedure: Annotated[str, one_of((*PROCEDURES, PARETO))]
+    procedure: Annotated[str, one_of((*PROCEDURES, *OF_VARIANTS))]
     group: Text | None = None
 
     @property
@@ -57,16 +58,19 @@ class PlannedTest(AskedTest):
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoPlan(Record):
-    """How one part of the calibration set chooses which variants and thresholds the other part tests.
+    """How several variants are tested: along a path that one part of the calibration set chooses, or each by itself.
 
     Attributes:
       variants: The ways of decoding, at least two, each of which is swept over the whole grid.
       choosing_share: Chance of an independent unit to be in the part that chooses, in (0, 1). The plan's salt and the
-        unit's name alone decide (`calm_beam.calibration.pareto.is_choosing`).
+        unit's name alone decide (`calm_beam.calibration.pareto.is_choosing`). None where no unit chooses, and all of
+        them test every variant, at an equal share of epsilon.
     """
 
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("choosing_share",)
+
     variants: tuple[Variant, ...]
-    choosing_share: Share
+    choosing_share: Share | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +84,15 @@ class ParetoPlan(Record):
         for name in ("confidence", "exit_interval"):
             if len({getattr(variant, name) is None for variant in self.variants}) > 1:
                 raise ManifestError(f"variants must all have a {name}, or none of them")
+
+    @property
+    def procedure(self) -> str:
+        """The procedure of the tests."""
+        return EACH_VARIANT if self.choosing_share is None else PARETO
+
+    def share_of(self, epsilon: float) -> float:
+        """Returns the level at which a variant is tested: epsilon, or its share of it where each is by itself."""
+        return epsilon / len(self.variants) if self.choosing_share is None else epsilon
 
 
 _Test = TypeVar("_Test", bound=AskedTest)
@@ -220,9 +233,11 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
                 if getattr(self, name) is not None:
                     raise ManifestError(f"pareto must be left out where there is {name}")
         for index, test in enumerate(self.tests):
-            if (test.procedure == PARETO) != (self.pareto is not None):
+            expected = None if self.pareto is None else self.pareto.procedure
+            if expected != (test.procedure if test.procedure in OF_VARIANTS else None):
                 raise ManifestError(
-                    f"tests[{index}].procedure must be {PARETO} exactly if pareto is there, got {test.procedure}"
+                    f"tests[{index}].procedure must be {expected or PARETO} exactly if pareto is there, got "
+                    f"{test.procedure}"
                 )
 
     def upper_part(self, thresholds: int) -> "Plan":
@@ -300,6 +315,26 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
                 raise ManifestError(
                     f"{at}[{place}].threshold must be one of plan.thresholds, got {shown(step.threshold)}"
                 )
+        if pareto.choosing_share is None:
+            self._check_each_variant(entry, pareto, at=at)
+
+    def _check_each_variant(self, entry: TestedEntry[Any, Any], pareto: ParetoPlan, *, at: str) -> None:
+        """Refuses a path that does not test every variant in the planned order, as far as it goes and no further."""
+        level = pareto.share_of(entry.epsilon)
+        blocks = [list(steps) for _, steps in itertools.groupby(entry.path, key=lambda step: step.variant)]
+        if sorted(pareto.variants.index(steps[0].variant) for steps in blocks) != list(range(len(pareto.variants))):
+            raise ManifestError(f"{at} must test every one of plan.pareto.variants, one after the other")
+        for steps in blocks:
+            name = f"{at}, {steps[0].variant.in_words()},"
+            if [step.threshold for step in steps] != list(self.thresholds[: len(steps)]):
+                raise ManifestError(f"{name} must test thresholds in the planned order")
+            if any(step.rejected != (step.p_value <= level) for step in steps):
+                raise ManifestError(
+                    f"{name} must reject exactly where p_value is at most {shown(level)}, an equal share of epsilon"
+                )
+            held = [step.rejected for step in steps]
+            if not all(held[:-1]) or (held[-1] and len(steps) < len(self.thresholds)):
+                raise ManifestError(f"{name} must end at the first test that failed, or at the last threshold")
 
 
 _T = TypeVar("_T")

@@ -15,6 +15,10 @@ from ._values import Count, Finite, Share, Signed, Text, Unit, one_of
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"
 """The procedure where a part of the calibration set has chosen the path, of several variants."""
+EACH_VARIANT = "each_variant"
+"""The procedure where every variant's grid is a sequence of its own, tested at an equal share of epsilon."""
+OF_VARIANTS = (PARETO, EACH_VARIANT)
+"""The procedures of several variants."""
 # p-values are not published below e to the power of minus this, 1e-300, and rounded up.
 _MOST_LOG_CAPITAL = 300 * math.log(10)
 _LOG_ROUNDING = 1e-6
@@ -29,7 +33,7 @@ class AskedTest(Record):
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that what was chosen breaks the tolerance, in (0, 1).
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
-      procedure: How all that was tested is tested together, one of `PROCEDURES`, or `PARETO`.
+      procedure: How all that was tested is tested together, one of `PROCEDURES`, or of `OF_VARIANTS`.
     """
 
     group: Text | None

@@ -24,7 +24,7 @@ from ._checks import (
 )
 from ._objective import CONSISTENCIES, LOSSES, Objective
 from ._record import Record
-from ._tests import PARETO, PROCEDURES, LookRecord, StepRecord, TestedEntry
+from ._tests import OF_VARIANTS, PROCEDURES, LookRecord, StepRecord, TestedEntry
 from ._unseen import UnseenRecord, check_unseen
 from ._values import AnyText, Count, Layers, Positive, Share, Temperature, Text, Unit, one_of
 
@@ -502,7 +502,8 @@ class Calibration(TestedEntry[PathEntry, Look]):
       layers: Mean decoder layers per token at the threshold; all layers when it is None. Where the threshold was
         confirmed, those of the outputs that confirmed it.
       risk: Empirical risk at the threshold, likewise; 0 when it is None.
-      path: Every threshold tested: descending, or of variants and thresholds in the order that was chosen.
+      path: Every threshold tested: descending; or of variants and thresholds in the order that was chosen; or variant
+        by variant, each descending, the one that is chosen last.
       confirmation: The tests, by examples that chose nothing, of thresholds accepted in `path`, whose outputs came from
         the decoder that serves: from the safest on, each at epsilon, up to the last accepted or the first that fails.
         The last one rejected is promised; where none was, `threshold` is None. None where nothing was to be confirmed.
@@ -534,7 +535,7 @@ class Calibration(TestedEntry[PathEntry, Look]):
     metric: Text
     loss: Annotated[str, check_loss] | None = None
     group: Text | None = None
-    procedure: Annotated[str, one_of((*PROCEDURES, PARETO))]
+    procedure: Annotated[str, one_of((*PROCEDURES, *OF_VARIANTS))]
     threshold: Unit | None
     variant: Variant | None = None
     threshold_by_position: tuple[float, ...] | None = None
@@ -663,18 +664,18 @@ class Calibration(TestedEntry[PathEntry, Look]):
             )
 
     def _check_testing_order(self) -> None:
-        is_pareto = self.procedure == PARETO
+        has_variants = self.procedure in OF_VARIANTS
         tested = set()
         for index, entry in enumerate(self.path):
-            if (entry.variant is not None) != is_pareto:
+            if (entry.variant is not None) != has_variants:
                 raise ManifestError(
-                    f"path[{index}].variant must be there exactly if procedure is {PARETO}, got "
+                    f"path[{index}].variant must be there exactly if procedure is {' or '.join(OF_VARIANTS)}, got "
                     f"{'one' if entry.variant else 'none'} and {self.procedure}"
                 )
-            if is_pareto and (entry.variant, entry.threshold) in tested:
+            if has_variants and (entry.variant, entry.threshold) in tested:
                 raise ManifestError(f"path[{index}] must be of a variant and threshold that were not tested before")
             tested.add((entry.variant, entry.threshold))
-        if is_pareto:
+        if has_variants:
             return
         for index, (before, entry) in enumerate(pairwise(self.path), start=1):
             if not entry.threshold < before.threshold:

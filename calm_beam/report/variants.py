@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
-from calm_beam.manifest import Calibration, Manifest, confirmation_in_words
+from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words
 from calm_beam.risk.tails import tail_in_words
 from calm_beam.text.counted import counted
 
@@ -60,7 +60,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
         panels=[_panel(*pair, name=name) for pair in others],
         entries=_entries(manifest),
         every="Every variant and threshold under every test",
-        numbers=_numbers(calibrated.table),
+        numbers=_numbers(calibrated.table, has_chosen=manifest.data.choosing is not None),
         about="What it was calibrated for",
         facts=[("Variants", variants), *((fact, value) for fact, value in facts(manifest))],
         fewer="Calibrate with fewer entries or variants.",
@@ -108,6 +108,8 @@ def _path(rows: Iterable[RiskRow]) -> list[RiskRow]:
 
 
 def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) -> str:
+    if entry.procedure == EACH_VARIANT:
+        return _lead_of_each(entry, rows, manifest=manifest)
     data, last = manifest.data, entry.path[-1]
     unit = data.unit.removesuffix("s")
     on_path = len(_path(rows))
@@ -122,8 +124,27 @@ def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) ->
         f"{len(rows)} pairs of variant and threshold, the safest first, by p-values and layers. The other "
         f"{counted(data.units_of(None) or 0, unit)}, whose risks and layers are shown, tested {len(entry.path)} of "
         f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}."
-        f"{confirmation_of_test(entry)} Names: threshold and, where they differ, measure, τ, ≥ the first layer that "
-        "may exit and / the distance to the next one."
+        f"{confirmation_of_test(entry)} {_NAMES}"
+    )
+
+
+_NAMES = (
+    "Names: threshold and, where they differ, measure, τ, ≥ the first layer that may exit and / the distance to the "
+    "next one."
+)
+
+
+def _lead_of_each(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) -> str:
+    """Returns how every variant was tested by itself."""
+    data = manifest.data
+    variants = len({row.variant for row in rows})
+    accepted = sum(step.rejected for step in entry.path)
+    return (
+        f"Each of {variants} variants was tested by itself by {counted(data.units, data.unit.removesuffix('s'))}, from "
+        f"the safest threshold down to the first that could not be proved safe at ε / {variants} = "
+        f"{entry.epsilon / variants:.4g}; {len(entry.path)} of {len(rows)} pairs of variant and threshold were tested, "
+        f"and {accepted} {'was' if accepted == 1 else 'were'} proved safe. The variants stand by what they came to, "
+        f"the cheapest last. Tested by {entry.p_value}.{confirmation_of_test(entry)} {_NAMES}"
     )
 
 
@@ -173,7 +194,7 @@ def _entries(manifest: Manifest) -> str:
     return table(names, rows, label="Table of all promises")
 
 
-def _numbers(tests: Iterable[Sequence[RiskRow]]) -> str:
+def _numbers(tests: Iterable[Sequence[RiskRow]], *, has_chosen: bool) -> str:
     names = (
         "promise",
         "δ",
@@ -185,8 +206,7 @@ def _numbers(tests: Iterable[Sequence[RiskRow]]) -> str:
         "p",
         "result",
         "layers",
-        "p of those who chose",
-        "their layers",
+        *(["p of those who chose", "their layers"] if has_chosen else []),
     )
     rows: list[tuple[str | Cell, ...]] = [
         (
@@ -200,8 +220,7 @@ def _numbers(tests: Iterable[Sequence[RiskRow]]) -> str:
             number(row.p_value, ".3g"),
             "proved" if row.rejected else "not proved" if row.tested else "not tested",
             number(row.layers, ".2f"),
-            number(row.choosing_p_value, ".3g"),
-            number(row.choosing_layers, ".2f"),
+            *([number(row.choosing_p_value, ".3g"), number(row.choosing_layers, ".2f")] if has_chosen else []),
         )
         for rows_of_test in tests
         for row in rows_of_test

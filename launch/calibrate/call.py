@@ -107,7 +107,7 @@ def calibrate(
       confirm_share: Share of the examples that choose nothing: they are decoded at the chosen thresholds, and at two
         that are safer, by the decoder that serves, and only thresholds that they prove again are promised. None
         promises what all of them chose.
-      seed: Of the order in which `wsr` bets on examples, and of which of them confirm.
+      seed: Of the order in which `star_bets` and `wsr` bet on examples, and of which of them confirm.
       on_long: `truncate` or `error`, for longer inputs.
       on_error: `fail`, or `worst_case`, which counts examples that cannot be decoded or scored with loss 1.
       max_failures: Most examples that may fail.

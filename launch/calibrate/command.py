@@ -176,7 +176,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         names = [group.name for group in groups]
     losses = None
     if flags.p_value is None:
-        losses = single_losses(source, thresholds=len(source.settings.thresholds))
+        losses = single_losses(source, thresholds=len(source.settings.thresholds) * max(1, len(flags.variants)))
     specs = _specs(flags, metrics, groups=names, losses=losses)
     serve = None if flags.serve is None else place_of_served(flags.serve, specs)
     plan = plan_of_job(

@@ -4,6 +4,7 @@ import argparse
 import itertools
 
 from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
+from calm_beam.calibration.pareto import CHOOSING_SHARE, MOST_BY_THEMSELVES, variants_plan
 from calm_beam.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags import (
@@ -22,7 +23,7 @@ from calm_beam.launch.flags import (
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import COUNT_NEAR_TIES, LOSSES_OF, NEAR_TIES, PARETO, VARIANT_MEASURES, ManifestError, Variant
+from calm_beam.manifest import COUNT_NEAR_TIES, LOSSES_OF, NEAR_TIES, VARIANT_MEASURES, ManifestError, Variant
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -30,8 +31,6 @@ from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 
 SEQUENTIAL_FLAGS = ("--round_examples", "--stop_at_threshold", "--stop_at_layers", "--stop_gain")
 _ROUND_EXAMPLES = 500
-# A path needs less evidence to be chosen than to be proved.
-_CHOOSING_SHARE = 0.3
 
 
 _ESSENTIALS = (
@@ -86,14 +85,14 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "--p_value",
         choices=tuple(P_VALUES),
         help="test of one threshold; default: signed_mixture with --sequential; else exact_binomial for tails and "
-        "exact_match; else star_bets, if every single loss can be kept: without groups and variants, up to "
-        f"{MOST_KEPT_LOSSES:,} (examples x thresholds x entries); else signed_mixture for signed losses, and "
-        "hoeffding_bentkus",
+        "exact_match; else star_bets, if every single loss can be kept: without groups and --choosing_share, up to "
+        f"{MOST_KEPT_LOSSES:,} (examples x thresholds x variants x entries); else signed_mixture for signed losses, "
+        "and hoeffding_bentkus",
     )
     test.add_argument(
         "--procedure",
         choices=tuple(PROCEDURES),
-        help="test of the grid of thresholds; default: fixed_sequence; several variants have pareto alone",
+        help="test of the grid of thresholds; default: fixed_sequence; several variants have procedures of their own",
     )
     test.add_argument(
         "--cluster_key",
@@ -136,8 +135,8 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "at two that are safer, by the decoder that serves, and only thresholds that they prove again are promised",
     )
     variants = parser.add_argument_group(
-        "variants (lists are comma-separated; every combination is swept, and some of the examples choose what the "
-        "others test)"
+        "variants (lists are comma-separated; every combination is swept; each is tested by itself, or some of the "
+        "examples choose what the others test)"
     )
     variants.add_argument(
         "--confidence", type=confidences, default=("softmax",), help=f"confidence measures: {measures_in_words()}"
@@ -153,7 +152,9 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "--choosing_share",
         type=share,
         metavar="SHARE",
-        help=f"share of the examples that choose, and test nothing; default: {_CHOOSING_SHARE:g}",
+        help="share of the examples that choose, and test nothing; default: none where there are up to "
+        f"{MOST_BY_THEMSELVES} variants, each of which is then tested by itself at an equal share of epsilon, and "
+        f"{CHOOSING_SHARE:g} where there are more",
     )
     rounds = parser.add_argument_group("sequential (stop decoding when enough is proved)")
     rounds.add_argument(
@@ -279,8 +280,9 @@ def _take_variants(flags: argparse.Namespace) -> None:
         )
     except ManifestError as error:
         raise UsageError(f"--{error}.") from error
-    flags.procedure = PARETO
-    flags.choosing_share = flags.choosing_share or _CHOOSING_SHARE
+    pareto = variants_plan(flags.variants, choosing_share=flags.choosing_share)
+    flags.procedure, flags.choosing_share = pareto.procedure, pareto.choosing_share
+    _check_choosing(flags, count=len(combinations))
 
 
 def _check_variants(flags: argparse.Namespace, *, count: int) -> None:
@@ -292,16 +294,19 @@ def _check_variants(flags: argparse.Namespace, *, count: int) -> None:
     if flags.sweep == "lazy":
         raise UsageError(f"{lists}and --sweep=lazy goes down one grid as far as its test does. {one} --sweep out.")
     if flags.group_key is not None:
-        raise UsageError(
-            f"{lists}among which a part of the examples chooses; with --group_key every group would need a part of its "
-            f"own. {one} --group_key out."
-        )
+        raise UsageError(f"{lists}and --group_key gives groups entries of their own. {one} --group_key out.")
     if flags.procedure is not None:
         raise UsageError(
-            f"{lists}which are tested along a path that a part of the examples chooses; --procedure={flags.procedure} "
-            f"tests the grid of one. {one} --procedure out."
+            f"{lists}which are tested in a way of their own; --procedure={flags.procedure} tests the grid of one. "
+            f"{one} --procedure out."
         )
-    if flags.p_value is not None and P_VALUES[flags.p_value].needs_table:
+
+
+def _check_choosing(flags: argparse.Namespace, *, count: int) -> None:
+    """Refuses what does not go together with a part of the examples that chooses."""
+    if flags.choosing_share is not None and flags.p_value is not None and P_VALUES[flags.p_value].needs_table:
         raise UsageError(
-            f"{lists}whose losses are only summed, and --p_value={flags.p_value} needs every single one. {one} it out."
+            f"of {count} variants, among which a part of the examples chooses, losses are only summed, and "
+            f"--p_value={flags.p_value} needs every single one. Take another p-value, or at most {MOST_BY_THEMSELVES} "
+            "variants without --choosing_share."
         )

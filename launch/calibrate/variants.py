@@ -1,4 +1,4 @@
-"""A calibration of several variants: one sweep of all that can share it, and one test of a path through all of them."""
+"""A calibration of several variants: one sweep of all that can share it, and one pipeline that tests all of them."""
 
 import dataclasses
 import time

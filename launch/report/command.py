@@ -104,7 +104,7 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
         return
     calibrated = read_calibrated(flags.calibration)
     manifest = calibrated.manifest
-    if manifest.data.choosing is not None:
+    if manifest.plan is not None and manifest.plan.pareto is not None:
         if flags.speedup is not None:
             raise UsageError(
                 f"--speedup: {flags.calibration} has several variants, and speedups are of one. Leave it out."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from rich.table import Table
 
 from calm_beam.manifest import (
-    PARETO,
+    OF_VARIANTS,
     Calibration,
     Manifest,
     Variant,
@@ -155,11 +155,12 @@ def groups_in_words(manifest: Manifest) -> str:
 
 def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
-    what = "Lowest threshold" if manifest.data.choosing is None else "Cheapest variant and threshold"
+    has_variants = any(entry.procedure in OF_VARIANTS for entry in manifest.calibrations)
+    what = "Cheapest variant and threshold" if has_variants else "Lowest threshold"
     title = f"{what} with expected loss at most delta (probability 1 - epsilon)"
     table = PlainTable(title, caption_justify="left")
     # Names of variants need the room.
-    table.collapse_padding = manifest.data.choosing is not None
+    table.collapse_padding = has_variants
     if any(entry.objective.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
     has_groups = manifest.data.groups is not None
@@ -236,7 +237,7 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
 
 def _end_of_test(entry: Calibration) -> str:
     """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid."""
-    if entry.procedure not in ("fixed_sequence", PARETO):
+    if entry.procedure not in ("fixed_sequence", *OF_VARIANTS):
         return "end of grid"
     last = entry.path[-1]
     if last.rejected:

@@ -16,6 +16,8 @@ from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations
+from calm_beam.risk.betting_table import betting_order
+from calm_beam.risk.in_memory import p_values_of
 from calm_beam.serving import Generator, LossProbe
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, opened, started_browser
@@ -23,7 +25,9 @@ from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_
 
 _ROWS = 60
 _ASKED = ("--metric=token_f1", "--delta=0.45,0.6", "--epsilon=0.2", "--schedule=decay")
-_LISTS = ("--tau=0,6", "--min_exit_layer=1,2")
+_EACH = ("--tau=0,6", "--min_exit_layer=1,2")
+# Of so few variants none chooses unless it is asked for.
+_LISTS = (*_EACH, "--choosing_share=0.3")
 _VARIANTS = tuple(Variant(tau=tau, min_exit_layer=layer) for tau in (0.0, 6.0) for layer in (1, 2))
 
 
@@ -138,6 +142,51 @@ def test_what_is_told(
     assert f"{manifest.data.choosing} of 60 examples chose what the others tested" in shown
 
 
+def test_each_variant_is_tested_by_itself(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of few variants all examples test each at an equal share of epsilon, by bets; the cheapest proved is taken."""
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output, *_EACH) == 0
+    printed, manifest, stored = capsys.readouterr(), _manifest(output), _stored(output)
+    assert "tested by star_bets, since no --p_value is named" in printed.err
+    assert "Cheapest variant and threshold with expected loss at most delta" in printed.out
+    assert manifest.plan is not None
+    assert manifest.plan.pareto is not None
+    assert (manifest.plan.pareto.choosing_share, manifest.data.choosing) == (None, None)
+    keys = [item.example.id for item in stored[_VARIANTS[0]]]
+    order = betting_order(keys, salt=manifest.plan.salt)
+    for entry in manifest.calibrations:
+        assert (entry.procedure, entry.p_value, entry.path[0].n) == ("each_variant", "star_bets", _ROWS)
+        found = {}
+        for variant in _VARIANTS:
+            p_values = p_values_of(
+                _losses(stored[variant])[order], p_value="star_bets", delta=entry.delta, epsilon=entry.epsilon / 4
+            )
+            steps = [step for step in entry.path if step.variant == variant]
+            assert [step.p_value for step in steps] == p_values[: len(steps)].tolist()
+            layers = [step.layers for step in steps if step.rejected]
+            if layers:
+                found[layers[-1]] = variant
+        assert entry.variant == (found[min(found)] if found else None)
+    assert any(entry.threshold is not None for entry in manifest.calibrations)
+    assert main(["inspect", str(output)]) == 0
+    assert "Each was tested by itself, at an equal share of epsilon." in capsys.readouterr().out
+    assert "Each of 4 variants was tested by itself by 60 examples" in (output / "report.html").read_text()
+    assert _calibrate(model, data, output, *_EACH, "--resume") == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err
+
+
+def test_what_an_earlier_version_finished_is_finished(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of the examples chose then, and sums were tested: without these named, nothing else is asked for."""
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output, *_LISTS, "--p_value=hoeffding_bentkus") == 0
+    assert _calibrate(model, data, output, *_EACH, "--resume") == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err
+
+
 def test_table_and_report(calibrated: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The table has every variant and threshold; the page shows what was chosen, and how far the path was proved."""
     manifest = _manifest(calibrated)
@@ -179,7 +228,7 @@ def test_a_killed_run_goes_on(
     shutil.rmtree(fourth)
     assert _calibrate(model, data, output, *_LISTS) == 2
     assert "holds generations of a run that did not finish" in capsys.readouterr().err
-    assert _calibrate(model, data, output, "--tau=0.5,6", "--min_exit_layer=1,2", "--resume") == 2
+    assert _calibrate(model, data, output, "--tau=0.5,6", *_LISTS[1:], "--resume") == 2
     assert "settings.rule.tau is 0.0 there" in capsys.readouterr().err
     assert _calibrate(model, data, output, *_LISTS, "--resume") == 0
     assert without_time(_manifest(output)) == without_time(manifest)
@@ -335,9 +384,13 @@ def test_verify_decodes_each_entry_by_its_variant(
         (("--tau=1,4", "--token_budget=60"), "token_budget must be at least"),
         (("--tau=1,4", "--sequential"), "and --sequential goes through one grid in rounds. Give one value of each"),
         (("--tau=1,4", "--sweep=lazy"), "and --sweep=lazy goes down one grid"),
-        (("--tau=1,4", "--group_key=page"), "with --group_key every group would need a part of its own"),
+        (("--tau=1,4", "--group_key=page"), "and --group_key gives groups entries of their own"),
         (("--tau=1,4", "--procedure=holm"), "--procedure=holm tests the grid of one"),
-        (("--tau=1,4", "--p_value=wsr"), "and --p_value=wsr needs every single one"),
+        (("--tau=1,4", "--choosing_share=0.3", "--p_value=wsr"), "and --p_value=wsr needs every single one"),
+        (
+            ("--tau=1,2,3,4,5,6,7", "--p_value=wsr"),
+            "Take another p-value, or at most 6 variants without --choosing_share",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_work(

@@ -2,7 +2,8 @@
 
 `suite` simulates Pareto testing with halves of equal size and costs that are known. Here everything is as in a run: a
 hash draws the parts, costs are counted on the part that chooses and depend on the losses, and the plan's own functions
-choose.
+choose. Where every variant is tested by itself, the cheapest of all that was accepted is taken, by costs that favour
+what is wrong.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from calm_beam.calibration.pareto import TESTING
 from calm_beam.calibration.plan import layout_of, part_of_unit, plan_of
 from calm_beam.calibration.result import choose_thresholds
 from calm_beam.calibration.totals import CalibrationTotals, Sums
-from calm_beam.calibration.variants import pareto_rows
+from calm_beam.calibration.variants import variant_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, Plan, Variant
@@ -34,19 +35,26 @@ _ALL_AT_DELTA = _BY_NAME["coin, all at delta"]
 _LAYERS = 8
 
 
-def _plan(world: World, *, variants: int) -> Plan:
+def _plan(
+    world: World,
+    *,
+    variants: int,
+    share: float | None = 0.3,
+    p_value: str = "exact_binomial",
+    epsilon: float = _EPSILON,
+) -> Plan:
     thresholds = tuple(0.9 - 0.1 * place for place in range(len(world.shares) // variants))
     specs = all_specs(
         consistencies=("textual",),
         metrics=("exact_match",),
         deltas=(world.delta,),
-        epsilons=(_EPSILON,),
-        p_value="exact_binomial",
-        procedure="pareto",
+        epsilons=(epsilon,),
+        p_value=p_value,
+        procedure="pareto" if share else "each_variant",
     )
     settings = DecodeSettings(rule=ExitRule(), thresholds=thresholds, max_input_length=8, max_decode_length=8)
     pareto = ParetoPlan(
-        variants=tuple(Variant(min_exit_layer=layer) for layer in range(1, variants + 1)), choosing_share=0.3
+        variants=tuple(Variant(min_exit_layer=layer) for layer in range(1, variants + 1)), choosing_share=share
     )
     return plan_of(specs, settings, model="m", vocabulary=None, pareto=pareto)
 
@@ -97,12 +105,69 @@ def _wrong(world: World, *, variants: int, same_part: bool = False) -> int:
         ]
         if same_part:
             totals = [_tested_twice(each) for each in totals]
-        (entry,) = choose_thresholds(pareto_rows(totals, plan, num_layers=_LAYERS), plan, num_layers=_LAYERS)
+        (entry,) = choose_thresholds(variant_rows(totals, plan, num_layers=_LAYERS), plan, num_layers=_LAYERS)
         if entry.variant is not None and entry.threshold is not None:
             assert plan.pareto is not None
             place = plan.pareto.variants.index(entry.variant) * size + plan.thresholds.index(entry.threshold)
             wrong += bool(world.is_null[place])
     return wrong
+
+
+def _wrong_by_themselves(world: World, *, variants: int, p_value: str, at_full_epsilon: bool = False) -> int:
+    """Returns in how many calibrations the cheapest of all that every variant accepted is wrong.
+
+    Args:
+      world: Its thresholds are divided among the variants.
+      variants: How many there are.
+      p_value: By which they are tested.
+      at_full_epsilon: Whether, wrongly, each of them is tested at epsilon.
+    """
+    epsilon = _EPSILON * variants if at_full_epsilon else _EPSILON
+    plan = _plan(world, variants=variants, share=None, p_value=p_value, epsilon=epsilon)
+    size, keys, layout = len(plan.thresholds), [str(unit) for unit in range(world.n)], layout_of(plan)
+    rng = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(_REPLICATIONS):
+        fixed = to_fixed_point(world.draw(rng, 1)[:, 0])
+        totals = []
+        for variant in range(variants):
+            part = fixed[:, None, variant * size : (variant + 1) * size]
+            found = CalibrationTotals.of_losses(keys, part, layout=layout, salt=plan.salt)
+            # Later variants and thresholds are cheaper; what is wrong mostly comes last.
+            layers = [(world.n * (_LAYERS - 1) * (variants - variant)) // variants - place for place in range(size)]
+            counts = (world.n,) * (1 + size)
+            whole = dataclasses.replace(found.whole, layer_sums=(world.n * _LAYERS, *layers), token_counts=counts)
+            totals.append(dataclasses.replace(found, whole=whole))
+        (entry,) = choose_thresholds(variant_rows(totals, plan, num_layers=_LAYERS), plan, num_layers=_LAYERS)
+        if entry.variant is not None and entry.threshold is not None:
+            assert plan.pareto is not None
+            place = plan.pareto.variants.index(entry.variant) * size + plan.thresholds.index(entry.threshold)
+            wrong += bool(world.is_null[place])
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("world", "variants", "p_value"),
+    [
+        # So many that the binomial test errs nearly as often as it may at a quarter of epsilon.
+        (dataclasses.replace(_ALL_AT_DELTA, n=132), 4, "exact_binomial"),
+        (_ALL_AT_DELTA, 4, "star_bets"),
+        (_BY_NAME["coin, not monotone"], 4, "exact_binomial"),
+        (_BY_NAME["bimodal, all at delta"], 4, "star_bets"),
+        (_BY_NAME["ROUGE-like, not monotone"], 2, "star_bets"),
+    ],
+    ids=lambda value: value.name if isinstance(value, World) else str(value),
+)
+def test_variants_by_themselves_are_seldom_wrong(world: World, variants: int, p_value: str) -> None:
+    """At an equal share of epsilon each, the cheapest that any of them accepts is wrong as seldom as epsilon says."""
+    assert _wrong_by_themselves(world, variants=variants, p_value=p_value) <= _MOST
+
+
+def test_variants_at_the_whole_epsilon_are_caught() -> None:
+    """If each were tested at epsilon, the cheapest of them would be wrong too often."""
+    world = dataclasses.replace(_ALL_AT_DELTA, n=59)
+    found = _wrong_by_themselves(world, variants=4, p_value="exact_binomial", at_full_epsilon=True)
+    assert found > 1.5 * _MOST
 
 
 def _tested_twice(totals: CalibrationTotals) -> CalibrationTotals:

@@ -9,16 +9,18 @@ import pytest
 
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
-from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, plan_of
+from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, plan_of, promise_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
 from calm_beam.calibration.totals import CalibrationTotals
-from calm_beam.calibration.variants import pareto_rows, whole_of
+from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.outputs import Generation, OutputsError
+from calm_beam.risk.betting_table import betting_order
 from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.in_memory import p_values_of
 from tests.calm_beam.calibration.builders import build_example, build_output
 
 _VARIANTS = (Variant(min_exit_layer=1), Variant(min_exit_layer=2), Variant(min_exit_layer=3))
@@ -97,7 +99,7 @@ def test_sums_come_to_what_arrays_come_to(seed: int) -> None:
     """Path, decisions and choice of every entry are those of `pareto_calibration` on single losses, bit for bit."""
     plan = _plan()
     losses, layers, tokens = _drawn(seed)
-    rows = pareto_rows(_totals(plan, seed), plan, num_layers=8)
+    rows = variant_rows(_totals(plan, seed), plan, num_layers=8)
     entries = choose_thresholds(rows, plan, num_layers=8)
     for place, (spec, entry) in enumerate(zip(plan.tests, entries, strict=True)):
         of_spec = rows[place * _PLACES : (place + 1) * _PLACES]
@@ -140,11 +142,40 @@ def test_only_those_who_test_are_counted() -> None:
     plan = _plan()
     losses, layers, tokens = _drawn(0)
     tests = np.array([part_of_unit(plan, str(unit)) == TESTING for unit in range(_N)])
-    row = pareto_rows(_totals(plan, 0), plan, num_layers=8)[4]
+    row = variant_rows(_totals(plan, 0), plan, num_layers=8)[4]
     assert (row.variant, row.threshold, row.n) == (_VARIANTS[1], 0.5, tests.sum())
     assert row.risk == pytest.approx(losses[tests, 0, 4].mean())
     assert row.layers == layers[tests, 4].sum() / tokens[tests, 4].sum()
     assert row.choosing_layers == layers[~tests, 4].sum() / tokens[~tests, 4].sum()
+
+
+@pytest.mark.parametrize("p_value", ["signed_mixture", "star_bets"])
+def test_each_variant_may_be_tested_by_itself(p_value: str) -> None:
+    """All units test each down its grid at a third of epsilon; the cheapest of all that was proved comes last."""
+    plan = _plan(
+        pareto=ParetoPlan(variants=_VARIANTS),
+        procedure="each_variant",
+        deltas=(0.3,),
+        p_value=p_value,
+    )
+    losses, layers, tokens = _drawn(0)
+    rows = variant_rows(_totals(plan, 0), plan, num_layers=8)[:_PLACES]
+    order = betting_order([str(unit) for unit in range(_N)], salt=plan.salt)
+    p_values = p_values_of(losses[order, 0], p_value=p_value, delta=0.3, epsilon=0.1 / 3)
+    assert [row.p_value for row in rows] == p_values.tolist()
+    accepted = np.logical_and.accumulate(p_values.reshape(3, -1) <= 0.1 / 3, axis=1)
+    assert [row.rejected for row in rows] == accepted.ravel().tolist()
+    costs = layers.sum(axis=0) / tokens.sum(axis=0)
+    last = [3 * at + int(held.sum()) - 1 for at, held in enumerate(accepted) if held.any()]
+    one = dataclasses.replace(plan, tests=plan.tests[:1])
+    (entry,) = choose_thresholds(rows, one, num_layers=8)
+    cheapest = min(last, key=lambda place: costs[place])
+    assert (entry.variant, entry.threshold) == (rows[cheapest].variant, rows[cheapest].threshold)
+    assert (entry.layers, entry.path[0].n) == (costs[cheapest], _N)
+    assert {step.variant for step in entry.path} == set(_VARIANTS)
+    assert entry.path[-1].variant == entry.variant
+    assert risk_table_text(rows).splitlines()[0].endswith("layers,tau,min_exit_layer,place")
+    assert "Every variant was tested by itself, each at an equal share of epsilon" in promise_of(plan)
 
 
 def test_failures_of_all_variants_are_listed() -> None:
@@ -173,13 +204,13 @@ def test_empty_parts_are_refused() -> None:
     assert plan.pareto is not None
     few = dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, choosing_share=1e-9))
     with pytest.raises(ValueError, match="of 300 units, 0 were drawn to choose what the other 300 test"):
-        pareto_rows(_totals(few, 0), few, num_layers=8)
+        variant_rows(_totals(few, 0), few, num_layers=8)
 
 
 def test_the_table_is_read_again(tmp_path: Any) -> None:
     """Columns of variants read back to the same numbers; a variant without tau leaves it empty."""
     plan = _plan()
-    rows = pareto_rows(_totals(plan, 0), plan, num_layers=8)
+    rows = variant_rows(_totals(plan, 0), plan, num_layers=8)
     text = risk_table_text(rows)
     assert text.splitlines()[0].endswith("layers,tau,min_exit_layer,place,choosing_p_value,choosing_layers")
     path = tmp_path / "table.csv"
@@ -211,7 +242,10 @@ def test_all_that_decides_is_in_the_hash() -> None:
             {"sequential": SequentialPlan(round_examples=9), "p_value": "signed_mixture"},
             "several variants are neither calibrated for groups nor sequentially",
         ),
-        ({"p_value": "wsr"}, "p_value wsr needs every single loss, and those of several variants are only summed"),
+        (
+            {"p_value": "wsr"},
+            "p_value wsr needs every single loss, and those of variants among which a part of the set",
+        ),
         (
             {
                 "pareto": ParetoPlan(

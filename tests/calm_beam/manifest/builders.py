@@ -8,6 +8,7 @@ from typing import Any
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
+    EACH_VARIANT,
     PARETO,
     Calibration,
     ConfirmationRecord,
@@ -288,6 +289,38 @@ def build_variants_manifest(**changes: Any) -> Manifest:
         "plan": dataclasses.replace(plan, tests=tests, pareto=ParetoPlan(variants=VARIANTS, choosing_share=0.3)),
         "data": dataclasses.replace(base.data, choosing=60),
         "calibrations": (entry, never),
+    }
+    return build_manifest(**{**values, **changes})
+
+
+def build_each_variant_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest of two variants, each of which was tested by itself, with the given fields changed.
+
+    The entry exits by tau 4 from layer 2, which is the cheaper of two that were proved.
+    """
+    first, last = VARIANTS[0], VARIANTS[-1]
+    entry = build_calibration(
+        loss="dissimilarity",
+        procedure=EACH_VARIANT,
+        threshold=0.9,
+        variant=last,
+        threshold_by_position=build_positions(0.9, tau=4.0),
+        layers=3.5,
+        risk=0.03,
+        path=(
+            build_path_entry(variant=first, p_value=0.01),
+            build_path_entry(variant=first, threshold=0.8, p_value=0.03, rejected=False),
+            build_path_entry(variant=last, risk=0.03, p_value=0.02, layers=3.5),
+            build_path_entry(variant=last, threshold=0.8, risk=0.09, p_value=0.3, rejected=False, layers=3.0),
+        ),
+    )
+    plan = build_plan_record()
+    tests = (dataclasses.replace(plan.tests[0], procedure=EACH_VARIANT, delta=entry.delta),)
+    base = build_manifest()
+    values: dict[str, Any] = {
+        "decode": dataclasses.replace(base.decode, tau=1.0),
+        "plan": dataclasses.replace(plan, tests=tests, pareto=ParetoPlan(variants=(first, last))),
+        "calibrations": (entry,),
     }
     return build_manifest(**{**values, **changes})
 

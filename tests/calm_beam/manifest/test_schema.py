@@ -87,6 +87,7 @@ def test_schema_is_strict_and_described() -> None:
     assert sorted(optional) == [
         "chat",
         "choosing",
+        "choosing_share",
         "clusters",
         "confidence",
         "confidence_source",
@@ -172,7 +173,7 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     assert tuple(plain["enum"]) == manifest_module.LOSSES
     for name in _TAILS:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
-    assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, manifest_module.PARETO)
+    assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, *manifest_module.OF_VARIANTS)
     assert tuple(definitions["end"]["enum"]) == manifest_module.SequentialPlan.ends()
     assert tuple(definitions["variant"]["properties"]["confidence"]["enum"]) == manifest_module.VARIANT_MEASURES
     decoders = _SCHEMA["properties"]["confirmation"]["properties"]["decoder"]["enum"]

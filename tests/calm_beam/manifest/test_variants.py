@@ -11,6 +11,7 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
     ParetoPlan,
+    PathEntry,
     Plan,
     Variant,
     content_digest,
@@ -19,6 +20,7 @@ from calm_beam.manifest import (
 )
 from tests.calm_beam.manifest.builders import (
     VARIANTS,
+    build_each_variant_manifest,
     build_path_entry,
     build_planned_manifest,
     build_positions,
@@ -53,6 +55,61 @@ def test_who_chose_does_not_count_as_evidence() -> None:
     assert (_MANIFEST.data.units, _MANIFEST.data.units_of(None)) == (200, 140)
 
 
+def test_variants_that_were_tested_by_themselves_are_read_again() -> None:
+    """Nobody chose, so that all examples count; the level of each is an equal share of epsilon."""
+    manifest = build_each_variant_manifest()
+    text = manifest_text(manifest)
+    assert parse_manifest(text) == manifest
+    assert "choosing" not in text
+    assert (manifest.data.units_of(None), manifest.calibrations[0].variant) == (200, VARIANTS[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # p-values of .03 are small enough for .05, and not for half of it.
+        (
+            lambda path: (path[0], _changed(path[1], rejected=True), *path[2:]),
+            "must reject exactly where p_value is at",
+        ),
+        (
+            lambda path: (_changed(path[0], rejected=False), *path[2:]),
+            "must reject exactly where p_value is at most 0.02",
+        ),
+        (lambda path: (path[0], *path[2:]), "must end at the first test that failed, or at the last threshold"),
+        (lambda path: (*path[:2], path[2]), "must end at the first test that failed, or at the last threshold"),
+        (lambda path: path[2:], "must test every one of plan.pareto.variants, one after the other"),
+        (lambda path: (path[0], *path[2:], path[1]), "must test every one of plan.pareto.variants, one after the"),
+        (
+            lambda path: (*path[:2], path[2], _changed(path[3], threshold=0.7)),
+            "must test thresholds in the planned order",
+        ),
+    ],
+)
+def test_each_variant_is_tested_down_the_grid(
+    change: Callable[[tuple[PathEntry, ...]], tuple[PathEntry, ...]], message: str
+) -> None:
+    """Every one of them, in the planned order, up to the first that fails at its share of epsilon."""
+    entry = build_each_variant_manifest().calibrations[0]
+    with pytest.raises(ManifestError, match=message):
+        build_each_variant_manifest(calibrations=(dataclasses.replace(entry, path=change(entry.path)),))
+
+
+def test_who_chooses_and_how_is_tested_agree() -> None:
+    """Without a part that chooses nobody has chosen, and the procedure is another one."""
+    manifest = build_each_variant_manifest()
+    with pytest.raises(
+        ManifestError, match=r"tests\[0\].procedure must be pareto exactly if pareto is there, got each_"
+    ):
+        dataclasses.replace(manifest.plan, pareto=_pareto(variants=(VARIANTS[0], VARIANTS[-1])))
+    with pytest.raises(ManifestError, match=r"n must be data.examples less data.choosing"):
+        build_each_variant_manifest(data=dataclasses.replace(manifest.data, choosing=60))
+
+
+def _changed(step: PathEntry, **changes: Any) -> PathEntry:
+    return dataclasses.replace(step, **changes)
+
+
 def _with_entry(**changes: Any) -> Callable[[], Manifest]:
     return lambda: build_variants_manifest(calibrations=(dataclasses.replace(_ENTRY, **changes), _NEVER))
 
@@ -81,7 +138,10 @@ def _pareto(**changes: Any) -> ParetoPlan:
     [
         (_with_entry(variant=VARIANTS[0]), "variant must be tau 4, from layer 2, as path says of threshold, got tau 1"),
         (_with_entry(variant=None), "variant must be tau 4, from layer 2, as path says of threshold, got none"),
-        (_with_step(0, variant=None), r"path\[0\].variant must be there exactly if procedure is pareto, got none"),
+        (
+            _with_step(0, variant=None),
+            r"path\[0\].variant must be there exactly if procedure is pareto or each_variant, got none",
+        ),
         (
             _with_step(1, variant=VARIANTS[0], threshold=0.9),
             r"path\[1\] must be of a variant and threshold that were not",
@@ -185,5 +245,6 @@ def test_another_order_is_another_plan() -> None:
 def test_other_procedures_know_no_variants() -> None:
     """A grid that is its own order has one way of decoding."""
     plain: Calibration = build_planned_manifest().calibrations[0]
-    with pytest.raises(ManifestError, match=r"path\[0\].variant must be there exactly if procedure is pareto, got one"):
+    message = r"path\[0\].variant must be there exactly if procedure is pareto or each_variant, got one"
+    with pytest.raises(ManifestError, match=message):
         dataclasses.replace(plain, path=tuple(dataclasses.replace(step, variant=VARIANTS[0]) for step in plain.path))

@@ -98,7 +98,7 @@ def _completion_of(action: argparse.Action, name: str) -> Completed:
         takes_value=takes_value,
         choices=tuple(map(str, action.choices or ())),
         # Texts that are no list may name files; what else they name is not known here.
-        is_path=takes_value and not action.choices and getattr(action.type, "__name__", "paths") in ("paths", "str"),
+        is_path=takes_value and not action.choices and getattr(action.type, "names_files", action.type is None),
     )
 
 

@@ -32,9 +32,9 @@ from calm_beam.text.counted import counted
 from calm_beam.text.printable import printable_line
 from calm_beam.vocabularies.vocabulary import open_vocabulary
 
-from .flags import FlagParser, UsageError, naming, parse_own_flags
+from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags
 from .flags.manifest import add_confidence_flag
-from .flags.model import add_model_flags, declared
+from .flags.model import declared
 from .terminal import PlainConsole
 from .terminal.certification import choices_of_settings, tests_of_settings
 from .terminal.summary import choices_table, confirmation_lines, tests_in_words

@@ -16,17 +16,7 @@ from typing import Any
 _MOST_COLUMNS = 100
 _LEAST_COLUMNS = 40
 _LONGEST_CHOICES = 28
-_PLACEHOLDERS = {
-    "int": "N",
-    "float": "X",
-    "whole_number": "N",
-    "whole_numbers": "N,...",
-    "numbers": "X,...",
-    "texts": "NAME,...",
-    "paths": "PATH,...",
-    "share": "SHARE",
-    "pattern": "REGEX",
-}
+_PLACEHOLDERS = {"int": "N", "float": "X"}
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -77,9 +67,8 @@ def placeholder(action: argparse.Action) -> str:
         return action.metavar
     if action.choices is not None and not _has_long_choices(action):
         return f"{{{','.join(map(str, action.choices))}}}"
-    # What makes a parser, such as `whole_number`, has its name before the parser's.
-    kind = str(getattr(action.type, "__qualname__", "")).partition(".")[0]
-    return _PLACEHOLDERS.get(kind) or action.dest.rpartition("_")[2].upper()
+    of_kind = getattr(action.type, "placeholder", None) or _PLACEHOLDERS.get(getattr(action.type, "__name__", ""))
+    return of_kind or action.dest.rpartition("_")[2].upper()
 
 
 def _has_long_choices(action: argparse.Action) -> bool:

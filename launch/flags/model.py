@@ -1,28 +1,10 @@
-"""The flags that say of a model what its arrays do not show."""
+"""What flags say of a model that its arrays do not show."""
 
 import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
-
-# As in `calm_beam.model`, which needs JAX.
-_ACTIVATIONS = ("gelu", "silu", "relu")
-
-
-def add_model_flags(group: argparse._ActionsContainer) -> None:
-    """Adds the flags that go with `--checkpoint`."""
-    group.add_argument(
-        "--activation",
-        choices=_ACTIVATIONS,
-        help="of the feed-forward layers, where a T5X checkpoint comes without the config.gin that says it; silu is "
-        "also called swish; default: T5's",
-    )
-    group.add_argument(
-        "--relative_max_distance",
-        type=int,
-        help="distance from which positions share a bucket, in the same case; default: T5's, 128",
-    )
 
 
 def declared(flags: argparse.Namespace) -> "Declared":

@@ -8,6 +8,7 @@ from calm_beam.launch.flags import (
     UsageError,
     add_exit_head_flag,
     add_memory_flags,
+    add_model_flags,
     add_worker_flags,
     share,
     utf8_text,
@@ -15,7 +16,6 @@ from calm_beam.launch.flags import (
 )
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.manifest import add_confidence_flag, add_entry_flags, add_precision_flags
-from calm_beam.launch.flags.model import add_model_flags
 
 SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output have exit_layers of themselves."
 

@@ -11,9 +11,8 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 from collections.abc import Sequence
 
 from calm_beam.calibration.file_names import REPORT
-from calm_beam.launch.flags import FlagParser, parse_own_flags, whole_number
+from calm_beam.launch.flags import FlagParser, add_model_flags, parse_own_flags, whole_number
 from calm_beam.launch.flags.manifest import add_confidence_flag
-from calm_beam.launch.flags.model import add_model_flags
 
 _MOST_EXAMPLES = 500
 _ESSENTIALS = ("--calibration", "--output", "--generations", "--checkpoint", "--speedup")

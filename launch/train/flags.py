@@ -12,13 +12,13 @@ from calm_beam.launch.flags import (
     UsageError,
     add_chat_flags,
     add_data_flags,
+    add_model_flags,
     parse_own_flags,
     paths,
     utf8_text,
     whole_number,
 )
 from calm_beam.launch.flags.metrics import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
-from calm_beam.launch.flags.model import add_model_flags
 from calm_beam.model import ModelConfig
 from calm_beam.storage import is_cloud_path
 from calm_beam.training.config import LAYER_WEIGHTS, AdafactorConfig, ClassifierConfig, MuonConfig, TrainingConfig

@@ -47,6 +47,7 @@ from calm_beam.launch.flags import (
     add_data_flags,
     add_exit_head_flag,
     add_memory_flags,
+    add_model_flags,
     add_worker_flags,
     as_usage,
     parse_flags,
@@ -55,7 +56,6 @@ from calm_beam.launch.flags import (
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.manifest import add_confidence_flag, add_precision_flags
 from calm_beam.launch.flags.metrics import add_metric_settings
-from calm_beam.launch.flags.model import add_model_flags
 
 from .carried import add_anytime_flags
 

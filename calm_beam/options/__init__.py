@@ -1,0 +1,8 @@
+"""What a user may choose: every option is declared once, for flags, Python's arguments, keys of files and workers."""
+
+from .option import Option as Option
+from .option import OptionError as OptionError
+from .option import Options as Options
+from .option import option as option
+from .option import options_of as options_of
+from .option import switch as switch

@@ -1,0 +1,331 @@
+"""Groups of options that several requests have in common: model, data, what decodes, and how."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
+from calm_beam.errors import UsageError
+from calm_beam.exits.head_forms import EXIT_HEADS
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import TOKEN_SOURCES
+from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.inputs import Reading
+from calm_beam.inputs.seqio_names import seqio_name
+from calm_beam.manifest import ENGINES
+from calm_beam.model import ACTIVATIONS
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
+
+from .kinds import (
+    confidence,
+    exit_head,
+    integer,
+    measures_in_words,
+    number,
+    numbers,
+    paths,
+    texts,
+    utf8_text,
+    whole_number,
+)
+from .option import Options, option, switch
+
+_OF_MODEL = ("checkpoint", "generations")
+_MODEL_AND_DATA = "model and data"
+_EXITS = "exits"
+_RUN = "run (Beam's own flags, such as --runner, may be added)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSource(Options):
+    """Which model, and which vocabulary."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    checkpoint: str | None = option(
+        None,
+        "model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without model "
+        "and data, calibrate and evaluate use embedded ones",
+    )
+    vocabulary: str | None = option(
+        None, "SentencePiece model or tokenizer.json; default: beside the checkpoint", belongs_to=_OF_MODEL
+    )
+    extra_ids: int | None = option(
+        None,
+        "sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
+        kind=whole_number(0),
+        belongs_to=_OF_MODEL,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chat(Options):
+    """How inputs become chats."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    chat_template: str | None = option(
+        None,
+        "make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
+        "template; none: inputs are prompts as they are. Needed where the model has a template",
+        metavar="model|none|FILE",
+        belongs_to=_OF_MODEL,
+    )
+    system: str | None = option(
+        None, "what every chat begins with, before the input; needs --chat_template", kind=utf8_text
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFacts(Options):
+    """What the arrays of a model do not show."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    activation: str | None = option(
+        None,
+        "of the feed-forward layers, where a T5X checkpoint comes without the config.gin that says it; silu is also "
+        "called swish; default: T5's",
+        choices=ACTIVATIONS,
+        belongs_to=_OF_MODEL,
+    )
+    relative_max_distance: int | None = option(
+        None,
+        "distance from which positions share a bucket, in the same case; default: T5's, 128",
+        kind=integer,
+        belongs_to=_OF_MODEL,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSource(Options):
+    """Which data are read, and how."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    data: str | Sequence[str] | None = option(None, "files with the data: globs, comma-separated", kind=paths)
+    data_format: str | None = option(
+        None,
+        "format of the data; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
+        choices=("jsonl", "text", "parquet", "tfrecord", "seqio"),
+    )
+    inputs_field: str | None = option(
+        None, "field of a row with the prompt; default: input, in TFRecord and SeqIO inputs"
+    )
+    targets_field: str | None = option(
+        None, "field of a row with the references; default: references, in TFRecord and SeqIO targets"
+    )
+    seqio_task: str | None = option(None, "SeqIO task to read instead of --data")
+    seqio_split: str | None = option(None, "its split; default: validation")
+    seqio_module: str | Sequence[str] | None = option(
+        None, "modules that register the task, comma-separated; importable on workers too", kind=texts
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seqio_task is None:
+            for name in ("seqio_split", "seqio_module"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"--{name} belongs to --seqio_task, which is missing.")
+            if self.data_format == "seqio":
+                raise UsageError("--data_format=seqio needs --seqio_task, the name of the task.")
+            for name in ("data_format", "inputs_field", "targets_field"):
+                if self.data is None and getattr(self, name) is not None:
+                    raise UsageError(f"--{name} belongs to --data, which is missing.")
+            return
+        if self.data is not None:
+            raise UsageError(f"--seqio_task={self.seqio_task} and --data both name the data: leave one of them out.")
+        if self.data_format not in (None, "seqio"):
+            raise UsageError(f"--seqio_task is read as seqio, not --data_format={self.data_format}: leave that out.")
+
+    @property
+    def patterns(self) -> tuple[str, ...] | None:
+        """What names the data: paths and globs, or the task of SeqIO by its name; None where nothing does."""
+        if self.seqio_task is not None:
+            return (seqio_name(self.seqio_task, self.seqio_split or "validation"),)
+        return None if self.data is None else tuple(self.data)
+
+    def reading(
+        self, *, cluster_key: str | None = None, group_key: str | None = None, needs_references: bool = False
+    ) -> Reading:
+        """Returns how the data are read; arguments as in `Reading`."""
+        return Reading(
+            data_format=None if self.data_format == "seqio" else self.data_format,
+            inputs_field=self.inputs_field,
+            targets_field=self.targets_field,
+            seqio_modules=tuple(self.seqio_module or ()),
+            cluster_key=cluster_key,
+            group_key=group_key,
+            needs_references=needs_references,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lengths(Options):
+    """What is put before inputs, and how long inputs and outputs may be."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    task_prefix: str = option("", "put before every input", kind=utf8_text)
+    max_input_length: int | None = option(
+        None,
+        f"in tokens, eos included; default: {USUAL_INPUT_LENGTH}, or what the model has room for beside an output",
+        kind=whole_number(1),
+    )
+    on_long: str = option("truncate", "for longer inputs", choices=("truncate", "error"))
+    max_decode_length: int = option(64, "in tokens, eos included", kind=whole_number(1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision(Options):
+    """In which numbers the model computes."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    dtype: str = option(
+        "float32",
+        "type of weights, states, keys and values; sums, norms, logits and confidences are float32 in any case",
+        choices=DTYPES,
+    )
+    matmul_precision: str = option(
+        "highest",
+        "of products of float32 numbers, on GPUs and TPUs: highest (float32), high or default (TF32, or passes in "
+        "bfloat16)",
+        choices=MATMUL_PRECISIONS,
+    )
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """In which numbers the model computes, as a value; raises ValueError if the two do not go together."""
+        return Arithmetic(dtype=self.dtype, matmul_precision=self.matmul_precision)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory(Options):
+    """How much is decoded at a time, which moves no output."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    batch_size: int | None = option(
+        None, "most prompts decoded together; default: by the memory that is free", kind=whole_number(1)
+    )
+    token_budget: int | None = option(
+        None,
+        "most positions held at a time, of prompts and of outputs; default: by the memory that is free",
+        kind=whole_number(1),
+    )
+    model_parallelism: int = option(
+        1,
+        "devices that share one model, each with a part of it, for models larger than one device; copies are on a "
+        "worker's other devices (default: 1)",
+        kind=whole_number(1),
+        metavar="N",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine(Options):
+    """What decodes, and in which form the output head decides. It moves outputs at near ties alone."""
+
+    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+
+    engine: str = option(
+        "auto",
+        "what decodes: native (compiled C, for CPUs), xla, or auto: native where this installation has it for the "
+        "processor (never on other machines than this), else xla; it is recorded, and two are never mixed (default: "
+        "%(default)s)",
+        choices=("auto", *ENGINES),
+    )
+    exit_head: str = option(
+        "auto",
+        "form of the output head that decides exits: exact; int8, certified by native code, with the exact one where "
+        "it leaves something open; auto takes int8 for large heads with native code, else exact (default: %(default)s)",
+        kind=exit_head,
+        choices=EXIT_HEADS,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitGrid(Options):
+    """At which thresholds tokens exit, and all of the rule that no calibration chooses among."""
+
+    SECTION: ClassVar[str | None] = _EXITS
+
+    patience: int | None = option(
+        None, "with --confidence=patience: how many layers have to agree at threshold 1", kind=whole_number(1)
+    )
+    thresholds: float | Sequence[float] | None = option(
+        None, "exit thresholds, comma-separated; instead of --grid_step", kind=numbers
+    )
+    grid_step: float | None = option(
+        None, "grid of its multiples below 1, down to 0; 0.05 without --thresholds", kind=number
+    )
+    schedule: str = option(
+        "constant",
+        "threshold over output positions: "
+        + "; ".join(f"{schedule.name} ({schedule.meaning})" for schedule in SCHEDULES.values()),
+        choices=tuple(SCHEDULES),
+    )
+    state_propagation: str = option("from_exit", "what skipped layers attend to", choices=tuple(PROPAGATIONS))
+    token_from: str = option(
+        "exit_layer",
+        "layer whose prediction is the token; last_layer shows what exits do to the cache alone",
+        choices=TOKEN_SOURCES,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneRule(Options):
+    """What a calibration may choose among, where there is one of each."""
+
+    SECTION: ClassVar[str | None] = _EXITS
+
+    confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
+    tau: float | None = option(None, "temperature of a decaying schedule", kind=number)
+    min_exit_layer: int = option(1, "lowest layer that may exit", kind=whole_number(1))
+    exit_interval: int = option(1, "distance of layers that may exit", kind=whole_number(1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failures(Options):
+    """What becomes of examples that fail."""
+
+    SECTION: ClassVar[str | None] = _RUN
+
+    on_error: str = option(
+        "fail",
+        "for examples that fail, also when tried again alone: end the run, or count loss 1 at every threshold",
+        choices=("fail", "worst_case"),
+    )
+    max_failures: int | None = option(
+        None,
+        "with --on_error=worst_case, end the run if more examples fail; default: 1 %% of them, at least 10",
+        kind=whole_number(0),
+        belongs_to=("on_error=worst_case",),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread(Options):
+    """How decoding is spread over workers, which moves no output."""
+
+    SECTION: ClassVar[str | None] = _RUN
+
+    num_shards: int | None = option(
+        None,
+        "parts of the data, decoded independently: several per worker; default: by the size of the data, at least 4, "
+        "of a thousand examples each; with --resume, as begun",
+        kind=whole_number(1),
+    )
+    model_copies: int = option(
+        1, "most copies of the model in one worker process; its threads take turns", kind=whole_number(1)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replacing(Options):
+    """Whether an earlier result is replaced."""
+
+    SECTION: ClassVar[str | None] = _RUN
+
+    overwrite: bool = switch("replace an earlier result")

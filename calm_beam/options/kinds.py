@@ -1,0 +1,246 @@
+"""Kinds of values that options take: each reads a text of the command line, and checks a value of Python's."""
+
+import argparse
+import dataclasses
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from calm_beam.exits.head_forms import GONE
+from calm_beam.exits.measures import MEASURES, is_measure_name
+from calm_beam.text.written_numbers import written_float, written_int
+
+_LARGEST = 2**31 - 1
+
+
+class ValueRefusedError(argparse.ArgumentTypeError, ValueError):
+    """A value that an option does not take: says what was expected, and what was given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What an option takes. Called with a text, it reads it, so that it is a `type` of argparse.
+
+    Attributes:
+      read: Returns the value that a text of the command line stands for; raises `ValueError`, which argparse names the
+        flag to.
+      take: Returns what is kept of a value of Python's, or of a file's; raises `ValueRefusedError`. A text is read.
+      placeholder: Stands for the value in help; None leaves that to the name of the flag.
+      names_files: Whether shells complete names of files.
+      name: Of the kind, in argparse's message about a text that is none.
+    """
+
+    read: Callable[[str], Any]
+    take: Callable[[Any], Any]
+    _: dataclasses.KW_ONLY
+    placeholder: str | None = None
+    names_files: bool = False
+    name: str = ""
+
+    def __call__(self, text: str) -> Any:
+        """Returns the value that a text stands for."""
+        return self.read(text)
+
+    @property
+    def __name__(self) -> str:
+        """The name of the kind, as argparse asks for it."""
+        return self.name
+
+    def taken(self, value: Any) -> Any:
+        """Returns what is kept of a value.
+
+        Raises:
+          ValueRefusedError: If it is none of this kind.
+        """
+        try:
+            return self.take(value)
+        except ValueRefusedError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ValueRefusedError(f"expected {self.name or 'another value'}, got {value!r:.80}") from error
+
+
+def _read_texts(value: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(parts):
+        raise ValueRefusedError(f"expected values separated by commas, got {value!r}")
+    return parts
+
+
+def _read_paths(value: str) -> tuple[str, ...]:
+    return (value,) if os.path.exists(value) else _read_texts(value)
+
+
+def _read_numbers(value: str) -> tuple[float, ...]:
+    parts = _read_texts(value)
+    try:
+        return tuple(map(written_float, parts))
+    except ValueError as error:
+        raise ValueRefusedError(f"expected numbers separated by commas, got {value!r}") from error
+
+
+def _read_share(value: str) -> float:
+    number, percent = value.removesuffix("%"), value.endswith("%")
+    try:
+        found = written_float(number) / (100 if percent else 1)
+    except ValueError:
+        found = math.nan
+    return _checked_share(found, value)
+
+
+def _checked_share(found: float, given: object) -> float:
+    if not 0 < found < 1:
+        raise ValueRefusedError(f"expected a share above 0 and below 1, such as 2% or 0.02, got {given!r:.40}")
+    return found
+
+
+def _read_utf8(value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueRefusedError(f"expected text that UTF-8 can hold, got {value!a:.80}") from error
+    return value
+
+
+def _read_pattern(value: str) -> re.Pattern[str]:
+    try:
+        return re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueRefusedError(f"expected a regular expression, got {value!r}: {error}") from error
+
+
+def _read_confidence(text: str) -> str:
+    if not is_measure_name(text):
+        raise ValueRefusedError(
+            f"invalid choice: {text!r} (choose from {', '.join(map(repr, MEASURES))}, or module:function of your own)"
+        )
+    return text
+
+
+def _take_text(value: Any) -> str:
+    found = os.fspath(value)
+    if not isinstance(found, str):
+        raise TypeError("bytes are no text")
+    return _read_utf8(found)
+
+
+def _take_number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError("no number")
+    return written_float(value) if isinstance(value, str) else float(value)
+
+
+def _take_share(value: Any) -> float:
+    return _read_share(value) if isinstance(value, str) else _checked_share(_take_number(value), value)
+
+
+def _take_truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueRefusedError(f"expected True or False, got {value!r:.40}")
+    return value
+
+
+def _take_each(read: Callable[[str], Any], one: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns what takes a list, one value of it, or a text that `read` understands."""
+
+    def take(value: Any) -> Any:
+        if isinstance(value, str):
+            return read(value)
+        if isinstance(value, os.PathLike) or not isinstance(value, Iterable):
+            return (one(value),)
+        return tuple(one(each) for each in value)
+
+    return take
+
+
+def whole_number(low: int, high: int = _LARGEST) -> Kind:
+    """Returns the kind of integers from `low` to `high`."""
+
+    def checked(number: int, given: object) -> int:
+        if number < low:
+            raise ValueRefusedError(f"expected a whole number of at least {low}, got {given!r:.40}")
+        if number > high:
+            raise ValueRefusedError(f"expected a whole number of at most {high}, got {given:.40}")
+        return number
+
+    def read(value: str) -> int:
+        try:
+            number = written_int(value)
+        except ValueError:
+            number = low - 1
+        return checked(number, value)
+
+    def take(value: Any) -> int:
+        if isinstance(value, str):
+            return read(value)
+        number = low - 1 if isinstance(value, bool | float) else operator.index(value)
+        return checked(number, str(value) if number > high else value)
+
+    return Kind(read, take, placeholder="N", name="a whole number")
+
+
+def whole_numbers(low: int) -> Kind:
+    """Returns the kind of lists of integers of at least `low`, comma-separated on the command line."""
+    one = whole_number(low)
+
+    def read(value: str) -> tuple[int, ...]:
+        return tuple(map(one.read, _read_texts(value)))
+
+    return Kind(read, _take_each(read, one.take), placeholder="N,...", name="whole numbers")
+
+
+truth = Kind(lambda text: text, _take_truth)
+"""Whether something is so; on the command line a flag without a value."""
+text = Kind(lambda text: text, _take_text, names_files=True, name="text")
+"""A text or a path."""
+utf8_text = Kind(_read_utf8, _take_text, name="text")
+"""A text that stands in files, which cannot hold what the shell gives of bytes that are not UTF-8."""
+texts = Kind(_read_texts, _take_each(_read_texts, _take_text), placeholder="NAME,...", name="texts")
+"""Texts, separated by commas on the command line; an empty one is refused."""
+paths = Kind(
+    _read_paths,
+    _take_each(lambda value: (_read_utf8(value),), _take_text),
+    placeholder="PATH,...",
+    names_files=True,
+    name="paths",
+)
+"""Paths, separated by commas on the command line; what is there under a name with commas is one."""
+number = Kind(written_float, _take_number, placeholder="X", name="float")
+"""A number."""
+integer = Kind(written_int, operator.index, placeholder="N", name="int")
+"""A whole number, whose range is checked where more is known."""
+numbers = Kind(_read_numbers, _take_each(_read_numbers, _take_number), placeholder="X,...", name="numbers")
+"""Numbers, separated by commas on the command line."""
+share = Kind(_read_share, _take_share, placeholder="SHARE", name="a share")
+"""A share between 0 and 1, given as such or in per cent."""
+pattern = Kind(_read_pattern, _read_pattern, placeholder="REGEX", name="a regular expression")
+"""A regular expression."""
+confidence = Kind(_read_confidence, lambda value: _read_confidence(_take_text(value)), name="a confidence measure")
+"""The name of a confidence measure."""
+
+
+def _read_confidences(value: str) -> tuple[str, ...]:
+    return tuple(map(_read_confidence, _read_texts(value)))
+
+
+confidences = Kind(_read_confidences, _take_each(_read_confidences, confidence.take), name="confidence measures")
+"""Names of confidence measures, comma-separated on the command line."""
+
+
+def _read_exit_head(value: str) -> str:
+    if value in GONE:
+        raise ValueRefusedError(GONE[value])
+    return value
+
+
+exit_head = Kind(_read_exit_head, lambda value: _read_exit_head(_take_text(value)), name="text")
+"""A form of the output head; what earlier versions took is refused with a sentence of its own."""
+
+
+def measures_in_words() -> str:
+    """Returns what the help says of every measure."""
+    ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
+    return f"{ours}; or module:function of your own, of (logits) or of (state, below)"

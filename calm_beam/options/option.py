@@ -1,0 +1,161 @@
+"""How an option is declared: as a field of a frozen dataclass, with all that is said about it anywhere."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, ClassVar
+
+from calm_beam.errors import UsageError
+
+from .kinds import Kind, text, truth
+
+_KEY = "option"
+
+
+class OptionError(UsageError):
+    """An option has a value that it does not take, or is without another one that it needs.
+
+    Attributes:
+      name: The option.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"--{name}{reason}")
+        self.name = name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is said about an option.
+
+    Attributes:
+      help: The sentence of help, documents and completion, in which `%` is doubled.
+      kind: What it takes.
+      choices: The values that there are; empty for all of its kind.
+      metavar: Stands for the value in help; None leaves that to the kind.
+      belongs_to: Options one of which has to be given with it, each by its name, or as `name=value`.
+    """
+
+    help: str
+    kind: Kind
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    belongs_to: tuple[str, ...] = ()
+
+
+def option(
+    default: Any,
+    sentence: str,
+    *,
+    kind: Kind = text,
+    choices: Collection[str] = (),
+    metavar: str | None = None,
+    belongs_to: tuple[str, ...] = (),
+) -> Any:
+    """Returns the field of an option; arguments as in `Option`."""
+    declared = Option(help=sentence, kind=kind, choices=tuple(choices), metavar=metavar, belongs_to=belongs_to)
+    return dataclasses.field(default=default, metadata={_KEY: declared})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """A group of options, or a request that is made of groups.
+
+    Values are checked one by one when an instance is made, and kept in one form: tuples for lists, texts for paths.
+
+    Attributes:
+      SECTION: Heading of the group in help; None where its options are in no group.
+    """
+
+    SECTION: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        declared = dict(options_of(type(self)))
+        for name, each in declared.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _taken(name, value, each))
+        for name, each in declared.items():
+            if each.belongs_to and self.is_given(name) and not any(map(self.has, each.belongs_to)):
+                raise OptionError(name, f" belongs to --{each.belongs_to[0]}, which is missing.")
+
+    def is_given(self, name: str) -> bool:
+        """Returns whether an option has another value than the one that it has by default."""
+        return bool(getattr(self, name) != default_of(type(self), name))
+
+    def has(self, partner: str) -> bool:
+        """Returns whether an option is given; with `name=value`, whether it has that value, or lists it."""
+        name, _, wanted = partner.partition("=")
+        value = getattr(self, name, None)
+        if not wanted:
+            return hasattr(self, name) and self.is_given(name)
+        return wanted in (value if isinstance(value, tuple) else (value,))
+
+
+def options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
+    """Yields the options of a group or request, each with its name."""
+    for field in dataclasses.fields(group):
+        if _KEY in field.metadata:
+            yield field.name, field.metadata[_KEY]
+
+
+def own_options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
+    """Yields the options that a class declares itself, in their order."""
+    own = inspect.get_annotations(group)
+    yield from ((name, each) for name, each in options_of(group) if name in own)
+
+
+def switch(sentence: str, *, belongs_to: tuple[str, ...] = ()) -> Any:
+    """Returns the field of an option that is told without a value, and is False where it is not; as in `option`."""
+    declared = Option(help=sentence, kind=truth, belongs_to=belongs_to)
+    return dataclasses.field(default=False, metadata={_KEY: declared})
+
+
+def default_of(group: type[Options], name: str) -> Any:
+    """Returns what an option has where nobody gives it."""
+    return next(field.default for field in dataclasses.fields(group) if field.name == name)
+
+
+def shared(request: Any, group: type[Any]) -> dict[str, Any]:
+    """Returns those fields of a request that another class has too, by name."""
+    names = {field.name for field in dataclasses.fields(group)}
+    return {field.name: getattr(request, field.name) for field in dataclasses.fields(request) if field.name in names}
+
+
+def _taken(name: str, value: Any, declared: Option) -> Any:
+    try:
+        found = declared.kind.taken(value)
+    except ValueError as error:
+        raise OptionError(name, f": {error}.") from error
+    for each in (found if isinstance(found, tuple) else (found,)) if declared.choices else ():
+        if each not in declared.choices:
+            shown = ", ".join(map(repr, declared.choices))
+            raise OptionError(name, f": invalid choice: {each!r} (choose from {shown}).")
+    return found
+
+
+_NAMED = re.compile(r"--(\w+)(?:=((?:[^\s,;:()'\"]|,(?=\S))*[^\s,;:.()'\"]))?")
+
+
+def in_python(message: str, options: Mapping[str, Option]) -> str:
+    """Returns a message in which options are called as Python's arguments are, instead of as flags.
+
+    Args:
+      message: It calls options `--name` or `--name=value`.
+      options: Those that are arguments; other flags stay as they are.
+
+    >>> named = {"size": Option(help="how large", kind=text), "milk": Option(help="with it", kind=truth)}
+    >>> in_python("--size=x belongs to --milk.", named)
+    "size='x' belongs to milk=True."
+    """
+
+    def named(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if name not in options:
+            return found[0]
+        if value is None:
+            return f"{name}=True" if options[name].kind is truth else name
+        return f"{name}={value}" if re.fullmatch(r"[-+.\de]+|None", value) else f"{name}={value!r}"
+
+    return _NAMED.sub(named, message)

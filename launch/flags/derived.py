@@ -1,0 +1,66 @@
+"""Flags that are derived from declared options, and requests that are made of flags."""
+
+import argparse
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from calm_beam.options import OptionError, Options, options_of
+from calm_beam.options.option import Option, default_of, own_options_of
+
+from .parser import FlagParser
+
+_Request = TypeVar("_Request", bound=Options)
+
+
+def add_options(
+    container: argparse._ActionsContainer,
+    *groups: type[Options],
+    without: Collection[str] = (),
+    sentences: Mapping[str, str] | None = None,
+) -> None:
+    """Adds a flag for every option that some groups declare themselves.
+
+    Args:
+      container: A parser, in which they come below the headings of their groups; or a heading, for all of them.
+      groups: What declares them.
+      without: Options that have no flag here.
+      sentences: What the help says instead, by option, where a command means something narrower by it.
+    """
+    for group in groups:
+        target = container
+        if isinstance(container, FlagParser) and group.SECTION is not None:
+            target = container.section(group.SECTION)
+        for name, declared in own_options_of(group):
+            if name not in without:
+                _add_flag(target, name, declared, default=default_of(group, name), sentence=(sentences or {}).get(name))
+                if declared.belongs_to and isinstance(container, FlagParser):
+                    container.only_with(f"--{name}", *(f"--{partner}" for partner in declared.belongs_to))
+
+
+def _add_flag(
+    target: argparse._ActionsContainer, name: str, declared: Option, *, default: Any, sentence: str | None
+) -> None:
+    said = sentence or declared.help
+    if default is False:
+        target.add_argument(f"--{name}", action="store_true", help=said)
+        return
+    target.add_argument(
+        f"--{name}",
+        type=declared.kind,
+        default=default,
+        choices=declared.choices or None,
+        metavar=declared.metavar,
+        help=said,
+    )
+
+
+def request_of(kind: type[_Request], flags: argparse.Namespace, *, parser: FlagParser) -> _Request:
+    """Returns the request that flags make, each the option of its name.
+
+    Raises:
+      UsageError: If they contradict each other; says where help is.
+    """
+    try:
+        return kind(**{name: getattr(flags, name) for name, _ in options_of(kind) if name in flags})
+    except OptionError as error:
+        parser.error(str(error).removesuffix("."))

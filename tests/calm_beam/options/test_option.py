@@ -1,0 +1,131 @@
+"""Options: declared once, checked where they are made, and called as the caller calls them."""
+
+import dataclasses
+import pathlib
+from typing import Any, cast
+
+import pytest
+
+from calm_beam.inputs.seqio_names import seqio_name
+from calm_beam.options import OptionError, Options, option, options_of, switch
+from calm_beam.options.groups import DataSource, Engine, ExitGrid, Failures, Memory, OneRule, Precision
+from calm_beam.options.kinds import Kind, confidences, numbers, paths, share, texts, whole_number, whole_numbers
+from calm_beam.options.option import default_of, in_python, own_options_of, shared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Coffee(Options):
+    """A group of two."""
+
+    size: int = option(2, "how large", kind=whole_number(1, 5))
+    milk: bool = switch("with milk")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Order(_Coffee):
+    """A request."""
+
+    syrup: str | None = option(None, "which", choices=("nut", "vanilla"), belongs_to=("milk",))
+
+
+def test_a_group_knows_its_own_options_and_all() -> None:
+    """What is inherited is an option too, and stands with the group that declares it."""
+    assert [name for name, _ in options_of(_Order)] == ["size", "milk", "syrup"]
+    assert [name for name, _ in own_options_of(_Order)] == ["syrup"]
+    assert default_of(_Order, "size") == 2
+    assert shared(_Order(size=3), _Coffee) == {"size": 3, "milk": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": 0}, "--size: expected a whole number of at least 1, got 0."),
+        ({"size": 9}, "--size: expected a whole number of at most 5, got 9."),
+        ({"size": True}, "--size: expected a whole number of at least 1, got True."),
+        ({"size": "many"}, "--size: expected a whole number of at least 1, got 'many'."),
+        ({"size": [1]}, "--size: expected a whole number, got [1]."),
+        ({"milk": 1}, "--milk: expected True or False, got 1."),
+        ({"milk": True, "syrup": "tar"}, "--syrup: invalid choice: 'tar' (choose from 'nut', 'vanilla')."),
+        ({"syrup": "nut"}, "--syrup belongs to --milk, which is missing."),
+    ],
+)
+def test_values_are_checked_when_a_request_is_made(given: dict[str, Any], message: str) -> None:
+    """The error names the option, what was expected, and what was given."""
+    with pytest.raises(OptionError) as caught:
+        _Order(**given)
+    assert str(caught.value) == message
+    assert caught.value.name in given
+
+
+def test_a_partner_may_be_a_value() -> None:
+    """A limit of failures belongs to counting them, and to nothing else."""
+    assert Failures(on_error="worst_case", max_failures=3).max_failures == 3
+    with pytest.raises(OptionError, match="--max_failures belongs to --on_error=worst_case, which is missing"):
+        Failures(max_failures=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value", "kept"),
+    [
+        (texts, "a, b", ["a", "b"], ("a", "b")),
+        (texts, "a", "a", ("a",)),
+        (paths, "no/a,no/b", [pathlib.Path("no/a"), "no/b"], ("no/a", "no/b")),
+        (numbers, "1,0.5", (1, 0.5), (1.0, 0.5)),
+        (numbers, "0.5", 0.5, (0.5,)),
+        (whole_numbers(1), "1,2", [1, 2], (1, 2)),
+        (whole_numbers(1), "3", 3, (3,)),
+        (share, "2%", 0.02, 0.02),
+        (confidences, "softmax,state", ["softmax", "state"], ("softmax", "state")),
+    ],
+)
+def test_texts_and_values_are_kept_alike(kind: Kind, text: str, value: object, kept: object) -> None:
+    """What the command line reads of a text is what is kept of a value of Python's."""
+    assert kind(text) == kept
+    assert kind.taken(value) == kept
+
+
+def test_a_path_of_pythons_is_one() -> None:
+    """A text that Python passes is one path, commas or not; the command line divides at commas."""
+    assert DataSource(data="no/a,b").data == ("no/a,b",)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DataSource(seqio_split="test"), "--seqio_split belongs to --seqio_task"),
+        (lambda: DataSource(data_format="text"), "--data_format belongs to --data"),
+        (lambda: DataSource(data="x", seqio_task="t"), "--seqio_task=t and --data both name the data"),
+        (lambda: DataSource(data_format="seqio"), "--data_format=seqio needs --seqio_task"),
+        (lambda: Engine(exit_head="int4"), "--exit_head: invalid choice: 'int4'"),
+        (lambda: Engine(exit_head="bfloat16"), "--exit_head: bfloat16 is gone"),
+        (lambda: OneRule(confidence="sure"), "--confidence: invalid choice: 'sure'"),
+        (lambda: Memory(token_budget=0), "--token_budget: expected a whole number of at least 1, got 0"),
+        (lambda: ExitGrid(grid_step=cast(Any, "x")), "--grid_step: expected float, got 'x'"),
+    ],
+)
+def test_groups_check_what_concerns_them_alone(make: Any, message: str) -> None:
+    """Whoever makes a group is told what is wrong in it."""
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        make()
+
+
+def test_what_groups_come_to() -> None:
+    """Data of SeqIO have a name; a precision is a value of its own."""
+    assert DataSource(seqio_task="task").patterns == (seqio_name("task", "validation"),)
+    assert DataSource(seqio_task="task", seqio_module=["m"]).reading(group_key="g").seqio_modules == ("m",)
+    assert DataSource().patterns is None
+    assert Precision(dtype="bfloat16").arithmetic.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments"),
+    [
+        ("Pass --milk, or leave --syrup=nut out.", "Pass milk=True, or leave syrup='nut' out."),
+        ("--size=3 is small.", "size=3 is small."),
+        ("--size /a/b: is --other=2 --milks", "size /a/b: is --other=2 --milks"),
+        ("--syrup: expected x, got y", "syrup: expected x, got y"),
+    ],
+)
+def test_messages_call_options_as_python_does(flags: str, arguments: str) -> None:
+    """Options lose their dashes, and values are written as Python writes them; other flags stay."""
+    assert in_python(flags, dict(options_of(_Order))) == arguments

@@ -21,7 +21,10 @@ class CalmBeamError(Exception):
 
 
 class UsageError(CalmBeamError, ValueError):
-    """What was asked for is wrong; nothing has been done. Messages call arguments by the flags of the command line."""
+    """What was asked for is wrong; nothing has been done.
+
+    Messages call options by the flags of the command line; functions of Python that take them call them as arguments.
+    """
 
 
 def os_error_in_words(error: OSError) -> str:

@@ -2,17 +2,19 @@
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 
 from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs import Reading
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
 from calm_beam.outputs.request import SweepRequest
 
-from .flags import arithmetic_of
+from .flags import arithmetic_of, as_usage
 from .flags.data import find_files, reading_of
 from .terminal import say
 
@@ -45,17 +47,48 @@ def prepare_run(
     """
     if flags.checkpoint is None:
         raise UsageError("--checkpoint is missing: the folder of the model.")
-    if flags.data is None:
-        raise UsageError("--data is missing: files with the examples, or --seqio_task.")
-    try:
+    with as_usage((ValueError, OSError)):
         request = sweep_request(flags, settings or decode_settings(flags))
-        reading = reading_of(flags, cluster_key=cluster_key, group_key=group_key, needs_references=needs_references)
-        data = find_files("--data", flags.data, reading=reading)
+    reading = reading_of(flags, cluster_key=cluster_key, group_key=group_key, needs_references=needs_references)
+    return prepare_request(
+        request,
+        flags.data,
+        reading=reading,
+        finds_vocabulary=finds_vocabulary,
+        runs_here=runs_here,
+        compares_texts=compares_texts,
+    )
+
+
+def prepare_request(
+    request: SweepRequest,
+    patterns: Sequence[str] | None,
+    *,
+    reading: Reading,
+    finds_vocabulary: bool = True,
+    runs_here: bool = True,
+    compares_texts: bool = True,
+) -> PreparedSweep:
+    """Returns a sweep whose model, vocabulary and first examples have been checked, and says what was assumed.
+
+    Args:
+      request: What is asked for.
+      patterns: What names the data; None if nothing does.
+      reading: How they are read.
+      finds_vocabulary: As in `prepare_sweep`.
+      runs_here: As in `prepare_sweep`.
+      compares_texts: As in `prepare_sweep`.
+
+    Raises:
+      UsageError: If anything is wrong; nothing has been written.
+    """
+    if patterns is None:
+        raise UsageError("--data is missing: files with the examples, or --seqio_task.")
+    with as_usage((ValueError, OSError)):
+        data = find_files("--data", patterns, reading=reading)
         prepared = prepare_sweep(
             request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here, compares_texts=compares_texts
         )
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
     for sentence in prepared.checkpoint.assumed:
         say(f"note: {sentence}")
     say(prepared.memory)

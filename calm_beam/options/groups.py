@@ -1,6 +1,7 @@
 """Groups of options that several requests have in common: model, data, what decodes, and how."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -42,7 +43,7 @@ class ModelSource(Options):
 
     SECTION: ClassVar[str | None] = _MODEL_AND_DATA
 
-    checkpoint: str | None = option(
+    checkpoint: str | os.PathLike[str] | None = option(
         None,
         "model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without model "
         "and data, calibrate and evaluate use embedded ones",

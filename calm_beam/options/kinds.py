@@ -31,6 +31,7 @@ class Kind:
       placeholder: Stands for the value in help; None leaves that to the name of the flag.
       names_files: Whether shells complete names of files.
       name: Of the kind, in argparse's message about a text that is none.
+      is_list: Whether it takes several values.
     """
 
     read: Callable[[str], Any]
@@ -39,6 +40,7 @@ class Kind:
     placeholder: str | None = None
     names_files: bool = False
     name: str = ""
+    is_list: bool = False
 
     def __call__(self, text: str) -> Any:
         """Returns the value that a text stands for."""
@@ -189,7 +191,7 @@ def whole_numbers(low: int) -> Kind:
     def read(value: str) -> tuple[int, ...]:
         return tuple(map(one.read, _read_texts(value)))
 
-    return Kind(read, _take_each(read, one.take), placeholder="N,...", name="whole numbers")
+    return Kind(read, _take_each(read, one.take), placeholder="N,...", name="whole numbers", is_list=True)
 
 
 truth = Kind(lambda text: text, _take_truth)
@@ -198,7 +200,7 @@ text = Kind(lambda text: text, _take_text, names_files=True, name="text")
 """A text or a path."""
 utf8_text = Kind(_read_utf8, _take_text, name="text")
 """A text that stands in files, which cannot hold what the shell gives of bytes that are not UTF-8."""
-texts = Kind(_read_texts, _take_each(_read_texts, _take_text), placeholder="NAME,...", name="texts")
+texts = Kind(_read_texts, _take_each(_read_texts, _take_text), placeholder="NAME,...", name="texts", is_list=True)
 """Texts, separated by commas on the command line; an empty one is refused."""
 paths = Kind(
     _read_paths,
@@ -206,13 +208,16 @@ paths = Kind(
     placeholder="PATH,...",
     names_files=True,
     name="paths",
+    is_list=True,
 )
 """Paths, separated by commas on the command line; what is there under a name with commas is one."""
 number = Kind(written_float, _take_number, placeholder="X", name="float")
 """A number."""
 integer = Kind(written_int, operator.index, placeholder="N", name="int")
 """A whole number, whose range is checked where more is known."""
-numbers = Kind(_read_numbers, _take_each(_read_numbers, _take_number), placeholder="X,...", name="numbers")
+numbers = Kind(
+    _read_numbers, _take_each(_read_numbers, _take_number), placeholder="X,...", name="numbers", is_list=True
+)
 """Numbers, separated by commas on the command line."""
 share = Kind(_read_share, _take_share, placeholder="SHARE", name="a share")
 """A share between 0 and 1, given as such or in per cent."""
@@ -226,7 +231,9 @@ def _read_confidences(value: str) -> tuple[str, ...]:
     return tuple(map(_read_confidence, _read_texts(value)))
 
 
-confidences = Kind(_read_confidences, _take_each(_read_confidences, confidence.take), name="confidence measures")
+confidences = Kind(
+    _read_confidences, _take_each(_read_confidences, confidence.take), name="confidence measures", is_list=True
+)
 """Names of confidence measures, comma-separated on the command line."""
 
 

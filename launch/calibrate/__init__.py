@@ -45,13 +45,10 @@ together.
 import time
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, as_usage, parse_flags, refuse_decoding_flags
+from calm_beam.launch.flags import FlagParser, as_usage, given_flags, parse_flags, request_of
 
-from .flags import SEQUENTIAL_FLAGS, calibrate_parser
-
-# Of those that `add_decode_flags` adds, what means something for stored generations too; and what else does not.
-_ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures", "--overwrite")
-_OF_RUNS = ("--accelerator", "--sweep", "--resume", "--confirm_share", "--sequential", *SEQUENTIAL_FLAGS)
+from .flags import calibrate_parser
+from .request import CalibrateRequest
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -65,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     with as_usage():
         flags, options = parse_flags(parser, argv)
-        if flags.generations is not None:
-            refuse_decoding_flags(argv, flags.generations, allowed=_ALSO_OF_STORED, also=_OF_RUNS)
+        request = request_of(CalibrateRequest, flags, parser=parser)
+        request.check_given(given_flags(parser, argv))
     # Here, since it loads Beam, and help does without.
     from .command import calibrate
 
-    return calibrate(flags, options, began=began)
+    return calibrate(request, options, began=began)

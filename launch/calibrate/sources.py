@@ -1,6 +1,5 @@
 """Where the generations of a calibration come from: decoded now, in one block or in several, or stored before."""
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +13,28 @@ from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.recorded import settings_of_variant
-from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import Need
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.inputs.preview import count_examples
-from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord, Plan, Variant
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.metrics.settings import MetricSettings
+from calm_beam.options.option import shared
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
+from calm_beam.outputs.request import SweepRequest
 from calm_beam.storage import absolute
 from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
+
+from .request import CalibrateRequest
 
 if TYPE_CHECKING:
     from calm_beam.outputs.prepared import PreparedSweep
@@ -111,7 +114,7 @@ class DecodedSource:
         self,
         sweep: "PreparedSweep",
         blocks: Sequence["PreparedSweep"],
-        flags: argparse.Namespace,
+        request: CalibrateRequest,
         *,
         output: str,
         earlier: EarlierResult,
@@ -127,7 +130,7 @@ class DecodedSource:
         self._sweeps = blocks
         self._jobs = [each.job() for each in blocks]
         self._begun: list[Block] = []
-        self._flags, self._home, self._earlier, self._workers = flags, SweepHome(output), earlier, workers
+        self._request, self._home, self._earlier, self._workers = request, SweepHome(output), earlier, workers
         self.blocks = len(blocks)
         self.home = output
 
@@ -145,14 +148,14 @@ class DecodedSource:
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
-        index, flags = len(self._begun), self._flags
+        index = len(self._begun)
         if index:
             folder = self._home.next_folder(self._jobs[index])
         else:
             folder = self._home.begin(
                 self._jobs,
-                resume=flags.resume,
-                overwrite=flags.overwrite,
+                resume=self._request.resume,
+                overwrite=self._request.overwrite,
                 tell=say,
                 withdraw=functools.partial(withdraw, self.home, self._earlier),
             )
@@ -303,78 +306,95 @@ class StoredSource:
 
 
 def decoded_source(
-    flags: argparse.Namespace, output: str, *, earlier: EarlierResult, workers: Workers
+    request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers
 ) -> DecodedSource:
     """Returns generations that are decoded now; `earlier` and `workers` as in `DecodedSource`."""
     # Here, since it needs JAX, which calibrating stored generations does not.
-    from calm_beam.launch.setup_run import prepare_run
+    from calm_beam.launch.setup_run import prepare_request
 
-    needs_references = "risk" in flags.consistency
-    sweep = prepare_run(
-        flags,
-        needs_references=needs_references,
-        cluster_key=flags.cluster_key,
-        group_key=flags.group_key,
-        runs_here=workers.are_here,
+    asked = sweep_request(request, num_shards=begun_shards(request, output))
+    sweep = prepare_request(
+        asked, request.patterns, reading=request.own_reading, runs_here=workers.are_here
     ).without_weights()
-    if flags.variants:
-        # The first is what the flags say.
-        variants = [sweep.of_variant(variant) for variant in flags.variants]
-        for together in variants_together(flags.variants, sweep.settings):
+    if request.variants:
+        # The first is what the request says.
+        variants = [sweep.of_variant(variant) for variant in request.variants]
+        for together in variants_together(request.variants, sweep.settings):
             settings = sweep.settings
             checked_least_tokens(
-                flags.token_budget,
+                request.token_budget,
                 lanes=len(together) * (1 + len(settings.thresholds)),
                 steps=settings.max_decode_length,
                 source=settings.max_input_length,
             )
-        return VariantsSource(sweep, variants, flags, output=output, earlier=earlier, workers=workers)
+        return VariantsSource(sweep, variants, request, output=output, earlier=earlier, workers=workers)
     whole = len(sweep.settings.thresholds)
-    ends = block_ends(whole) if flags.sweep == "lazy" else (whole,)
+    ends = block_ends(whole) if request.sweep == "lazy" else (whole,)
     blocks = [sweep.with_upper_part(end) for end in ends]
-    return DecodedSource(sweep, blocks, flags, output=output, earlier=earlier, workers=workers)
+    return DecodedSource(sweep, blocks, request, output=output, earlier=earlier, workers=workers)
 
 
-def stored_source(flags: argparse.Namespace) -> StoredSource:
+def sweep_request(request: CalibrateRequest, *, num_shards: int | None) -> SweepRequest:
+    """Returns the sweep that a calibration asks for, of so many shards; None goes by the size of the data.
+
+    Raises:
+      UsageError: If a value or a combination is wrong.
+    """
+    with as_usage((ValueError, OSError)):
+        own = {
+            "num_shards": num_shards,
+            "order": request.order,
+            "round_examples": request.examples_of_a_round,
+            "part": request.part,
+            "shortens_prompts": request.max_input_length is None,
+            "model": request.model_path,
+            "settings": request.settings(),
+        }
+        return SweepRequest(**{**shared(request, SweepRequest), **own})
+
+
+def begun_shards(request: CalibrateRequest, output: str) -> int | None:
+    """Returns into how many shards a request, or the run that it goes on with, divides the data; None if none does."""
+    if request.num_shards is None and request.resume:
+        return SweepHome(output).begun_shards()
+    return request.num_shards
+
+
+def stored_source(request: CalibrateRequest, generations: str) -> StoredSource:
     """Returns generations that are stored completely."""
     with naming("--generations"):
-        folder = SweepHome(absolute(flags.generations)).only_folder()
+        folder = SweepHome(absolute(generations)).only_folder()
         job = DecodeJob.read(folder)
         check_may_choose(folder, job)
         finished = FinishedSweep.read(folder, job)
-    if flags.cluster_key != job.cluster_key:
+    if request.cluster_key != job.cluster_key:
         raise UsageError(
-            f"--cluster_key is {flags.cluster_key}, but the generations in {folder} were read with {job.cluster_key}: "
-            "what is drawn independently is no choice of the calibration. "
+            f"--cluster_key is {request.cluster_key}, but the generations in {folder} were read with "
+            f"{job.cluster_key}: what is drawn independently is no choice of the calibration. "
             + ("Leave it out." if job.cluster_key is None else f"Pass --cluster_key={job.cluster_key}.")
         )
-    if flags.group_key is not None and flags.group_key != job.group_key:
+    if request.group_key is not None and request.group_key != job.group_key:
         raise UsageError(
-            f"--group_key is {flags.group_key}, but the generations in {folder} were decoded "
+            f"--group_key is {request.group_key}, but the generations in {folder} were decoded "
             + (
                 "without groups. Decode anew with it, or leave it out."
                 if job.group_key is None
                 else f"with {job.group_key}. Pass --group_key={job.group_key}, or leave it out."
             )
         )
-    if finished.failed and flags.on_error == "fail":
+    if finished.failed and request.on_error == "fail":
         raise UsageError(
             f"{finished.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
             "count them with loss 1 at every threshold."
         )
-    settings = dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds))
+    settings = dataclasses.replace(job.settings, thresholds=_part_of_grid(request, job.settings.thresholds))
     return StoredSource(job, settings, folder=folder, finished=finished)
 
 
-def _part_of_grid(flags: argparse.Namespace, stored: tuple[float, ...]) -> tuple[float, ...]:
+def _part_of_grid(request: CalibrateRequest, stored: tuple[float, ...]) -> tuple[float, ...]:
     """Returns the thresholds asked for, all of which must be stored; all of those if none are asked for."""
-    if flags.thresholds is not None and flags.grid_step is not None:
-        raise UsageError(f"--thresholds and --grid_step={flags.grid_step:g} both give a grid: leave one of them out.")
-    if flags.thresholds is not None:
-        grid = descending_grid(flags.thresholds)
-    elif flags.grid_step is not None:
-        grid = uniform_grid(flags.grid_step)
-    else:
+    grid = request.grid
+    if grid is None:
         return stored
     missing = [f"{threshold:g}" for threshold in grid if threshold not in stored]
     if missing:

@@ -14,7 +14,10 @@ from calm_beam.options.kinds import whole_number as whole_number
 from calm_beam.options.kinds import whole_numbers as whole_numbers
 
 from .derived import add_options as add_options
+from .derived import add_request as add_request
+from .derived import given_flags as given_flags
 from .derived import request_of as request_of
+from .derived import unheaded as unheaded
 from .parser import FlagParser as FlagParser
 from .parser import HelpShown as HelpShown
 from .parser import as_usage as as_usage

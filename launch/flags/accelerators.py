@@ -4,10 +4,13 @@ Dataflow places GPUs by right fitting: a resource hint on one step, whose worker
 reading and scoring run on plain machines. TPUs it gives to all workers of a job or to none, by a service option.
 """
 
-import argparse
 import dataclasses
+from typing import Any, ClassVar
 
-from . import FlagParser
+from calm_beam.options import Options, option
+from calm_beam.options.kinds import Kind, ValueRefusedError
+
+from . import FlagParser, add_options
 
 # The machine that takes one accelerator and is its smallest. L4, H100 and TPU machines come with their accelerators
 # built in, so that the machine type decides how many there are.
@@ -57,17 +60,6 @@ class Accelerator:
         return f"worker_accelerator=type:{self.type};topology:{self.amount}" if self.is_tpu else None
 
 
-def add_job_flags(parser: FlagParser) -> None:
-    """Adds the flags of a job on Dataflow that are ours; the others are Beam's."""
-    job = parser.add_argument_group("Dataflow")
-    job.add_argument(
-        "--accelerator",
-        type=parse_accelerator,
-        help="for the workers that decode: nvidia-l4, nvidia-tesla-t4, nvidia-h100-80gb, tpu-v5-lite-podslice, "
-        "tpu-v6e-slice, or Dataflow's notation, such as 'type:nvidia-l4;count:1;install-nvidia-driver'",
-    )
-
-
 def parse_accelerator(text: str) -> Accelerator:
     """Returns the accelerator that a flag names, with what it leaves open filled in.
 
@@ -77,7 +69,7 @@ def parse_accelerator(text: str) -> Accelerator:
       text: A type alone, or Dataflow's notation: `type:nvidia-l4;count:1;install-nvidia-driver`.
 
     Raises:
-      argparse.ArgumentTypeError: If it is no such notation; argparse names the flag.
+      ValueRefusedError: If it is no such notation; whoever knows names the flag.
 
     Source: Dataflow's documentation of right fitting, of GPUs and of TPUs.
 
@@ -90,7 +82,7 @@ def parse_accelerator(text: str) -> Accelerator:
     values = {key: value.strip() for key, _, value in (part.partition(":") for part in parts)}
     unknown = [key for key in values if key not in _KEYS]
     if unknown or len(values) < len(parts) or not values.get("type", "").startswith(("nvidia-", "tpu-")):
-        raise argparse.ArgumentTypeError(
+        raise ValueRefusedError(
             f"expected a type such as nvidia-l4 or tpu-v6e-slice, or type:nvidia-l4;count:1;install-nvidia-driver, "
             f"got {text!r}"
         )
@@ -101,7 +93,7 @@ def parse_accelerator(text: str) -> Accelerator:
     if machine is None and amount in ("1", "1x1"):
         machine = _MACHINES.get(kind)
     if machine is None and _MACHINES.get(kind, "").startswith(BUILT_IN_FAMILIES):
-        raise argparse.ArgumentTypeError(
+        raise ValueRefusedError(
             f"{text!r} needs a machine_type too, since the machine decides how many of {kind} there are"
         )
     options = tuple(part for part in parts if part.partition(":")[0] in (_DRIVER, "use_nvidia_mps"))
@@ -117,5 +109,33 @@ def _amount(text: str, values: dict[str, str], *, is_tpu: bool) -> str:
     if theirs in values or (is_tpu and len(numbers) < 2):
         numbers = []
     if not numbers or not all(number.isascii() and number.isdecimal() and int(number) for number in numbers):
-        raise argparse.ArgumentTypeError(f"expected {ours}:{example} for {values['type']}, got {text!r}")
+        raise ValueRefusedError(f"expected {ours}:{example} for {values['type']}, got {text!r}")
     return values.get(ours, example)
+
+
+def _take_accelerator(value: Any) -> Accelerator:
+    return value if isinstance(value, Accelerator) else parse_accelerator(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(Options):
+    """What is ours to say about a job on Dataflow; all else is Beam's."""
+
+    SECTION: ClassVar[str | None] = "Dataflow"
+
+    accelerator: Accelerator | str | None = option(
+        None,
+        "for the workers that decode: nvidia-l4, nvidia-tesla-t4, nvidia-h100-80gb, tpu-v5-lite-podslice, "
+        "tpu-v6e-slice, or Dataflow's notation, such as 'type:nvidia-l4;count:1;install-nvidia-driver'",
+        kind=Kind(parse_accelerator, _take_accelerator, name="an accelerator"),
+    )
+
+    @property
+    def device(self) -> Accelerator | None:
+        """The accelerator that was named."""
+        return None if self.accelerator is None else _take_accelerator(self.accelerator)
+
+
+def add_job_flags(parser: FlagParser) -> None:
+    """Adds the flags of a job on Dataflow that are ours; the others are Beam's."""
+    add_options(parser, Job)

@@ -1,7 +1,7 @@
 """Flags that are derived from declared options, and requests that are made of flags."""
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from calm_beam.options import OptionError, Options, options_of
@@ -35,6 +35,23 @@ def add_options(
                 _add_flag(target, name, declared, default=default_of(group, name), sentence=(sentences or {}).get(name))
                 if declared.belongs_to and isinstance(container, FlagParser):
                     container.only_with(f"--{name}", *(f"--{partner}" for partner in declared.belongs_to))
+
+
+def unheaded(container: argparse._ActionsContainer) -> argparse._ActionsContainer:
+    """Returns where flags come that are to be below no heading of their own."""
+    return container._optionals if isinstance(container, FlagParser) else container
+
+
+def add_request(parser: FlagParser, request: type[Options]) -> None:
+    """Adds a flag for every option of a request, in the order in which it lists its groups, and `--config`."""
+    parser.add_config_flag()
+    add_options(parser, *(group for group in request.__mro__ if issubclass(group, Options)))
+
+
+def given_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[str, ...]:
+    """Returns which options were given, in a file or by flags, with whatever value, by name and in their order."""
+    actions = parser._option_string_actions
+    return tuple(actions[flag].dest for arg in parser.whole(argv) if (flag := arg.partition("=")[0]) in actions)
 
 
 def _add_flag(

@@ -1,25 +1,41 @@
 """The flags that name metrics, and finding out before work starts whether these can score."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 from calm_beam.metrics.registry import BLEURT, METRICS, checked_score, full_name, get_metric, take_clipped
 from calm_beam.metrics.settings import MetricSettings
+from calm_beam.options import Options, option
 from calm_beam.storage import absolute
 
-from . import naming
+from . import add_options, naming, unheaded
 
 METRIC_NAMES = f"{', '.join(METRICS)}, {BLEURT}, or module:function for your own"
 BLEURT_CHECKPOINT_HELP = "folder of a published BLEURT checkpoint, for the metric bleurt; may be gs://"
 
 
+GUARANTEE = "guarantee (lists are comma-separated; every combination is one manifest entry)"
+"""Heading of what is to be promised."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricFiles(Options):
+    """What metrics need."""
+
+    SECTION: ClassVar[str | None] = GUARANTEE
+
+    bleurt_checkpoint: str | None = option(None, BLEURT_CHECKPOINT_HELP, belongs_to=("metric=bleurt",))
+
+
 def add_metric_settings(group: argparse._ActionsContainer) -> None:
     """Adds the flags that metrics need."""
-    group.add_argument("--bleurt_checkpoint", help=BLEURT_CHECKPOINT_HELP)
+    add_options(unheaded(group), MetricFiles)
 
 
-def metric_settings(flags: argparse.Namespace) -> MetricSettings:
-    """Returns what the flags of `add_metric_settings` say, as workers have to name it.
+def metric_settings(flags: argparse.Namespace | MetricFiles) -> MetricSettings:
+    """Returns what flags, or a request, say of the files of metrics, as workers have to name it.
 
     Raises:
       UsageError: If a path is on another object store than Google's.

@@ -14,6 +14,7 @@ from calm_beam.options import options_of
 from calm_beam.options.groups import DataSource
 from calm_beam.text.written_numbers import written_float, written_int
 
+from .config import CONFIG_HELP, OptionOfFile, with_config
 from .help_pages import HelpFormatter, ShowAll, help_page, summary
 from .partners import Partners
 
@@ -107,7 +108,7 @@ class FlagParser(argparse.ArgumentParser):
     # The base class has overloads for namespaces of one's own, of which there are none here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
         """Returns flags and unknown arguments; raises `UsageError` for an empty value, or a flag without partner."""
-        flags, unknown = super().parse_known_args(args, namespace)
+        flags, unknown = super().parse_known_args(args if args is None else self.whole(args), namespace)
         for action in self._actions:
             value = getattr(flags, action.dest, None)
             if isinstance(value, str) and not value.strip() and action.default != "":
@@ -117,6 +118,14 @@ class FlagParser(argparse.ArgumentParser):
             if pair.is_alone(flags, actions=self._option_string_actions):
                 self.error(pair.in_words())
         return flags, unknown
+
+    def add_config_flag(self) -> None:
+        """Adds `--config`, the flag that names a file with others."""
+        self.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+
+    def whole(self, argv: Sequence[str]) -> list[str]:
+        """Returns flags with those of a file before them, where `--config` is a flag and names one."""
+        return with_config(self, argv) if "--config" in self._option_string_actions else list(argv)
 
     def section(self, title: str) -> argparse._ArgumentGroup:
         """Returns the group of flags below a heading, which is made if there is none."""
@@ -191,6 +200,9 @@ def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterab
     if unknown:
         flag = unknown[0].split("=")[0]
         nearest = _nearest(flag, ours=parser._option_string_actions, beams=beams)
+        if isinstance(unknown[0], OptionOfFile):
+            hint = f" Did you mean {nearest.lstrip('-')}?" if nearest else ""
+            raise UsageError(f"{unknown[0].place} is no option.{hint} See {parser.prog} --help.")
         hint = f" Did you mean {nearest}?" if nearest else ""
         kind = "flag" if flag.startswith("-") else "argument"
         raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")

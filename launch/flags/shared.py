@@ -22,7 +22,7 @@ from calm_beam.options.groups import (
     Spread,
 )
 
-from .derived import add_options
+from .derived import add_options, unheaded
 from .parser import FlagParser
 
 TASK = (ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine)
@@ -45,12 +45,12 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
 
 def add_worker_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that say how decoding is spread over workers, which moves no output."""
-    add_options(_plain(group), Spread)
+    add_options(unheaded(group), Spread)
 
 
 def add_chat_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that make chats of inputs."""
-    add_options(_plain(group), Chat)
+    add_options(unheaded(group), Chat)
 
 
 def add_task_flags(parser: FlagParser) -> None:
@@ -68,18 +68,18 @@ def add_data_flags(group: argparse._ActionsContainer, *, kind: str = "data", spl
       split: The split of a SeqIO task that is read unless another is named.
     """
     named = {"data": f"files with the {kind}: globs, comma-separated", "seqio_split": f"its split; default: {split}"}
-    add_options(_plain(group), DataSource, sentences=named)
+    add_options(unheaded(group), DataSource, sentences=named)
     group.set_defaults(default_seqio_split=split)
 
 
 def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
     """Adds the flags that say what decodes, and in which form the output head decides."""
-    add_options(_plain(group), Engine)
+    add_options(unheaded(group), Engine)
 
 
 def add_memory_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that say how much is decoded at a time, which moves no output."""
-    add_options(_plain(group), Memory)
+    add_options(unheaded(group), Memory)
 
 
 def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
@@ -93,7 +93,7 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
 
 def add_model_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that go with `--checkpoint`."""
-    add_options(_plain(group), ModelFacts)
+    add_options(unheaded(group), ModelFacts)
 
 
 def add_device_flag(group: argparse._ActionsContainer) -> None:
@@ -137,8 +137,3 @@ def refuse_decoding_flags(
         raise UsageError(
             f"{given} decides what is decoded, and --generations={generations} is decoded already: leave one out."
         )
-
-
-def _plain(group: argparse._ActionsContainer) -> argparse._ActionsContainer:
-    """Returns where flags come that are to be below no heading of their own."""
-    return group._optionals if isinstance(group, FlagParser) else group

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 
 from calm_beam.calibration.file_names import REPORT
 from calm_beam.evaluation.flops import DecoderSizes
@@ -48,21 +49,18 @@ def build_report(flags: argparse.Namespace) -> int:
     return 0
 
 
-def report_after(
-    output: str, folder: str, *, calibrate_flags: argparse.Namespace, model: ReportedModel | None = None
-) -> None:
+def report_after(output: str, folder: str, *, named: Mapping[str, object], model: ReportedModel | None = None) -> None:
     """Builds the report of a calibration that has just published its result; says so if that fails.
 
     Args:
       output: Its output directory.
       folder: Its generations.
-      calibrate_flags: Its flags, which may name model and vocabulary.
+      named: What it was told of model, measure and vocabulary, by the flags of this command.
       model: Where the calibration has loaded the model, which then is not loaded again.
     """
     path = joined(output, REPORT)
     flags = report_parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
-    for name in ("checkpoint", "confidence", "activation", "relative_max_distance", "vocabulary"):
-        setattr(flags, name, getattr(calibrate_flags, name))
+    vars(flags).update(named)
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:

@@ -8,7 +8,7 @@ From sources on this machine, which workers install, to a job on plain machines;
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -193,10 +193,14 @@ def job_paths(flags: argparse.Namespace, names: Iterable[str]) -> list[tuple[str
       flags: Of the command.
       names: Of those flags that name what workers read or write; a flag may name several paths.
     """
+    return paths_by_flag({name: getattr(flags, name) for name in names})
+
+
+def paths_by_flag(given: Mapping[str, str | tuple[str, ...] | None]) -> list[tuple[str, str | None]]:
+    """Returns what workers read or write, a path a pair, each with its flag; from one or several paths by option."""
     paths: list[tuple[str, str | None]] = []
-    for name in names:
-        given = getattr(flags, name)
-        several = given if isinstance(given, tuple) else (given,)
+    for name, value in given.items():
+        several = value if isinstance(value, tuple) else (value,)
         # TensorFlow opens what SeqIO reads, by paths that the task knows.
         paths += [(f"--{name}", path) for path in several if path is None or not is_seqio(path)]
     return paths

@@ -1,6 +1,9 @@
 """What is said on standard output and standard error, where text of others does nothing but be read."""
 
+import contextlib
+import contextvars
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from rich.cells import cell_len
@@ -9,10 +12,22 @@ from rich.text import Text
 
 from calm_beam.text.printable import printable
 
+_words: contextvars.ContextVar[Callable[[str], str]] = contextvars.ContextVar("_words", default=str)
+
 
 def say(text: object) -> None:
     """Prints progress, a warning or an error, to standard error."""
-    _print(text, sys.stderr)
+    _print(_words.get()(str(text)), sys.stderr)
+
+
+@contextlib.contextmanager
+def said_as(words: Callable[[str], str]) -> Iterator[None]:
+    """Within it, what is said is said in other words: for callers who have no flags."""
+    token = _words.set(words)
+    try:
+        yield
+    finally:
+        _words.reset(token)
 
 
 def tell(text: object) -> None:

@@ -407,7 +407,7 @@ def test_python_does_the_same(
     assert manifest.plan == _manifest(calibrated).plan
     again = calm.calibrate(output=tmp_path / "out", overwrite=True, **arguments)
     assert again.calibrations == manifest.calibrations
-    with pytest.raises(ValueError, match=r"confirm_share must be in \(0, 1\), got 30"):
+    with pytest.raises(ValueError, match=r"^confirm_share: expected a share above 0 and below 1, .* got 30\."):
         calm.calibrate(output=tmp_path / "other", **{**arguments, "confirm_share": 30})
 
 

@@ -1,0 +1,209 @@
+"""The options that `calm-beam calibrate` alone has: what is promised, how it is tested, and where it goes on."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
+from calm_beam.calibration.pareto import CHOOSING_SHARE, MOST_BY_THEMSELVES
+from calm_beam.errors import UsageError
+from calm_beam.launch.flags.metrics import GUARANTEE, METRIC_NAMES
+from calm_beam.manifest import COUNT_NEAR_TIES, LOSSES_OF, NEAR_TIES
+from calm_beam.metrics.registry import DEFAULT_METRIC
+from calm_beam.options import Options, option, options_of, switch
+from calm_beam.options.kinds import (
+    confidences,
+    measures_in_words,
+    number,
+    numbers,
+    share,
+    texts,
+    utf8_text,
+    whole_number,
+    whole_numbers,
+)
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+
+DELTA = 0.1
+"""The risk tolerance that is asked for by default."""
+ROUND_EXAMPLES = 500
+"""Examples of a round by default."""
+_TEXTS = str | Sequence[str]
+_NUMBERS = float | Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tails(Options):
+    """Guarantees of tails."""
+
+    SECTION: ClassVar[str | None] = GUARANTEE
+
+    tail: _NUMBERS = option(
+        (),
+        "losses in [0, 1) that an output may have: besides the mean, the share of outputs that lose more is held to "
+        "every --delta, by the exact binomial test",
+        kind=numbers,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guarantees(Options):
+    """What is to be promised."""
+
+    SECTION: ClassVar[str | None] = GUARANTEE
+
+    consistency: _TEXTS | None = option(None, "textual, risk; default: textual (embedded model: both)", kind=texts)
+    metric: _TEXTS | None = option(None, f"{METRIC_NAMES}; default: {DEFAULT_METRIC}", kind=texts)
+    delta: _NUMBERS | None = option(None, f"risk tolerances in (0, 1); default: {DELTA:g}", kind=numbers)
+    epsilon: _NUMBERS = option((0.05,), "allowed probabilities of error in (0, 1); default: 0.05", kind=numbers)
+    joint: bool = switch("let all entries hold together, with probability 1 - epsilon")
+    serve: str | None = option(
+        None,
+        "the entry that will be served, settled before any loss is seen, such as textual,0.05: its consistency, "
+        "delta, metric or loss, or NAME=VALUE, as far as they tell it from the others",
+        metavar="ENTRY",
+    )
+    group_key: str | None = option(
+        None,
+        "key of a row that names its group, such as its language: besides the entries about all prompts, each group "
+        "has entries of its own",
+        kind=utf8_text,
+    )
+    output: str | os.PathLike[str] = option("calibration", "directory for manifest, risk table and generations")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tests(Options):
+    """How it is tested."""
+
+    SECTION: ClassVar[str | None] = "test"
+
+    risk_loss: str | None = option(
+        None,
+        "for risk consistency; relu is the paper's; default: signed, or relu if --p_value needs losses in [0, 1]",
+        choices=LOSSES_OF["risk"],
+    )
+    p_value: str | None = option(
+        None,
+        "test of one threshold; default: signed_mixture with --sequential; else exact_binomial for tails and "
+        "exact_match; else star_bets, if every single loss can be kept: without groups and --choosing_share, up to "
+        f"{MOST_KEPT_LOSSES:,} (examples x thresholds x variants x entries); else signed_mixture for signed losses, "
+        "and hoeffding_bentkus",
+        choices=tuple(P_VALUES),
+    )
+    procedure: str | None = option(
+        None,
+        "test of the grid of thresholds; default: fixed_sequence; several variants have procedures of their own",
+        choices=tuple(PROCEDURES),
+    )
+    cluster_key: str | None = option(
+        None, "key of a row that names its cluster, where examples are drawn in clusters", kind=utf8_text
+    )
+    seed: int = option(
+        0,
+        "of the order of examples, for wsr, star_bets and --sequential, and of which of them choose among variants, or "
+        "confirm",
+        kind=whole_number(0),
+    )
+    sweep: str = option(
+        "full",
+        "lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest entries "
+        "for less work, with generations of the upper thresholds only",
+        choices=("full", "lazy"),
+    )
+    near_ties: str = option(
+        COUNT_NEAR_TIES,
+        "outputs that hang on a decision within rounding, which another engine may make otherwise: count them, or "
+        "worst_case, which gives them loss 1 (default: %(default)s)",
+        choices=NEAR_TIES,
+    )
+    confirm_share: float | None = option(
+        None,
+        "share of the examples, such as 0.3, that choose nothing: they are decoded at the chosen thresholds, and at "
+        "two that are safer, by the decoder that serves, and only thresholds that they prove again are promised",
+        kind=share,
+        metavar="SHARE",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variants(Options):
+    """Ways of decoding, each of which is swept."""
+
+    SECTION: ClassVar[str | None] = (
+        "variants (lists are comma-separated; every combination is swept; each is tested by itself, or some of the "
+        "examples choose what the others test)"
+    )
+
+    confidence: _TEXTS = option(("softmax",), f"confidence measures: {measures_in_words()}", kind=confidences)
+    tau: _NUMBERS | None = option(None, "temperatures of a decaying schedule", kind=numbers)
+    min_exit_layer: int | Sequence[int] = option((1,), "lowest layers that may exit; default: 1", kind=whole_numbers(1))
+    exit_interval: int | Sequence[int] = option(
+        (1,), "distances of layers that may exit; default: 1", kind=whole_numbers(1)
+    )
+    choosing_share: float | None = option(
+        None,
+        "share of the examples that choose, and test nothing; default: none where there are up to "
+        f"{MOST_BY_THEMSELVES} variants, each of which is then tested by itself at an equal share of epsilon, and "
+        f"{CHOOSING_SHARE:g} where there are more",
+        kind=share,
+        metavar="SHARE",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sequential(Options):
+    """Whether tests are looked at after every round, and what ends them."""
+
+    SECTION: ClassVar[str | None] = "sequential (stop decoding when enough is proved)"
+
+    sequential: bool = switch(
+        "decode in rounds, look at the tests after each, and stop by the first of the following rules, or when nothing "
+        "is left to prove; tests by signed_mixture, which holds at any time"
+    )
+    round_examples: int | None = option(
+        None,
+        f"a round has as many shards as hold about so many examples; default: {ROUND_EXAMPLES}",
+        kind=whole_number(1),
+    )
+    stop_at_threshold: float | None = option(
+        None, "stop once every entry has accepted this threshold", kind=number, metavar="L"
+    )
+    stop_at_layers: float | None = option(
+        None, "stop once every entry uses at most so many mean layers", kind=number, metavar="X"
+    )
+    stop_gain: float | None = option(
+        None,
+        f"stop after {ROUNDS_WITHOUT_GAIN} rounds in a row in which no entry saved this share of its layers, such as "
+        "2%%; entries without a threshold go on",
+        kind=share,
+        metavar="SHARE",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = next((name for name, _ in options_of(Sequential) if getattr(self, name) not in (None, False)), None)
+        if given is not None and not self.sequential:
+            raise UsageError(f"--{given} belongs to --sequential, which is missing.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoingOn(Options):
+    """What of an earlier run is used."""
+
+    SECTION: ClassVar[str | None] = "going on"
+
+    resume: bool = switch(
+        "go on with a run that was killed or failed: decode the missing shards only; or with a sequential one that "
+        "stopped, by another rule"
+    )
+    generations: str | None = option(
+        None,
+        "calibrate the generations of an earlier run, its --output or a folder below generations/, and decode nothing; "
+        "--thresholds or --grid_step may take a part of its grid. Every plan is listed beside them, and only the first "
+        "is sure to have been settled before its results were seen",
+        metavar="DIR",
+    )

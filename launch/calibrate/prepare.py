@@ -1,0 +1,166 @@
+"""Checking all of a calibration that can be checked before a worker starts: what is refused is refused here."""
+
+import os
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
+from calm_beam.calibration.groups import groups_in_words
+from calm_beam.calibration.guarantee import place_of_served
+from calm_beam.calibration.plan import plan_of_job, single_losses
+from calm_beam.calibration.provenance import RunProvenance
+from calm_beam.calibration.publish import EarlierResult
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.flags.data import find_files
+from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
+from calm_beam.launch.runners import Workers
+from calm_beam.launch.runners.dataflow import paths_by_flag
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import MANIFEST
+from calm_beam.outputs.shard_count import default_shards
+from calm_beam.storage import check_writable, is_file, joined
+
+from .confirm import check_parts_of_data, refuse_left_confirmation
+from .request import CalibrateRequest
+from .run import CalibrationRun
+from .sources import DecodedSource, Source, begun_shards, decoded_source, stored_source
+
+
+def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationRun:
+    """Returns the run, all of which has been found good that can be before a worker starts."""
+    if request.is_demo:
+        say("no --checkpoint and no --data: calibrating the embedded model on the embedded data")
+    stored = None if request.generations is None else stored_source(request, request.generations)
+    workers = Workers.prepared(
+        options,
+        accelerator=request.device,
+        paths=_workers_paths(request),
+        num_shards=lambda: stored.job.num_shards if stored else _asked_shards(request),
+    )
+    settings_of_metrics = metric_settings(request)
+    full_names = dict(zip(request.metrics, checked_metrics(request.metrics, settings_of_metrics), strict=True))
+    # Whatever is wrong with these is told before the model is loaded.
+    request.specs(full_names)
+    output, earlier = _checked_output(request)
+    source: Source = stored or decoded_source(request, output, earlier=earlier, workers=workers)
+    _check_servable(source.settings)
+    if request.part is not None:
+        _check_confirmable(source, request, output=output, workers=workers)
+    if request.variants and workers.template:
+        raise UsageError(
+            "every variant is a pipeline of its own, and a template is only one. Give one value of each list."
+        )
+    if (source.blocks > 1 or request.sequential) and workers.template:
+        given = "--sequential" if request.sequential else "--sweep=lazy"
+        raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
+    names: list[str] = []
+    if request.group_key is not None:
+        # By names alone: no loss has been seen.
+        groups = source.groups()
+        say(groups_in_words(groups, key=request.group_key))
+        names = [group.name for group in groups]
+    losses = None
+    if request.leaves_tests_open:
+        losses = single_losses(source, thresholds=len(source.settings.thresholds) * max(1, len(request.variants)))
+    specs = request.specs(full_names, groups=names, losses=losses)
+    serve = None if request.serve is None else place_of_served(request.serve, specs)
+    plan = plan_of_job(
+        specs,
+        source.job,
+        settings=source.settings,
+        joint_epsilon=request.epsilons[0] if request.joint else None,
+        seed=request.seed,
+        on_error=request.on_error,
+        sequential=request.stop_plan,
+        pareto=request.pareto,
+        confirm_share=request.confirm_share,
+        near_ties=request.near_ties,
+        serve=serve,
+    )
+    if plan.sequential is not None:
+        # It may wait for what never comes.
+        plan.sequential.rule(plan.thresholds)
+    return CalibrationRun(
+        source=source,
+        plan=plan,
+        provenance=RunProvenance.of_job(source.job, specs, settings=source.settings),
+        output=output,
+        earlier=earlier,
+        overwrites=request.overwrite,
+        max_failures=request.max_failures,
+        metric_settings=settings_of_metrics,
+        workers=workers,
+    )
+
+
+def _check_confirmable(source: Source, request: CalibrateRequest, *, output: str, workers: Workers) -> None:
+    """Refuses what cannot be confirmed, before anything is decoded."""
+    if workers.template:
+        raise UsageError(
+            "--confirm_share decodes at thresholds that are chosen first, by a pipeline of its own, and a template is "
+            "only one. Leave it out."
+        )
+    try:
+        source.settings.rule.check_served()
+    except ValueError as error:
+        raise UsageError(f"--confirm_share: {error}") from error
+    assert isinstance(source, DecodedSource)
+    assert request.part is not None
+    check_parts_of_data(source.sweep.data, request.part)
+    if not request.resume and not request.overwrite:
+        refuse_left_confirmation(output)
+
+
+def _workers_paths(request: CalibrateRequest) -> list[tuple[str, str | None]]:
+    """Returns what workers read or write, each path with its flag."""
+    model = None if request.generations is not None else request.named_model or request.model_path
+    return paths_by_flag(
+        {
+            "checkpoint": model,
+            "vocabulary": request.vocabulary,
+            "data": request.patterns,
+            "generations": request.generations,
+            "bleurt_checkpoint": request.bleurt_checkpoint,
+            "output": os.fspath(request.output),
+        }
+    )
+
+
+def _asked_shards(request: CalibrateRequest) -> int:
+    """Returns into how many shards the data will be divided; raises UsageError or OSError as `find_files`."""
+    asked = begun_shards(request, request.output_folder)
+    if asked is not None:
+        return asked
+    data = find_files("--data", request.patterns or (), reading=request.reading())
+    return default_shards(data, round_examples=request.examples_of_a_round)
+
+
+def _check_servable(settings: DecodeSettings) -> None:
+    """Refuses what a manifest has no word for, and warns of what can be certified but not served."""
+    rule = settings.rule
+    if rule.token_from == "last_layer":
+        raise UsageError(
+            "--token_from=last_layer takes every token from the full model, so there is nothing to calibrate. decode "
+            "accepts it."
+        )
+    if rule.needs_full_model():
+        say(
+            f"caution: confidence {rule.confidence} with state propagation {rule.state_propagation} runs every layer "
+            "for every token. The manifest is for analysis; nothing can be served by it."
+        )
+
+
+def _checked_output(request: CalibrateRequest) -> tuple[str, EarlierResult]:
+    """Returns the directory to write to, and the result that it holds now."""
+    with naming("--output"):
+        output = request.output_folder
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        earlier = EarlierResult.found_in(output)
+        # Each of them, since what is in the way of the last would otherwise be found after hours.
+        for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT):
+            check_writable(joined(output, name))
+    if earlier.manifest and not request.overwrite and not request.resume:
+        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
+    return output, earlier

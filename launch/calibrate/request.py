@@ -1,0 +1,455 @@
+"""What a calibration is asked for: the options of `calm-beam calibrate` and `calm_beam.calibrate`, and what they mean.
+
+Fields hold what was given. What was left open is filled in by properties, so that nothing rewrites a request.
+"""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from calm_beam.calibration.guarantee import Guarantee, all_specs, specs_of
+from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
+from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.demo import embedded
+from calm_beam.errors import UsageError
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs import Reading
+from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
+from calm_beam.launch.flags.accelerators import Job
+from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.manifest import (
+    VARIANT_MEASURES,
+    ManifestError,
+    ParetoPlan,
+    PlannedTest,
+    SequentialPlan,
+    Variant,
+)
+from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bleurt
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
+from calm_beam.options import options_of
+from calm_beam.options.groups import (
+    Chat,
+    DataSource,
+    Engine,
+    ExitGrid,
+    Failures,
+    Lengths,
+    Memory,
+    ModelFacts,
+    ModelSource,
+    Precision,
+    Replacing,
+    Spread,
+)
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import absolute
+
+from .options import DELTA, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
+
+_GRID_STEP = 0.05
+_DECIDES_OUTPUTS = (
+    *(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine),
+    *(ExitGrid, Failures, Spread, Replacing, Job, Sequential),
+)
+# Of the options of those groups, what means something for stored generations too; and what else does not.
+_ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
+_OF_RUNS = ("confidence", "tau", "min_exit_layer", "exit_interval", "sweep", "resume", "confirm_share")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateRequest(
+    ModelSource,
+    Chat,
+    ModelFacts,
+    DataSource,
+    Lengths,
+    Precision,
+    Memory,
+    Engine,
+    ExitGrid,
+    Failures,
+    Spread,
+    Replacing,
+    Job,
+    Guarantees,
+    Tails,
+    MetricFiles,
+    Tests,
+    Variants,
+    Sequential,
+    GoingOn,
+):
+    """A calibration as a user asks for it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_lists(self)
+        _check_variants(self)
+        _check_tests(self)
+        if self.resume and self.overwrite:
+            raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
+        if self.thresholds is not None and self.grid_step is not None:
+            raise UsageError(
+                f"--thresholds and --grid_step={self.grid_step:g} both give a grid: leave one of them out."
+            )
+
+    def check_given(self, names: Collection[str]) -> None:
+        """Refuses what would decide how to decode, where nothing is decoded.
+
+        Args:
+          names: Options that were given, with whatever value.
+        """
+        if self.generations is None:
+            return
+        decides = {name for group in _DECIDES_OUTPUTS for name, _ in options_of(group)} | {*_OF_RUNS}
+        given = next((name for name in names if name in decides - {*_ALSO_OF_STORED}), None)
+        if given is not None:
+            raise UsageError(
+                f"--{given} decides what is decoded, and --generations={self.generations} is decoded already: leave "
+                "one out."
+            )
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether neither model nor data were named: the embedded ones are meant."""
+        return self.generations is None and self.named_model is None and super().patterns is None
+
+    @property
+    def named_model(self) -> str | None:
+        """Folder of the model, where one was named."""
+        return None if self.checkpoint is None else os.fspath(self.checkpoint)
+
+    @property
+    def output_folder(self) -> str:
+        """Directory of the result; absolute, since workers have folders of their own.
+
+        Raises:
+          OSError: If it is on an object store that is not known.
+        """
+        return absolute(os.fspath(self.output))
+
+    @property
+    def model_path(self) -> str:
+        """Folder of the model.
+
+        Raises:
+          UsageError: If none was named, but data were.
+        """
+        if self.is_demo:
+            return str(embedded.MODEL)
+        if self.named_model is None:
+            raise UsageError("--checkpoint is missing: the folder of the model.")
+        return self.named_model
+
+    @property
+    def patterns(self) -> tuple[str, ...] | None:
+        """What names the data; None if nothing does."""
+        return (str(embedded.CALIBRATION_SET),) if self.is_demo else super().patterns
+
+    @property
+    def grid(self) -> tuple[float, ...] | None:
+        """The thresholds that were asked for, descending; None if none were.
+
+        Raises:
+          ValueError: If they are no grid.
+        """
+        if self.thresholds is not None:
+            return descending_grid(_listed(self.thresholds))
+        return None if self.grid_step is None else uniform_grid(self.grid_step)
+
+    @property
+    def guarantees_asked(self) -> Sequence[Guarantee] | None:
+        """Guarantees that were given one by one; None where lists are combined."""
+        return None
+
+    @property
+    def consistencies(self) -> tuple[str, ...]:
+        """Kinds of consistency that are asked for."""
+        if self.guarantees_asked is not None:
+            return tuple(dict.fromkeys(guarantee.consistency for guarantee in self.guarantees_asked))
+        return _listed(self.consistency) or (embedded.CONSISTENCIES if self.is_demo else ("textual",))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that are asked for, by the names that were given."""
+        if self.guarantees_asked is not None:
+            return tuple(dict.fromkeys(guarantee.metric for guarantee in self.guarantees_asked))
+        return _listed(self.metric) or (embedded.METRICS if self.is_demo else (DEFAULT_METRIC,))
+
+    @property
+    def deltas(self) -> tuple[float, ...]:
+        """Risk tolerances that lists ask for."""
+        return _listed(self.delta) or (embedded.DELTAS if self.is_demo else (DELTA,))
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """Allowed probabilities of error."""
+        if self.guarantees_asked is not None:
+            return tuple(dict.fromkeys(guarantee.epsilon for guarantee in self.guarantees_asked))
+        return _listed(self.epsilon)
+
+    @property
+    def needs_references(self) -> bool:
+        """Whether every example must have references."""
+        return "risk" in self.consistencies
+
+    @property
+    def p_values(self) -> tuple[str, ...]:
+        """Tests of one threshold that are asked for by name."""
+        given = [self.p_value, *(guarantee.p_value for guarantee in self.guarantees_asked or ())]
+        return tuple(dict.fromkeys(name for name in given if name is not None))
+
+    @property
+    def procedures(self) -> tuple[str, ...]:
+        """Tests of the grid that are asked for by name."""
+        given = [self.procedure, *(guarantee.procedure for guarantee in self.guarantees_asked or ())]
+        return tuple(dict.fromkeys(name for name in given if name is not None))
+
+    @property
+    def leaves_tests_open(self) -> bool:
+        """Whether nobody named a test of one threshold, and none is the only one that may be taken."""
+        return not self.sequential and not self.p_values
+
+    def specs(
+        self, full_names: Mapping[str, str], *, groups: Sequence[str] = (), losses: int | None = None
+    ) -> tuple[PlannedTest, ...]:
+        """Returns what is tested.
+
+        Args:
+          full_names: Of every metric that is asked for, by the name that was given.
+          groups: Names of groups, each of which is given every guarantee too.
+          losses: As in `all_specs`.
+
+        Raises:
+          ValueError: If a value or a combination is not allowed.
+        """
+        is_clustered, pareto = self.cluster_key is not None, self.pareto
+        # The only test that may be watched, and the only one of variants.
+        p_value, procedure = "signed_mixture" if self.sequential else None, None if pareto is None else pareto.procedure
+        if self.guarantees_asked is not None:
+            guarantees = [
+                dataclasses.replace(
+                    guarantee,
+                    metric=full_names[guarantee.metric],
+                    p_value=guarantee.p_value or p_value,
+                    procedure=procedure or guarantee.procedure,
+                )
+                for guarantee in self.guarantees_asked
+            ]
+            return specs_of(guarantees, groups=groups, joint=self.joint, is_clustered=is_clustered, losses=losses)
+        return all_specs(
+            consistencies=self.consistencies,
+            metrics=[full_names[name] for name in self.metrics],
+            deltas=self.deltas,
+            epsilons=self.epsilons,
+            tails=_listed(self.tail),
+            risk_loss=self.risk_loss,
+            p_value=self.p_value or p_value,
+            procedure=procedure or self.procedure or "fixed_sequence",
+            groups=groups,
+            joint=self.joint,
+            is_clustered=is_clustered,
+            losses=losses,
+        )
+
+    @property
+    def rules(self) -> tuple[ExitRule, ...]:
+        """Every combination of the lists, as the exit rule that it comes to.
+
+        Raises:
+          ValueError: If a rule is not allowed.
+        """
+        return tuple(
+            ExitRule(
+                confidence=measure,
+                schedule=self.schedule,
+                tau=tau,
+                state_propagation=self.state_propagation,
+                token_from=self.token_from,
+                min_exit_layer=layer,
+                exit_interval=interval,
+                patience=self.patience,
+            )
+            for measure, tau, layer, interval in _combinations(self)
+        )
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What the combinations of the lists differ in; none where there is one."""
+        combinations = list(_combinations(self))
+        if len(combinations) == 1:
+            return ()
+        # What all variants have in common is not named by each.
+        has_measures, has_intervals = len(_listed(self.confidence)) > 1, len(_listed(self.exit_interval)) > 1
+        return tuple(
+            Variant(
+                tau=tau,
+                min_exit_layer=layer,
+                confidence=measure if has_measures else None,
+                exit_interval=interval if has_intervals else None,
+            )
+            for measure, tau, layer, interval in combinations
+        )
+
+    @property
+    def pareto(self) -> ParetoPlan | None:
+        """How several variants are tested; None where there is one."""
+        if not self.variants:
+            return None
+        return variants_plan(self.variants, choosing_share=self.choosing_share)
+
+    @property
+    def stop_plan(self) -> SequentialPlan | None:
+        """When tests are looked at, and what ends them; None where all examples count.
+
+        Raises:
+          UsageError: If a rule is not allowed.
+        """
+        if self.examples_of_a_round is None:
+            return None
+        try:
+            return SequentialPlan(
+                round_examples=self.examples_of_a_round,
+                stop_at_threshold=self.stop_at_threshold,
+                stop_at_layers=self.stop_at_layers,
+                stop_gain=self.stop_gain,
+            )
+        except ManifestError as error:
+            raise UsageError(f"--{error}.") from error
+
+    @property
+    def examples_of_a_round(self) -> int | None:
+        """Examples of a round; None where all count."""
+        return (self.round_examples or ROUND_EXAMPLES) if self.sequential else None
+
+    @property
+    def order(self) -> str | None:
+        """Salt of the order in which rounds take examples; None where there are none."""
+        return salt_of(self.seed) if self.sequential else None
+
+    @property
+    def part(self) -> SetPart | None:
+        """The part of the examples that chooses; None where all of them do."""
+        if self.confirm_share is None:
+            return None
+        return SetPart(name=CALIBRATING, confirm_share=self.confirm_share, salt=salt_of(self.seed))
+
+    @property
+    def own_reading(self) -> Reading:
+        """How the data are read."""
+        return self.reading(
+            cluster_key=self.cluster_key, group_key=self.group_key, needs_references=self.needs_references
+        )
+
+    def settings(self) -> DecodeSettings:
+        """Returns what determines the outputs; of several variants, those of the first.
+
+        Raises:
+          ValueError: If a value or a combination is wrong.
+        """
+        default = embedded.THRESHOLDS if self.is_demo else uniform_grid(_GRID_STEP)
+        return DecodeSettings(
+            rule=self.rules[0].with_source(),
+            thresholds=self.grid or default,
+            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
+            max_decode_length=self.max_decode_length,
+            task_prefix=self.task_prefix,
+            arithmetic=self.arithmetic,
+        )
+
+
+_LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")
+
+
+def _listed(value: object) -> tuple:  # type: ignore[type-arg]
+    """Returns the values of a list, which requests keep as tuples; none of what was left open."""
+    assert value is None or isinstance(value, tuple), "lists are kept as tuples"
+    return value or ()
+
+
+def _combinations(request: CalibrateRequest) -> Iterator[tuple[str, float | None, int, int]]:
+    """Yields every combination of the lists of variants."""
+    lists = [_listed(request.confidence), _listed(request.tau) or (None,)]
+    yield from itertools.product(*lists, _listed(request.min_exit_layer), _listed(request.exit_interval))
+
+
+def _check_lists(request: CalibrateRequest) -> None:
+    """Refuses lists that hold a value twice, and a share that no list needs."""
+    for name in _LISTS:
+        values = _listed(getattr(request, name))
+        if repeated := next((value for value in values if values.count(value) > 1), None):
+            shown = repeated if isinstance(repeated, str) else f"{repeated:g}"
+            raise UsageError(f"--{name} lists {shown} twice. Give every value once.")
+    if request.choosing_share is not None and len(list(_combinations(request))) == 1:
+        raise UsageError(
+            f"--choosing_share belongs to lists of {' or '.join(f'--{name}' for name in _LISTS)}, and there is none."
+        )
+
+
+def _check_variants(request: CalibrateRequest) -> None:
+    """Refuses what several variants do not go together with."""
+    count = len(list(_combinations(request)))
+    if count == 1:
+        return
+    lists = f"--confidence, --tau, --min_exit_layer and --exit_interval give {count} variants, "
+    one = "Give one value of each, or leave"
+    if request.sequential:
+        raise UsageError(f"{lists}and --sequential goes through one grid in rounds. {one} --sequential out.")
+    if request.sweep == "lazy":
+        raise UsageError(f"{lists}and --sweep=lazy goes down one grid as far as its test does. {one} --sweep out.")
+    if request.group_key is not None:
+        raise UsageError(f"{lists}and --group_key gives groups entries of their own. {one} --group_key out.")
+    if request.procedure is not None:
+        raise UsageError(
+            f"{lists}which are tested in a way of their own; --procedure={request.procedure} tests the grid of one. "
+            f"{one} --procedure out."
+        )
+    measures = _listed(request.confidence)
+    if len(measures) > 1 and (other := next((name for name in measures if name not in VARIANT_MEASURES), None)):
+        raise UsageError(
+            f"--confidence lists {other}, which has to be calibrated by itself. Lists take "
+            f"{', '.join(VARIANT_MEASURES)}."
+        )
+    try:
+        pareto = request.pareto
+    except ManifestError as error:
+        raise UsageError(f"--{error}.") from error
+    table = next((name for name in request.p_values if P_VALUES[name].needs_table), None)
+    if pareto is not None and pareto.choosing_share is not None and table is not None:
+        raise UsageError(
+            f"of {count} variants, among which a part of the examples chooses, losses are only summed, and "
+            f"--p_value={table} needs every single one. Take another p-value, or at most {MOST_BY_THEMSELVES} "
+            "variants without --choosing_share."
+        )
+
+
+def _check_tests(request: CalibrateRequest) -> None:
+    """Refuses tests that cannot be made of the losses, before anything is read."""
+    if request.risk_loss is not None and not request.needs_references:
+        raise UsageError("--risk_loss belongs to --consistency=risk, which is missing.")
+    if request.group_key is not None and request.cluster_key is not None:
+        raise UsageError(
+            "--group_key and --cluster_key cannot be given together: a cluster may hold prompts of several groups. "
+            "Leave one of them out."
+        )
+    fractional = [name for name in request.metrics if (name in METRICS and not is_binary(name)) or is_bleurt(name)]
+    for name in request.p_values:
+        if request.group_key is not None and P_VALUES[name].needs_table:
+            raise UsageError(
+                f"--p_value={name} needs every single loss, and those of groups are only summed. Take another one, or "
+                "leave --group_key out."
+            )
+        if not P_VALUES[name].takes_fractions and fractional:
+            # Losses in between would be found, but only after everything was decoded.
+            raise UsageError(
+                f"--p_value={name} is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. Take "
+                "hoeffding_bentkus, or --metric=exact_match."
+            )
+    for name in request.procedures:
+        if request.sweep == "lazy" and name != "fixed_sequence":
+            raise UsageError(
+                f"--sweep=lazy stops where fixed sequence testing fails; --procedure={name} looks at thresholds below. "
+                "Leave one of them out."
+            )

@@ -1,0 +1,123 @@
+"""`--config=FILE`: the same request as flags, errors that name the key, and flags that win."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+import pytest
+import yaml
+from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
+
+from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate.request import CalibrateRequest
+from calm_beam.launch.cli import main
+from calm_beam.launch.flags import UsageError, given_flags, parse_flags, request_of
+
+_OPTIONS = {
+    "checkpoint": "model",
+    "data": ["a.jsonl", "b.jsonl"],
+    "thresholds": [0.9, 0.5],
+    "delta": 0.1,
+    "metric": ["token_f1", "rouge_l"],
+    "stop_gain": "2%",
+    "sequential": True,
+    "resume": False,
+    "round_examples": 5,
+    "task_prefix": "",
+    "vocabulary": None,
+}
+
+
+def _parsed(*argv: str) -> tuple[CalibrateRequest, PipelineOptions]:
+    parser = calibrate_parser()
+    flags, options = parse_flags(parser, argv)
+    return request_of(CalibrateRequest, flags, parser=parser), options
+
+
+def _file(folder: pathlib.Path, content: str, *, name: str = "run.yaml") -> str:
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return f"--config={path}"
+
+
+@pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
+def test_a_file_is_the_same_request(write: object, tmp_path: pathlib.Path) -> None:
+    """YAML, JSON, flags and arguments of Python come to equal requests; those of a file count as given."""
+    assert callable(write)
+    config = _file(tmp_path, write(_OPTIONS))
+    request, _ = _parsed(config)
+    assert request == CalibrateRequest(**_OPTIONS)  # type: ignore[arg-type]
+    flags = ["--checkpoint=model", "--data=a.jsonl,b.jsonl", "--thresholds=0.9,0.5", "--delta=0.1", "--stop_gain=2%"]
+    assert request == _parsed(*flags, "--metric=token_f1,rouge_l", "--sequential", "--round_examples=5")[0]
+    left_out = {"resume", "vocabulary"}
+    assert set(given_flags(calibrate_parser(), [config])) == _OPTIONS.keys() - left_out
+
+
+def test_flags_win(tmp_path: pathlib.Path) -> None:
+    """What is given besides a file counts, before it or after it."""
+    config = _file(tmp_path, yaml.safe_dump(_OPTIONS))
+    for argv in (
+        ["--delta=0.2", config],
+        [config, "--delta=0.2"],
+        ["--config", config.partition("=")[2], "--delta=0.2"],
+    ):
+        assert _parsed(*argv)[0].deltas == (0.2,)
+
+
+def test_beams_flags_too(tmp_path: pathlib.Path) -> None:
+    """A file may hold flags of Beam's, lists as flags that are given several times."""
+    _, options = _parsed(_file(tmp_path, "max_num_workers: 7\nexperiments: [one, two]\n"))
+    assert options.view_as(WorkerOptions).max_num_workers == 7
+    assert options.get_all_options()["experiments"] == ["one", "two"]
+
+
+def test_a_manifest_is_decoded_alike(tmp_path: pathlib.Path) -> None:
+    """Of a manifest, what it says of decoding is taken; what no flag says is not."""
+    decode = {"confidence": "state", "schedule": "decay", "tau": 4, "max_input_length": 32, "engine": {"name": "xla"}}
+    content = json.dumps({"schema": "calm-beam/manifest/v1", "decode": decode, "plan": {}})
+    request, _ = _parsed(_file(tmp_path, content, name="manifest.json"))
+    assert (request.rules[0].confidence, request.rules[0].tau, request.max_input_length) == ("state", 4.0, 32)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("detla: 0.1", "run.yaml: detla is no option. Did you mean delta? See calm-beam calibrate --help."),
+        ("batch_size: 0", "run.yaml: batch_size: expected a whole number of at least 1, got '0'."),
+        ("batch_size: [1, 2]", "run.yaml: batch_size: expected one value, got [1, 2]."),
+        ("engine: on", "run.yaml: engine: expected a value, got true; quote it if it is a text."),
+        ("engine: cpu", "run.yaml: engine: invalid choice: 'cpu' (choose from"),
+        ("resume: 1", "run.yaml: resume: expected true or false, got 1."),
+        ("delta: []", "run.yaml: delta: expected one or more values, got []."),
+        ("data: ['a,b']", "run.yaml: data: a value in a list must have no comma"),
+        ("delta: {a: 1}", "run.yaml: delta: expected a value or a list of values, got a mapping."),
+        ("checkpoint: ' '", "run.yaml: checkpoint is empty; leave it out, or give it a value."),
+        ("delta: 0.1\ndelta: 0.2", "run.yaml: a key is there twice."),
+        ("- delta", "run.yaml: expected options by name, such as delta: 0.1."),
+        ("a: [", "run.yaml: not YAML: while parsing"),
+        ('{"delta": 1, "delta": 2}', 'run.yaml: key "delta" occurs twice in the same object.'),
+        ("!!python/object/apply:os.system [ls]", "run.yaml: not YAML: could not determine a constructor"),
+    ],
+)
+def test_what_is_wrong_in_a_file(
+    content: str, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the file and the key; status 2."""
+    assert main(["calibrate", _file(tmp_path, content)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--config=no/such.yaml"], "--config no/such.yaml: no such file"),
+        (["--config="], "--config is empty; leave it out, or give it a value"),
+        (["--config"], "argument --config: expected one argument"),
+    ],
+)
+def test_a_file_that_cannot_be_had(argv: Sequence[str], message: str) -> None:
+    """The flag is named."""
+    with pytest.raises(UsageError, match=message):
+        _parsed(*argv)

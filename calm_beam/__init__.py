@@ -22,10 +22,12 @@ _PUBLIC = {
     "Guarantee": "calm_beam.calibration.guarantee:Guarantee",
     "ExitRule": "calm_beam.exits.rule:ExitRule",
     "grid": "calm_beam.decoding.settings:uniform_grid",
+    "suitability": "calm_beam.launch.suitability.call:suitability",
     # Manifests and serving.
     "Manifest": "calm_beam.manifest:Manifest",
     "read_manifest": "calm_beam.manifest:read_manifest",
     "Generator": "calm_beam.serving:Generator",
+    "ContinuousGenerator": "calm_beam.serving:ContinuousGenerator",
     "Answer": "calm_beam.serving:Answer",
     "LossProbe": "calm_beam.serving:LossProbe",
     "RiskMonitor": "calm_beam.risk.monitor:RiskMonitor",

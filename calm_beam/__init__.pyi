@@ -4,6 +4,7 @@ from .decoding.settings import uniform_grid as grid
 from .errors import CalmBeamError as CalmBeamError
 from .exits.rule import ExitRule as ExitRule
 from .launch.calibrate.call import calibrate as calibrate
+from .launch.suitability.call import suitability as suitability
 from .manifest import Manifest as Manifest
 from .manifest import read_manifest as read_manifest
 from .risk.monitor import RiskMonitor as RiskMonitor
@@ -11,6 +12,7 @@ from .risk.setting_sums import LossSums as LossSums
 from .risk.setting_sums import RiskTest as RiskTest
 from .risk.setting_sums import control_risk as control_risk
 from .serving import Answer as Answer
+from .serving import ContinuousGenerator as ContinuousGenerator
 from .serving import Generator as Generator
 from .serving import LossProbe as LossProbe
 from .vocabularies.vocabulary import open_vocabulary as open_vocabulary
@@ -20,6 +22,7 @@ __version__: str
 __all__ = [
     "Answer",
     "CalmBeamError",
+    "ContinuousGenerator",
     "ExitRule",
     "Generator",
     "Guarantee",
@@ -35,4 +38,5 @@ __all__ = [
     "load_checkpoint",
     "open_vocabulary",
     "read_manifest",
+    "suitability",
 ]

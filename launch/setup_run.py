@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
@@ -16,6 +16,7 @@ from calm_beam.outputs.request import SweepRequest
 
 from .flags import arithmetic_of, as_usage
 from .flags.data import find_files, reading_of
+from .flags.task import TaskRequest
 from .terminal import say
 
 
@@ -57,6 +58,31 @@ def prepare_run(
         finds_vocabulary=finds_vocabulary,
         runs_here=runs_here,
         compares_texts=compares_texts,
+    )
+
+
+def prepare_task(
+    request: TaskRequest,
+    settings: Callable[[], DecodeSettings],
+    *,
+    runs_here: bool = True,
+    compares_texts: bool = True,
+) -> PreparedSweep:
+    """Returns the sweep of a request, checked as by `prepare_request`.
+
+    Args:
+      request: What is asked for.
+      settings: Returns what determines the outputs; what it raises is about the request.
+      runs_here: As in `prepare_sweep`.
+      compares_texts: As in `prepare_sweep`.
+
+    Raises:
+      UsageError: As `prepare_request`.
+    """
+    with as_usage((ValueError, OSError)):
+        asked = request.sweep_asked(settings())
+    return prepare_request(
+        asked, request.patterns, reading=request.reading(), runs_here=runs_here, compares_texts=compares_texts
     )
 
 

@@ -22,6 +22,7 @@ from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_
 _NAMES = {
     "Answer",
     "CalmBeamError",
+    "ContinuousGenerator",
     "ExitRule",
     "Generator",
     "Guarantee",
@@ -37,6 +38,7 @@ _NAMES = {
     "load_checkpoint",
     "open_vocabulary",
     "read_manifest",
+    "suitability",
 }
 _TRANSFORMS = {
     "Calibrate",

@@ -25,7 +25,7 @@ def taking(
     Type checkers see the arguments, `help` lists them with their sentences, and errors call options as arguments.
 
     Args:
-      request: The class of requests, each with `check_given`.
+      request: The class of requests.
     """
 
     def decorate(run: Callable[[_Request], _Result]) -> Callable[_Arguments, _Result]:
@@ -37,7 +37,7 @@ def taking(
             _refuse_unknown(run.__name__, kind, given)
             try:
                 made = request(*args, **given)
-                kind.check_given(made, given)
+                made.check_given(given)
                 return run(made)
             except CalmBeamError as error:
                 # The same error, in the caller's words.

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
+from calm_beam.decoding.settings import descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.exits.rule import TOKEN_SOURCES
+from calm_beam.exits.rule import TOKEN_SOURCES, ExitRule
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.inputs import Reading
 from calm_beam.inputs.seqio_names import seqio_name
@@ -273,6 +274,41 @@ class ExitGrid(Options):
         "layer whose prediction is the token; last_layer shows what exits do to the cache alone",
         choices=TOKEN_SOURCES,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.thresholds is not None and self.grid_step is not None:
+            raise UsageError(
+                f"--thresholds and --grid_step={self.grid_step:g} both give a grid: leave one of them out."
+            )
+
+    @property
+    def grid(self) -> tuple[float, ...] | None:
+        """The thresholds that were asked for, descending; None if none were.
+
+        Raises:
+          ValueError: If they are no grid.
+        """
+        if isinstance(self.thresholds, tuple):
+            return descending_grid(self.thresholds)
+        return None if self.grid_step is None else uniform_grid(self.grid_step)
+
+    def rule(self, *, confidence: str, tau: float | None, min_exit_layer: int, exit_interval: int) -> ExitRule:
+        """Returns the exit rule with one choice of what a calibration may choose among.
+
+        Raises:
+          ValueError: If the rule is not allowed.
+        """
+        return ExitRule(
+            confidence=confidence,
+            schedule=self.schedule,
+            tau=tau,
+            state_propagation=self.state_propagation,
+            token_from=self.token_from,
+            min_exit_layer=min_exit_layer,
+            exit_interval=exit_interval,
+            patience=self.patience,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,16 @@ class Options:
             if each.belongs_to and self.is_given(name) and not any(map(self.has, each.belongs_to)):
                 raise OptionError(name, f" belongs to --{each.belongs_to[0]}, which is missing.")
 
+    def check_given(self, names: Collection[str]) -> None:
+        """Refuses options that mean nothing beside others, with whatever value; requests say which.
+
+        Args:
+          names: Those that were given.
+
+        Raises:
+          UsageError: If there is one.
+        """
+
     def is_given(self, name: str) -> bool:
         """Returns whether an option has another value than the one that it has by default."""
         return bool(getattr(self, name) != default_of(type(self), name))
@@ -110,6 +120,22 @@ def switch(sentence: str, *, belongs_to: tuple[str, ...] = ()) -> Any:
     """Returns the field of an option that is told without a value, and is False where it is not; as in `option`."""
     declared = Option(help=sentence, kind=truth, belongs_to=belongs_to)
     return dataclasses.field(default=False, metadata={_KEY: declared})
+
+
+def again(group: type[Options], name: str, *, default: Any = ..., sentence: str | None = None) -> Any:
+    """Returns the field of an option that a group declares, where a request has another default or a narrower sense.
+
+    Args:
+      group: What declares it.
+      name: The option.
+      default: What it is here where nobody gives it; as declared if omitted.
+      sentence: What is said here; as declared if omitted.
+    """
+    declared = dict(options_of(group))[name]
+    return dataclasses.field(
+        default=default_of(group, name) if default is ... else default,
+        metadata={_KEY: dataclasses.replace(declared, help=sentence or declared.help)},
+    )
 
 
 def default_of(group: type[Options], name: str) -> Any:

@@ -12,7 +12,7 @@ from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.flags.data import find_files
+from calm_beam.launch.flags.data import find_data
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
@@ -132,8 +132,7 @@ def _asked_shards(request: CalibrateRequest) -> int:
     asked = begun_shards(request, request.output_folder)
     if asked is not None:
         return asked
-    data = find_files("--data", request.patterns or (), reading=request.reading())
-    return default_shards(data, round_examples=request.examples_of_a_round)
+    return default_shards(find_data(request), round_examples=request.examples_of_a_round)
 
 
 def _check_servable(settings: DecodeSettings) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from calm_beam.calibration.guarantee import Guarantee, all_specs, specs_of
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
-from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
@@ -18,6 +18,7 @@ from calm_beam.inputs import Reading
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.launch.flags.task import TaskRequest
 from calm_beam.manifest import (
     VARIANT_MEASURES,
     ManifestError,
@@ -27,32 +28,15 @@ from calm_beam.manifest import (
     Variant,
 )
 from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bleurt
-from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.options import options_of
-from calm_beam.options.groups import (
-    Chat,
-    DataSource,
-    Engine,
-    ExitGrid,
-    Failures,
-    Lengths,
-    Memory,
-    ModelFacts,
-    ModelSource,
-    Precision,
-    Replacing,
-    Spread,
-)
+from calm_beam.options.groups import ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute
 
 from .options import DELTA, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
 
 _GRID_STEP = 0.05
-_DECIDES_OUTPUTS = (
-    *(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine),
-    *(ExitGrid, Failures, Spread, Replacing, Job, Sequential),
-)
+_DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Sequential)
 # Of the options of those groups, what means something for stored generations too; and what else does not.
 _ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
 _OF_RUNS = ("confidence", "tau", "min_exit_layer", "exit_interval", "sweep", "resume", "confirm_share")
@@ -60,14 +44,7 @@ _OF_RUNS = ("confidence", "tau", "min_exit_layer", "exit_interval", "sweep", "re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateRequest(
-    ModelSource,
-    Chat,
-    ModelFacts,
-    DataSource,
-    Lengths,
-    Precision,
-    Memory,
-    Engine,
+    TaskRequest,
     ExitGrid,
     Failures,
     Spread,
@@ -90,10 +67,6 @@ class CalibrateRequest(
         _check_tests(self)
         if self.resume and self.overwrite:
             raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
-        if self.thresholds is not None and self.grid_step is not None:
-            raise UsageError(
-                f"--thresholds and --grid_step={self.grid_step:g} both give a grid: leave one of them out."
-            )
 
     def check_given(self, names: Collection[str]) -> None:
         """Refuses what would decide how to decode, where nothing is decoded.
@@ -114,12 +87,7 @@ class CalibrateRequest(
     @property
     def is_demo(self) -> bool:
         """Whether neither model nor data were named: the embedded ones are meant."""
-        return self.generations is None and self.named_model is None and super().patterns is None
-
-    @property
-    def named_model(self) -> str | None:
-        """Folder of the model, where one was named."""
-        return None if self.checkpoint is None else os.fspath(self.checkpoint)
+        return self.generations is None and super().is_demo
 
     @property
     def output_folder(self) -> str:
@@ -129,35 +97,6 @@ class CalibrateRequest(
           OSError: If it is on an object store that is not known.
         """
         return absolute(os.fspath(self.output))
-
-    @property
-    def model_path(self) -> str:
-        """Folder of the model.
-
-        Raises:
-          UsageError: If none was named, but data were.
-        """
-        if self.is_demo:
-            return str(embedded.MODEL)
-        if self.named_model is None:
-            raise UsageError("--checkpoint is missing: the folder of the model.")
-        return self.named_model
-
-    @property
-    def patterns(self) -> tuple[str, ...] | None:
-        """What names the data; None if nothing does."""
-        return (str(embedded.CALIBRATION_SET),) if self.is_demo else super().patterns
-
-    @property
-    def grid(self) -> tuple[float, ...] | None:
-        """The thresholds that were asked for, descending; None if none were.
-
-        Raises:
-          ValueError: If they are no grid.
-        """
-        if self.thresholds is not None:
-            return descending_grid(_listed(self.thresholds))
-        return None if self.grid_step is None else uniform_grid(self.grid_step)
 
     @property
     def guarantees_asked(self) -> Sequence[Guarantee] | None:
@@ -262,16 +201,7 @@ class CalibrateRequest(
           ValueError: If a rule is not allowed.
         """
         return tuple(
-            ExitRule(
-                confidence=measure,
-                schedule=self.schedule,
-                tau=tau,
-                state_propagation=self.state_propagation,
-                token_from=self.token_from,
-                min_exit_layer=layer,
-                exit_interval=interval,
-                patience=self.patience,
-            )
+            self.rule(confidence=measure, tau=tau, min_exit_layer=layer, exit_interval=interval)
             for measure, tau, layer, interval in _combinations(self)
         )
 
@@ -350,14 +280,7 @@ class CalibrateRequest(
           ValueError: If a value or a combination is wrong.
         """
         default = embedded.THRESHOLDS if self.is_demo else uniform_grid(_GRID_STEP)
-        return DecodeSettings(
-            rule=self.rules[0].with_source(),
-            thresholds=self.grid or default,
-            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
-            max_decode_length=self.max_decode_length,
-            task_prefix=self.task_prefix,
-            arithmetic=self.arithmetic,
-        )
+        return self.settings_of(self.rules[0].with_source(), self.grid or default)
 
 
 _LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")

@@ -25,7 +25,6 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord, Plan, Variant
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.metrics.settings import MetricSettings
-from calm_beam.options.option import shared
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
@@ -341,16 +340,13 @@ def sweep_request(request: CalibrateRequest, *, num_shards: int | None) -> Sweep
       UsageError: If a value or a combination is wrong.
     """
     with as_usage((ValueError, OSError)):
-        own = {
-            "num_shards": num_shards,
-            "order": request.order,
-            "round_examples": request.examples_of_a_round,
-            "part": request.part,
-            "shortens_prompts": request.max_input_length is None,
-            "model": request.model_path,
-            "settings": request.settings(),
-        }
-        return SweepRequest(**{**shared(request, SweepRequest), **own})
+        return request.sweep_asked(
+            request.settings(),
+            num_shards=num_shards,
+            order=request.order,
+            round_examples=request.examples_of_a_round,
+            part=request.part,
+        )
 
 
 def begun_shards(request: CalibrateRequest, output: str) -> int | None:

@@ -9,8 +9,9 @@ order, and is then removed.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_decode_flags, as_usage, parse_flags
-from calm_beam.launch.flags.accelerators import add_job_flags
+from calm_beam.launch.flags import FlagParser, add_request, as_usage, parse_flags, request_of
+
+from .request import DecodeRequest
 
 _ESSENTIALS = ("--checkpoint", "--vocabulary", "--data", "--thresholds", "--overwrite", "--output")
 
@@ -22,19 +23,17 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
+    (parser,) = flag_parsers()
     with as_usage():
-        flags, options = parse_flags(_parser(), argv)
+        flags, options = parse_flags(parser, argv)
+        request = request_of(DecodeRequest, flags, parser=parser)
     # Here, since it loads Beam, and help does without.
     from .command import decode
 
-    return decode(flags, options)
+    return decode(request, options)
 
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam decode", doc=__doc__, essentials=_ESSENTIALS)
-    add_decode_flags(parser, default_grid_step=None)
-    add_job_flags(parser)
-    # What is printed is looked at, and compared.
-    parser.set_defaults(exit_head="exact")
-    parser.add_argument("--output", help="JSONL file to write")
+    add_request(parser, DecodeRequest)
     return parser

@@ -1,6 +1,5 @@
 """What `calm-beam decode` does once its flags are parsed."""
 
-import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -9,36 +8,38 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.launch.flags import as_usage
-from calm_beam.launch.flags.data import asked_shards, find_output
+from calm_beam.launch.flags.data import find_data, find_output
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import Workers
-from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
-from calm_beam.launch.setup_run import prepare_run
+from calm_beam.launch.setup_run import prepare_task
 from calm_beam.launch.terminal import tell
 from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.outputs.data_order import write_in_data_order
+from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import base_name, replacing
 from calm_beam.text.counted import counted
 from calm_beam.transforms import ReadExamples
 
-# Flags of what workers read or write.
-_WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "output")
+from .request import DecodeRequest
 
 
-def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
-    """Decodes as the flags say, tells about it and returns the exit status of the command."""
+def decode(request: DecodeRequest, options: PipelineOptions) -> int:
+    """Decodes what is asked for, tells about it and returns the exit status of the command."""
     with as_usage():
-        output = find_output(flags.output, overwrite=flags.overwrite)
+        asked = None if request.output is None else os.fspath(request.output)
+        output = find_output(asked, overwrite=request.overwrite)
+        paths = {"checkpoint": request.named_model, "vocabulary": request.vocabulary, "data": request.patterns}
         workers = Workers.prepared(
             options,
-            accelerator=flags.accelerator,
-            paths=job_paths(flags, _WORKERS_PATHS),
-            num_shards=lambda: asked_shards(flags),
+            accelerator=request.device,
+            paths=paths_by_flag({**paths, "output": output}),
+            num_shards=lambda: request.num_shards or default_shards(find_data(request)),
         )
         workers.refuse_template(command="decode")
-        run = prepare_run(
-            flags, needs_references=False, runs_here=workers.are_here, compares_texts=False
+        run = prepare_task(
+            request, request.settings, runs_here=workers.are_here, compares_texts=False
         ).without_weights()
         pipeline = workers.new_pipeline()
         # Beside the output, so that the same disk has to hold both.
@@ -48,7 +49,7 @@ def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
             read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
             run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
         prompts, failed = _write(
-            output, DecodeJob.shard_files(folder), thresholds=run.settings.thresholds, overwrite=flags.overwrite
+            output, DecodeJob.shard_files(folder), thresholds=run.settings.thresholds, overwrite=request.overwrite
         )
     tell(f"{counted(prompts, 'prompt')} at {counted(len(run.settings.thresholds), 'threshold')} and in full: {output}")
     if failed:

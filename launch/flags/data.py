@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
+from calm_beam.options.groups import DataSource
 from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, parent
 
 from . import UsageError, naming
@@ -46,6 +47,11 @@ def find_files(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUA
             return DataFiles.found(patterns, reading=reading)
         except NoFilesError as error:
             raise UsageError(f"{flag} {error}") from error
+
+
+def find_data(source: DataSource) -> DataFiles:
+    """Returns the files that a request names; raises as `find_files`."""
+    return find_files("--data", source.patterns or (), reading=source.reading())
 
 
 def asked_shards(flags: argparse.Namespace) -> int:

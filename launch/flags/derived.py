@@ -1,7 +1,8 @@
 """Flags that are derived from declared options, and requests that are made of flags."""
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from calm_beam.options import OptionError, Options, options_of
@@ -13,28 +14,20 @@ _Request = TypeVar("_Request", bound=Options)
 
 
 def add_options(
-    container: argparse._ActionsContainer,
-    *groups: type[Options],
-    without: Collection[str] = (),
-    sentences: Mapping[str, str] | None = None,
+    container: argparse._ActionsContainer, *groups: type[Options], sentences: Mapping[str, str] | None = None
 ) -> None:
     """Adds a flag for every option that some groups declare themselves.
 
     Args:
       container: A parser, in which they come below the headings of their groups; or a heading, for all of them.
       groups: What declares them.
-      without: Options that have no flag here.
       sentences: What the help says instead, by option, where a command means something narrower by it.
     """
     for group in groups:
-        target = container
-        if isinstance(container, FlagParser) and group.SECTION is not None:
-            target = container.section(group.SECTION)
         for name, declared in own_options_of(group):
-            if name not in without:
-                _add_flag(target, name, declared, default=default_of(group, name), sentence=(sentences or {}).get(name))
-                if declared.belongs_to and isinstance(container, FlagParser):
-                    container.only_with(f"--{name}", *(f"--{partner}" for partner in declared.belongs_to))
+            said = (sentences or {}).get(name, declared.help)
+            here = dataclasses.replace(declared, help=said)
+            _add_flag(container, name, here, heading=group.SECTION, default=default_of(group, name))
 
 
 def unheaded(container: argparse._ActionsContainer) -> argparse._ActionsContainer:
@@ -45,7 +38,14 @@ def unheaded(container: argparse._ActionsContainer) -> argparse._ActionsContaine
 def add_request(parser: FlagParser, request: type[Options]) -> None:
     """Adds a flag for every option of a request, in the order in which it lists its groups, and `--config`."""
     parser.add_config_flag()
-    add_options(parser, *(group for group in request.__mro__ if issubclass(group, Options)))
+    declared, added = dict(options_of(request)), set()
+    groups = [group for group in request.__mro__ if issubclass(group, Options)]
+    for group in (*groups[1:], request):
+        for name, _ in own_options_of(group):
+            if name not in added:
+                added.add(name)
+                # As the request has it, which may have another default.
+                _add_flag(parser, name, declared[name], heading=group.SECTION, default=default_of(request, name))
 
 
 def given_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[str, ...]:
@@ -55,11 +55,15 @@ def given_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _add_flag(
-    target: argparse._ActionsContainer, name: str, declared: Option, *, default: Any, sentence: str | None
+    container: argparse._ActionsContainer, name: str, declared: Option, *, heading: str | None, default: Any
 ) -> None:
-    said = sentence or declared.help
+    target = container
+    if isinstance(container, FlagParser):
+        target = container if heading is None else container.section(heading)
+        if declared.belongs_to:
+            container.only_with(f"--{name}", *(f"--{partner}" for partner in declared.belongs_to))
     if default is False:
-        target.add_argument(f"--{name}", action="store_true", help=said)
+        target.add_argument(f"--{name}", action="store_true", help=declared.help)
         return
     target.add_argument(
         f"--{name}",
@@ -67,7 +71,7 @@ def _add_flag(
         default=default,
         choices=declared.choices or None,
         metavar=declared.metavar,
-        help=said,
+        help=declared.help,
     )
 
 

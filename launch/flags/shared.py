@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.device_forecast import DEVICES
 from calm_beam.options.groups import (
     Chat,
     DataSource,
@@ -24,6 +23,7 @@ from calm_beam.options.groups import (
 
 from .derived import add_options, unheaded
 from .parser import FlagParser
+from .task import Device
 
 TASK = (ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine)
 """Groups that name model and data, and how much of them is decoded at a time."""
@@ -98,12 +98,7 @@ def add_model_flags(group: argparse._ActionsContainer) -> None:
 
 def add_device_flag(group: argparse._ActionsContainer) -> None:
     """Adds the flag that names an accelerator whose times are forecast."""
-    group.add_argument(
-        "--device",
-        choices=tuple(DEVICES),
-        help="accelerator for which the least time of a step is forecast from bytes and operations, by exit layer and "
-        "measure; nothing is run there",
-    )
+    add_options(unheaded(group), Device)
 
 
 def arithmetic_of(flags: argparse.Namespace) -> Arithmetic:

@@ -12,18 +12,11 @@ promised says `calm-beam calibrate` alone. On an accelerator, where a step takes
 also forecasts what steps take there at the least, and which measures can pay at which exit layers.
 """
 
-import argparse
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import (
-    FlagParser,
-    add_device_flag,
-    add_task_flags,
-    as_usage,
-    parse_own_flags,
-    share,
-    whole_number,
-)
+from calm_beam.launch.flags import FlagParser, add_request, as_usage, parse_own_flags, request_of
+
+from .request import SuitabilityRequest
 
 _ESSENTIALS = (
     "--checkpoint",
@@ -44,40 +37,16 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
+    (parser,) = flag_parsers()
     with as_usage():
-        flags = parse_own_flags(_parser(), argv)
+        request = request_of(SuitabilityRequest, parse_own_flags(parser, argv), parser=parser)
     # Here, since it loads JAX, and help does without.
     from .command import tell_suitability
 
-    return tell_suitability(flags)
+    return tell_suitability(request)
 
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam suitability", doc=__doc__, essentials=_ESSENTIALS)
-    add_task_flags(parser)
-    parser.add_argument(
-        "--max_examples", type=whole_number(1), default=100, help="size of the sample, drawn by a hash of the ids"
-    )
-    parser.add_argument(
-        "--agreeing",
-        type=_share_or_all,
-        default=0.98,
-        help="share of tokens that softmax exits may not change, in (0, 1]",
-    )
-    add_device_flag(parser)
-    parser.add_argument("--output", help="JSON file for the figures; default: the terminal alone")
-    parser.add_argument("--overwrite", action="store_true", help="replace --output")
-    parser.only_with("--overwrite", "--output")
+    add_request(parser, SuitabilityRequest)
     return parser
-
-
-def _share_or_all(text: str) -> float:
-    """Returns a share above 0 and up to 1, given as such or in per cent."""
-    if text in ("1", "1.0", "100%"):
-        return 1.0
-    try:
-        return share(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected a share above 0 and up to 1, such as 98% or 0.98, got {text!r:.40}"
-        ) from error

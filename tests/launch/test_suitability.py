@@ -1,5 +1,6 @@
 """`calm-beam suitability`: what it tells and writes, and what bad input gets."""
 
+import inspect
 import json
 import pathlib
 import re
@@ -7,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+import calm_beam as calm
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.branches import Branch
@@ -17,6 +19,7 @@ from calm_beam.evaluation.layer_predictions import layer_predictions
 from calm_beam.evaluation.suitability import suitability
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
+from calm_beam.launch.commands import flag_parsers
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.numpy_llama import NumpyLlama
@@ -63,6 +66,39 @@ def test_states_that_are_not_finite_are_refused() -> None:
     arrays["decoder/decoder_norm/scale"] = np.full_like(arrays["decoder/decoder_norm/scale"], np.nan)
     with pytest.raises(ValueError, match=r"logits that are not finite\. Check the checkpoint"):
         layer_predictions(checkpoint_of(config, arrays), [([5, 1], [7, 1])])
+
+
+def test_python_and_a_file_do_the_same(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """`calm_beam.suitability` takes the command's options, writes the same file, and returns what was found."""
+    asked = {"checkpoint": str(model), "data": [str(data)], "max_input_length": 32, "max_decode_length": 6}
+    config = tmp_path / "run.json"
+    config.write_text(json.dumps({**asked, "agreeing": 0.9, "output": str(tmp_path / "command.json")}))
+    assert main(["suitability", f"--config={config}", "--agreeing=100%", "--device=h100"]) == 0
+    found = calm.suitability(
+        checkpoint=model,
+        data=str(data),
+        max_input_length=32,
+        max_decode_length=6,
+        agreeing=1,
+        device="h100",
+        output=tmp_path / "call.json",
+    )
+    written = (tmp_path / "command.json").read_bytes()
+    assert (tmp_path / "call.json").read_bytes() == written
+    assert json.loads(written)["verdict"] == found.verdict
+    flags = vars(flag_parsers("suitability")[0].parse_args([])).keys() - {"config"}
+    assert inspect.signature(calm.suitability).parameters.keys() == flags
+
+
+def test_python_is_refused_in_its_own_words(tmp_path: pathlib.Path) -> None:
+    """Errors call options as arguments."""
+    with pytest.raises(ValueError, match=r"^overwrite=True belongs to output, which is missing\.$"):
+        calm.suitability(overwrite=True)
+    with pytest.raises(
+        ValueError, match=r"^agreeing: expected a share above 0 and up to 1, such as 98% or 0\.98, got 3"
+    ):
+        calm.suitability(agreeing=3)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tells_and_writes_what_was_found(

@@ -1,0 +1,102 @@
+"""What is decoded, as every command that decodes a data set is asked for it: model, data, and how."""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.demo import embedded
+from calm_beam.errors import UsageError
+from calm_beam.evaluation.device_forecast import DEVICES
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
+from calm_beam.options import Options, option
+from calm_beam.options.groups import Chat, DataSource, Engine, Lengths, Memory, ModelFacts, ModelSource, Precision
+from calm_beam.options.option import shared
+
+if TYPE_CHECKING:
+    from calm_beam.outputs.request import SweepRequest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine):
+    """What all requests have in common that decode a data set by a model.
+
+    Attributes:
+      HAS_DEMO: Whether the embedded model and data are meant where neither is named.
+    """
+
+    HAS_DEMO: ClassVar[bool] = True
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether neither model nor data were named: the embedded ones are meant."""
+        return self.HAS_DEMO and self.named_model is None and super().patterns is None
+
+    @property
+    def named_model(self) -> str | None:
+        """Folder of the model, where one was named."""
+        return None if self.checkpoint is None else os.fspath(self.checkpoint)
+
+    @property
+    def model_path(self) -> str:
+        """Folder of the model.
+
+        Raises:
+          UsageError: If none was named, but data were.
+        """
+        if self.is_demo:
+            return str(embedded.MODEL)
+        if self.named_model is None:
+            raise UsageError("--checkpoint is missing: the folder of the model.")
+        return self.named_model
+
+    @property
+    def patterns(self) -> tuple[str, ...] | None:
+        """What names the data; None if nothing does."""
+        return (str(embedded.CALIBRATION_SET),) if self.is_demo else super().patterns
+
+    def settings_of(self, rule: ExitRule, thresholds: tuple[float, ...]) -> DecodeSettings:
+        """Returns what determines the outputs, by a rule and at thresholds.
+
+        Raises:
+          ValueError: If a value or a combination is wrong.
+        """
+        return DecodeSettings(
+            rule=rule,
+            thresholds=thresholds,
+            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
+            max_decode_length=self.max_decode_length,
+            task_prefix=self.task_prefix,
+            arithmetic=self.arithmetic,
+        )
+
+    def sweep_asked(self, settings: DecodeSettings, **own: Any) -> "SweepRequest":
+        """Returns the sweep that is asked for.
+
+        Args:
+          settings: What determines the outputs.
+          own: Fields of the sweep that are not called as options are.
+        """
+        # Here, since it loads what reads outputs, and help does without.
+        from calm_beam.outputs.request import SweepRequest
+
+        fields = {
+            **shared(self, SweepRequest),
+            "model": self.model_path,
+            "settings": settings,
+            "shortens_prompts": self.max_input_length is None,
+        }
+        return SweepRequest(**{**fields, **own})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device(Options):
+    """An accelerator that is forecast."""
+
+    device: str | None = option(
+        None,
+        "accelerator for which the least time of a step is forecast from bytes and operations, by exit layer and "
+        "measure; nothing is run there",
+        choices=tuple(DEVICES),
+    )

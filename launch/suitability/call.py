@@ -1,0 +1,28 @@
+"""The forecast as one function of Python."""
+
+from calm_beam.evaluation.suitability import Suitability
+from calm_beam.launch.terminal import said_as
+from calm_beam.options import options_of
+from calm_beam.options.call import taking
+from calm_beam.options.option import in_python
+
+from .job import measure
+from .request import SuitabilityRequest
+
+
+@taking(SuitabilityRequest)
+def suitability(request: SuitabilityRequest) -> Suitability:
+    """Says whether a model can exit early at all, from one pass over a sample of prompts: a forecast, no promise.
+
+        found = calm.suitability(checkpoint="checkpoints/my_t5", data="prompts/*.jsonl.gz")
+        print(found.verdict, found.advice)
+
+    It is what `calm-beam suitability` runs, and takes all of its options, by the same names. With neither model nor
+    data, the embedded model is looked at on the embedded data.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong.
+    """
+    named = dict(options_of(SuitabilityRequest))
+    with said_as(lambda text: in_python(text, named)):
+        return measure(request).found

@@ -1,0 +1,157 @@
+"""The forecast itself: what `calm-beam suitability` and `calm_beam.suitability` both do."""
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.prompts import Prompt
+from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
+from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.layer_predictions import layer_predictions
+from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.suitability import Suitability, suitability
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags.data import find_output
+from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
+from calm_beam.launch.setup_run import prepare_task
+from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.device_times import device_times_record
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.storage import replacing
+from calm_beam.transforms.progress import ProgressLog
+
+from .request import SuitabilityRequest
+
+_Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """What steps of single prompts take on a device at the least.
+
+    Attributes:
+      forecast: Of the model's steps.
+      positions: Tokens that a step attends to, on average.
+      gains: How many times as fast as the full model each choice of exits is.
+    """
+
+    forecast: DeviceForecast
+    positions: int
+    gains: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the full model's outputs on a sample have shown.
+
+    Attributes:
+      run: How they were decoded.
+      found: What was found.
+      on_device: What is forecast of a device; None where none was named.
+      sample: In words, which prompts these are.
+      output: The file that holds it; None where none was named.
+    """
+
+    run: PreparedSweep
+    found: Suitability
+    on_device: OnDevice | None
+    sample: str
+    output: str | None
+
+
+def measure(request: SuitabilityRequest) -> Measured:
+    """Decodes a sample by the full model, writes what was found if a file is named, and returns it.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong.
+    """
+    with as_usage((ValueError, OSError)):
+        asked = None if request.output is None else os.fspath(request.output)
+        output = None if asked is None else find_output(asked, overwrite=request.overwrite)
+        if request.is_demo:
+            say("no --checkpoint and no --data: the embedded model on the embedded data")
+        run = prepare_task(request, request.settings, compares_texts=False)
+        examples = read_all_examples(run.paths, run.reading)
+        prompts = encoded_prompts(run, sampled(examples, request.max_examples))
+    with shown_progress(enabled=True) as progress:
+        found, pairs = _measured(run, prompts, request=request, progress=progress)
+    measured = Measured(
+        run=run,
+        found=found,
+        on_device=None if request.device is None else _on_device(run, pairs, found=found, device=request.device),
+        sample=sample_in_words(prompts, len(examples)),
+        output=output,
+    )
+    if output is not None:
+        with replacing(output) as temporary:
+            text = json.dumps(_record(measured), ensure_ascii=False, indent=1)
+            temporary.write_text(text + "\n", encoding="utf-8")
+    return measured
+
+
+def _record(measured: Measured) -> dict[str, Any]:
+    """Returns what the file holds."""
+    run, found, on_device = measured.run, measured.found, measured.on_device
+    content = {
+        "model": {"uri": run.checkpoint.uri, "fingerprint": run.model_fingerprint},
+        "sample": measured.sample,
+        **dataclasses.asdict(found),
+        "verdict": found.verdict,
+        "advice": found.advice,
+    }
+    if on_device is not None:
+        times = device_times_record(on_device.forecast, positions=on_device.positions, rows=1)
+        content["on_device"] = {**times, "gain_of_exits": on_device.gains}
+    return content
+
+
+def _measured(
+    run: PreparedSweep, prompts: list[Prompt], *, request: SuitabilityRequest, progress: ProgressLog
+) -> tuple[Suitability, _Pairs]:
+    """Returns what was found, and the prompts with the full model's outputs, as token ids."""
+    progress.report("read", len(prompts))
+    progress.report("compiling", 1)
+    rule = run.settings.rule
+    decoder = Decoder(
+        run.checkpoint,
+        [Branch.at(rule, None, max_decode_length=request.max_decode_length)],
+        max_input_length=run.settings.max_input_length,
+        batch_size=request.batch_size,
+        token_budget=request.token_budget,
+        model_parallelism=request.model_parallelism,
+        exit_head=request.exit_head,
+        engine=request.engine,
+        arithmetic=run.settings.arithmetic,
+    )
+    pairs: list[tuple[Sequence[int], Sequence[int]]] = []
+    for index, result in decoder.decode([prompt.ids for prompt in prompts]):
+        pairs.append((prompts[index].ids, result.tokens[0, : result.lengths[0]].tolist()))
+        progress.report("decoded", 1)
+    found = suitability(
+        layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic),
+        sizes=DecoderSizes.of(run.checkpoint.config),
+        agreeing=request.agreeing,
+    )
+    return found, pairs
+
+
+def _on_device(run: PreparedSweep, pairs: _Pairs, *, found: Suitability, device: str) -> OnDevice:
+    """Returns what steps of single prompts like these take on a device at the least."""
+    # On average, half of an output is there already.
+    positions = max(1, round(statistics.fmean(len(prompt) + len(output) / 2 for prompt, output in pairs)))
+    forecast = device_forecast(run.checkpoint.config, device, run.settings.arithmetic, positions=positions)
+    gains = [
+        forecast.full_seconds()
+        / forecast.mean_seconds(
+            each.layers, ExitRule(min_exit_layer=each.min_exit_layer, exit_interval=each.exit_interval)
+        )
+        for each in found.exits
+    ]
+    return OnDevice(forecast=forecast, positions=positions, gains=gains)

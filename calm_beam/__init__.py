@@ -26,6 +26,7 @@ _PUBLIC = {
     # Manifests and serving.
     "Manifest": "calm_beam.manifest:Manifest",
     "read_manifest": "calm_beam.manifest:read_manifest",
+    "generate": "calm_beam.launch.generate.call:generate",
     "Generator": "calm_beam.serving:Generator",
     "ContinuousGenerator": "calm_beam.serving:ContinuousGenerator",
     "Answer": "calm_beam.serving:Answer",

@@ -34,6 +34,7 @@ _NAMES = {
     "__version__",
     "calibrate",
     "control_risk",
+    "generate",
     "grid",
     "load_checkpoint",
     "open_vocabulary",

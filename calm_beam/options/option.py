@@ -53,7 +53,7 @@ def option(
     metavar: str | None = None,
     belongs_to: tuple[str, ...] = (),
 ) -> Any:
-    """Returns the field of an option; arguments as in `Option`."""
+    """Returns the field of an option; arguments as in `Option`. It has to be given if its default is MISSING."""
     declared = Option(help=sentence, kind=kind, choices=tuple(choices), metavar=metavar, belongs_to=belongs_to)
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -122,7 +122,14 @@ def switch(sentence: str, *, belongs_to: tuple[str, ...] = ()) -> Any:
     return dataclasses.field(default=False, metadata={_KEY: declared})
 
 
-def again(group: type[Options], name: str, *, default: Any = ..., sentence: str | None = None) -> Any:
+def again(
+    group: type[Options],
+    name: str,
+    *,
+    default: Any = ...,
+    sentence: str | None = None,
+    belongs_to: tuple[str, ...] | None = None,
+) -> Any:
     """Returns the field of an option that a group declares, where a request has another default or a narrower sense.
 
     Args:
@@ -130,11 +137,13 @@ def again(group: type[Options], name: str, *, default: Any = ..., sentence: str 
       name: The option.
       default: What it is here where nobody gives it; as declared if omitted.
       sentence: What is said here; as declared if omitted.
+      belongs_to: Options one of which has to be given with it; as declared if omitted.
     """
     declared = dict(options_of(group))[name]
+    partners = declared.belongs_to if belongs_to is None else belongs_to
     return dataclasses.field(
         default=default_of(group, name) if default is ... else default,
-        metadata={_KEY: dataclasses.replace(declared, help=sentence or declared.help)},
+        metadata={_KEY: dataclasses.replace(declared, help=sentence or declared.help, belongs_to=partners)},
     )
 
 

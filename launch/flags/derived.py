@@ -68,7 +68,8 @@ def _add_flag(
     target.add_argument(
         f"--{name}",
         type=declared.kind,
-        default=default,
+        default=None if default is dataclasses.MISSING else default,
+        required=default is dataclasses.MISSING,
         choices=declared.choices or None,
         metavar=declared.metavar,
         help=declared.help,

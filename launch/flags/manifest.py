@@ -1,6 +1,8 @@
 """Finding the manifest that `--manifest` names, and naming one of its entries."""
 
 import argparse
+import dataclasses
+from typing import ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS
 from calm_beam.manifest import (
@@ -12,10 +14,12 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
 )
+from calm_beam.options import Options, option
+from calm_beam.options.kinds import confidence, number
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text.printable import printable_line
 
-from . import FlagParser, UsageError, confidence, naming
+from . import FlagParser, UsageError, add_options, naming
 
 
 def find_manifest(name: str) -> str:
@@ -31,24 +35,63 @@ def find_manifest(name: str) -> str:
     return path
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry(Options):
+    """Which entry of a manifest is meant; options are called as the entry's own fields."""
+
+    SECTION: ClassVar[str | None] = "which entry of the manifest, where it has several"
+
+    consistency: str | None = option(None, "textual or risk")
+    metric: str | None = option(None, "name of the metric")
+    loss: str | None = option(None, "what is made of its scores, such as signed or dissimilarity>0.3")
+    delta: float | None = option(None, "risk tolerance, as calibrated", kind=number)
+    epsilon: float | None = option(None, "allowed probability of error, as calibrated", kind=number)
+    group: str | None = option(None, "group that the entry is about; default: the entry about all prompts")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfSettings(Options):
+    """Which entry about settings is meant, next to `Entry`."""
+
+    SECTION: ClassVar[str | None] = "and of a manifest of kind external, next to --delta, --epsilon and --group"
+
+    tail: float | None = option(None, "the loss that an example may have; default: that of the mean", kind=number)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trusted(Options):
+    """Code of a manifest that a user trusts."""
+
+    confidence: str | None = option(
+        None,
+        "confidence measure of the manifest; needed where that is module:function of your own, which is imported only "
+        "if it is named here",
+        kind=confidence,
+    )
+
+
+_SURE = "of the manifest, whose thresholds hold for no other; given only to be sure of it"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SurePrecision(Options):
+    """In which numbers the model is to compute, which the manifest decides."""
+
+    dtype: str | None = option(None, f"type of weights and states, {_SURE}", choices=DTYPES)
+    matmul_precision: str | None = option(None, f"precision of products, {_SURE}", choices=MATMUL_PRECISIONS)
+
+
 def add_entry_flags(parser: FlagParser) -> None:
-    """Adds the flags that name an entry, as attributes that are called as the entry's own."""
-    which = parser.add_argument_group("which entry of the manifest, where it has several")
-    which.add_argument("--consistency", help="textual or risk")
-    which.add_argument("--metric", help="name of the metric")
-    which.add_argument("--loss", help="what is made of its scores, such as signed or dissimilarity>0.3")
-    which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
-    which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
-    which.add_argument("--group", help="group that the entry is about; default: the entry about all prompts")
+    """Adds the flags that name an entry."""
+    add_options(parser, Entry)
 
 
 def add_setting_flags(parser: FlagParser) -> None:
     """Adds the flags that name an entry about settings, next to those of `add_entry_flags`."""
-    external = parser.add_argument_group("and of a manifest of kind external, next to --delta, --epsilon and --group")
-    external.add_argument("--tail", type=float, help="the loss that an example may have; default: that of the mean")
+    add_options(parser, OfSettings)
 
 
-def entry_choice(flags: argparse.Namespace, manifest: Manifest | ExternalManifest) -> EntryChoice:
+def entry_choice(flags: argparse.Namespace | Entry, manifest: Manifest | ExternalManifest) -> EntryChoice:
     """Returns which entry of a manifest flags name.
 
     Raises:
@@ -67,22 +110,15 @@ def entry_choice(flags: argparse.Namespace, manifest: Manifest | ExternalManifes
 
 def add_confidence_flag(parser: FlagParser) -> None:
     """Adds the flag by which a user trusts code that a manifest names."""
-    parser.add_argument(
-        "--confidence",
-        type=confidence,
-        help="confidence measure of the manifest; needed where that is module:function of your own, which is imported "
-        "only if it is named here",
-    )
+    add_options(parser, Trusted)
 
 
 def add_precision_flags(parser: FlagParser) -> None:
     """Adds the flags by which a user says in which numbers the model is to compute, which the manifest decides."""
-    help_text = "of the manifest, whose thresholds hold for no other; given only to be sure of it"
-    parser.add_argument("--dtype", choices=DTYPES, help=f"type of weights and states, {help_text}")
-    parser.add_argument("--matmul_precision", choices=MATMUL_PRECISIONS, help=f"precision of products, {help_text}")
+    add_options(parser, SurePrecision)
 
 
-def check_precision(flags: argparse.Namespace, decode: DecodeRecord) -> None:
+def check_precision(flags: argparse.Namespace | SurePrecision, decode: DecodeRecord) -> None:
     """Refuses another precision than the manifest's.
 
     Raises:

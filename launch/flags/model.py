@@ -3,11 +3,13 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from calm_beam.options.groups import ModelFacts
+
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
 
 
-def declared(flags: argparse.Namespace) -> "Declared":
+def declared(flags: argparse.Namespace | ModelFacts) -> "Declared":
     """Returns what the user says of the model."""
     # Here, since it needs JAX.
     from calm_beam.checkpoints import Declared

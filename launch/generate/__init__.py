@@ -17,13 +17,20 @@ same command with `--resume` answers the missing prompts only.
 What must be as it was calibrated (model, vocabulary, precision, lengths) is compared with the manifest first.
 """
 
-import argparse
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, UsageError, as_usage, naming, parse_flags, parse_own_flags
-from calm_beam.storage import is_folder
+from calm_beam.launch.flags import (
+    FlagParser,
+    UsageError,
+    as_usage,
+    given_flags,
+    parse_flags,
+    parse_own_flags,
+    request_of,
+)
 
-from .flags import flag_of_folders, generate_parser
+from .flags import generate_parser
+from .request import GenerateRequest, option_of_shards
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -35,31 +42,25 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
     flags, rest = parser.parse_known_args(list(argv))
-    if _names_folder(flags):
+    request = request_of(GenerateRequest, flags, parser=parser)
+    if request.is_in_shards:
         with as_usage():
-            flags, options = parse_flags(parser, argv)
+            _, options = parse_flags(parser, argv)
         # Here, since it loads Beam, which all else does without.
         from .pipeline import answer_all
 
-        return answer_all(flags, options)
-    flag = flag_of_folders(flags) or _flag_of_beam(parser, argv, rest=rest)
+        return answer_all(request, options)
+    of_shards = option_of_shards(given_flags(parser, argv))
+    flag = _flag_of_beam(parser, argv, rest=rest) if of_shards is None else f"--{of_shards}"
     if flag is not None:
         raise UsageError(
             f"{flag} belongs to answers in shards. Pass --input, and a folder: --output=answers/ with a slash at its "
             "end."
         )
-    flags = parse_own_flags(parser, argv)
+    parse_own_flags(parser, argv)
     from .here import answer_here
 
-    return answer_here(flags)
-
-
-def _names_folder(flags: argparse.Namespace) -> bool:
-    """Returns whether `--output` is a folder."""
-    if flags.output is None:
-        return False
-    with naming("--output"):
-        return flags.output.endswith("/") or is_folder(flags.output)
+    return answer_here(request)
 
 
 def _flag_of_beam(parser: FlagParser, argv: Sequence[str], *, rest: Sequence[str]) -> str | None:

@@ -1,6 +1,5 @@
 """Answering prompts in this process: one, a stream of lines, or files as a whole."""
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -24,11 +23,7 @@ from calm_beam.storage import replacing
 from calm_beam.tally import Tally
 from calm_beam.text.printable import printable_line
 
-from .flags import (
-    SHOWS_WHAT_IS_PRINTED,
-    check_input_flags,
-    prompt_reading,
-)
+from .request import SHOWS_WHAT_IS_PRINTED, GenerateRequest
 from .words import entry_with_layers, unknown_groups
 
 if TYPE_CHECKING:
@@ -56,19 +51,19 @@ class _Asked:
     group: str | None = None
 
 
-def answer_here(flags: argparse.Namespace) -> int:
-    """Answers as the flags of `generate_parser` say, in this process, and returns the exit status of the command."""
-    _check_flags(flags)
-    manifest = read_manifest(find_manifest(flags.manifest))
-    check_precision(flags, manifest.decode)
-    prompts = _given_prompts(flags)
+def answer_here(request: GenerateRequest) -> int:
+    """Answers what is asked for, in this process, and returns the exit status of the command."""
+    _check_flags(request)
+    manifest = read_manifest(find_manifest(request.manifest))
+    check_precision(request, manifest.decode)
+    prompts = _given_prompts(request)
     # Here, since JAX takes seconds.
     from calm_beam.decoding.compilation import use_compilation_cache
 
     use_compilation_cache()
     try:
         with as_usage():
-            generator = _generator(flags, manifest)
+            generator = _generator(request, manifest)
             if prompts is not None:
                 generator.check([asked.prompt for asked in prompts], names=[asked.place for asked in prompts])
     except ManifestError as error:
@@ -81,37 +76,36 @@ def answer_here(flags: argparse.Namespace) -> int:
         say(entry_with_layers(entry, num_layers=generator.num_layers))
     _tell_unknown(generator, prompts)
     counted = _Counted()
-    answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags=flags)
-    if flags.output is not None:
-        _write(counted.counting(answers), flags, has_groups=manifest.data.groups is not None)
+    answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, request=request)
+    if request.output is not None:
+        _write(counted.counting(answers), request, has_groups=manifest.data.groups is not None)
     else:
-        _print(counted.counting(answers), generator, show_layers=flags.show_layers)
+        _print(counted.counting(answers), generator, show_layers=request.show_layers)
     say(counted.tally.in_words())
     return 0
 
 
-def _check_flags(flags: argparse.Namespace) -> None:
-    if flags.prompt is not None and flags.input is not None:
+def _check_flags(request: GenerateRequest) -> None:
+    if request.prompt is not None and request.input is not None:
         raise UsageError("--prompt and --input both give prompts: leave one of them out.")
-    check_input_flags(flags)
-    if flags.output is None:
+    if request.output is None:
         return
-    if flags.show_layers:
+    if request.show_layers:
         raise UsageError(SHOWS_WHAT_IS_PRINTED)
-    if flags.prompt is None and flags.input is None:
+    if request.prompt is None and request.input is None:
         raise UsageError("--output is written as a whole: pass --prompt or --input with it.")
-    find_output(flags.output, overwrite=flags.overwrite)
+    find_output(request.output, overwrite=request.overwrite)
 
 
-def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
+def _given_prompts(request: GenerateRequest) -> list[_Asked] | None:
     """Returns the prompts of `--prompt` or `--input`; None if they come from standard input."""
-    if flags.prompt is not None:
-        return [_Asked(id="the prompt", place="the prompt", prompt=flags.prompt)]
-    if flags.input is None:
+    if request.prompt is not None:
+        return [_Asked(id="the prompt", place="the prompt", prompt=request.prompt)]
+    if request.input is None:
         return None
-    reading = prompt_reading(flags)
+    reading = request.prompt_reading
     try:
-        paths = find_files("--input", [flags.input], reading=reading).files
+        paths = find_files("--input", [request.input], reading=reading).files
         prompts = [asked for path in paths for asked in _read(path, reading)]
     except UsageError:
         # Which names its flag.
@@ -119,7 +113,7 @@ def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
     except (ValueError, OSError) as error:
         raise UsageError(f"--input {error}") from error
     if not prompts:
-        raise UsageError(f"--input {flags.input}: holds no prompts.")
+        raise UsageError(f"--input {request.input}: holds no prompts.")
     return prompts
 
 
@@ -136,20 +130,20 @@ def _read(path: str, reading: Reading) -> Iterator[_Asked]:
         )
 
 
-def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
+def _generator(request: GenerateRequest, manifest: Manifest) -> "Generator":
     from calm_beam.serving import Generator
 
     return Generator.from_manifest(
         manifest,
-        flags.checkpoint or manifest.model.uri,
-        declared=declared(flags),
-        vocabulary=flags.vocabulary,
-        choice=entry_choice(flags, manifest),
-        batch_size=flags.batch_size,
-        model_parallelism=flags.model_parallelism,
-        exit_head=flags.exit_head,
-        engine=flags.engine,
-        exact_engine=flags.exact_engine,
+        request.checkpoint or manifest.model.uri,
+        declared=declared(request),
+        vocabulary=request.vocabulary,
+        choice=entry_choice(request, manifest),
+        batch_size=request.batch_size,
+        model_parallelism=request.model_parallelism,
+        exit_head=request.exit_head,
+        engine=request.engine,
+        exact_engine=request.exact_engine,
     )
 
 
@@ -168,12 +162,14 @@ def _tell_unknown(generator: "Generator", prompts: Sequence[_Asked] | None) -> N
 
 
 def _answers(
-    generator: "Generator", prompts: Sequence[_Asked], *, flags: argparse.Namespace
+    generator: "Generator", prompts: Sequence[_Asked], *, request: GenerateRequest
 ) -> Iterator[tuple[_Asked, "Answer"]]:
     """Yields prompts that have been checked with their answers, with a progress bar where answers are not seen."""
     starts = range(0, len(prompts), _AT_A_TIME)
     console = Console(stderr=True, highlight=False)
-    is_hidden = not console.is_terminal or flags.prompt is not None or (flags.output is None and sys.stdout.isatty())
+    is_hidden = (
+        not console.is_terminal or request.prompt is not None or (request.output is None and sys.stdout.isatty())
+    )
     for start in track(starts, "answering", console=console, disable=is_hidden):
         batch = prompts[start : start + _AT_A_TIME]
         answers = generator.generate_batch(
@@ -232,13 +228,14 @@ class _Counted:
             yield asked, answer
 
 
-def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace, *, has_groups: bool) -> None:
+def _write(answers: Iterable[tuple[_Asked, "Answer"]], request: GenerateRequest, *, has_groups: bool) -> None:
     """Writes a row for every answer, all or none."""
     # Here, since JAX takes seconds.
     from calm_beam.serving import answer_row
 
+    assert request.output is not None, "it was checked"
     with (
-        replacing(flags.output, overwrite=flags.overwrite) as temporary,
+        replacing(request.output, overwrite=request.overwrite) as temporary,
         open(temporary, "w", encoding="utf-8") as file,
     ):
         for asked, answer in answers:

@@ -1,24 +1,22 @@
 """Answering prompts in shards, by a Beam pipeline: check everything, run, tell."""
 
-import argparse
-import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.inputs import DataFiles
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import find_files
 from calm_beam.launch.flags.manifest import check_precision, entry_choice, find_manifest
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.runners import Workers, run_pipeline
-from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.runners.metrics import RunMetrics
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.options.option import shared
 from calm_beam.outputs import COMPLETE, FAILURES, FinishedAnswers, OutputsError
 from calm_beam.outputs.assignment import AnswerAssignment
 from calm_beam.outputs.folder import AnswerHome
@@ -30,80 +28,94 @@ from calm_beam.text.printable import printable_line
 from calm_beam.transforms.decode import DecodeExamples
 from calm_beam.transforms.prompts import ReadPrompts
 
-from .flags import SHOWS_WHAT_IS_PRINTED, check_input_flags, prompt_reading
+from .request import SHOWS_WHAT_IS_PRINTED, GenerateRequest
 from .words import entry_with_layers, unknown_groups
 
 if TYPE_CHECKING:
     from calm_beam.outputs.answer_prepared import PreparedAnswers
 
-# Flags of what workers read or write.
-_WORKERS_PATHS = ("vocabulary", "input", "bleurt_checkpoint", "output")
+
+def answer_all(request: GenerateRequest, options: PipelineOptions) -> int:
+    """Answers what is asked for, and returns the exit status of the command."""
+    done = answer_in_shards(request, options)
+    if isinstance(done, str):
+        tell(f"Template: {done}. It has not run.")
+    return 0
 
 
-def answer_all(flags: argparse.Namespace, options: PipelineOptions) -> int:
-    """Answers as the flags of `generate_parser` say, tells about it and returns the exit status of the command."""
+def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> FinishedAnswers | str:
+    """Answers files of prompts into a folder, and says what became of them; of the command, and of Python.
+
+    Args:
+      request: What is asked for.
+      options: Of the pipeline, among them its runner; what they leave open is filled in.
+
+    Returns:
+      What was answered; or where the job is written down as a template, which has not run.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong; nothing has been written.
+      PipelineError: If the pipeline fails; says what is left, and how to go on.
+    """
     with as_usage():
-        _check_flags(flags)
-    manifest = read_manifest(find_manifest(flags.manifest))
-    check_precision(flags, manifest.decode)
+        _check_flags(request)
+    manifest = read_manifest(find_manifest(request.manifest))
+    check_precision(request, manifest.decode)
     with as_usage():
-        workers, prepared, output = _prepared(flags, options, manifest)
+        workers, prepared, output = _prepared(request, options, manifest)
     assignment = prepared.assignment(output)
     for entry in _entries(prepared):
         say(entry_with_layers(entry, num_layers=prepared.num_layers))
     start = time.monotonic()
     home = AnswerHome(output)
-    home.begin([prepared.job], resume=flags.resume, overwrite=flags.overwrite, tell=say)
+    home.begin([prepared.job], resume=request.resume, overwrite=request.overwrite, tell=say)
     left = functools.partial(home.after_failure, output, is_over=workers.are_here)
     with what_is_left_told(left, but=OutputsError):
         metrics = _run(prepared, assignment, workers=workers)
         if workers.template:
-            tell(f"Template: {workers.template}. It has not run.")
-            return 0
+            return workers.template
         finished = FinishedAnswers.read(output, prepared.job)
     _tell(finished, assignment, metrics=metrics, seconds=time.monotonic() - start)
-    return 0
+    return finished
 
 
-def _check_flags(flags: argparse.Namespace) -> None:
-    if flags.prompt is not None:
+def _check_flags(request: GenerateRequest) -> None:
+    if request.prompt is not None:
         raise UsageError("--prompt is answered at once. Leave it out, or name a file: --output=answers.jsonl.")
-    if flags.input is None:
+    if request.input is None:
         raise UsageError("--input is missing: files of prompts, which are answered into the folder of --output.")
-    if flags.show_layers:
+    if request.show_layers:
         raise UsageError(SHOWS_WHAT_IS_PRINTED)
-    check_input_flags(flags)
-    if flags.resume and flags.overwrite:
+    if request.resume and request.overwrite:
         raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
-    for name in ("probe_salt", "bleurt_checkpoint"):
-        if flags.probe_share is None and getattr(flags, name) is not None:
-            raise UsageError(f"--{name} belongs to --probe_share, which is missing.")
-    flags.on_error = flags.on_error or "fail"
-    flags.output_format = flags.output_format or "parquet"
-    flags.model_copies = flags.model_copies or 1
 
 
 def _prepared(
-    flags: argparse.Namespace, options: PipelineOptions, manifest: Manifest
+    request: GenerateRequest, options: PipelineOptions, manifest: Manifest
 ) -> "tuple[Workers, PreparedAnswers, str]":
     """Returns who answers what, all of which has been found good that can be before a worker starts, and the folder."""
     # Here, since it needs JAX, and what is wrong with flags needs none of it.
     from calm_beam.outputs.answer_prepared import prepare_answers
 
-    output = _checked_output(flags)
-    data = find_files("--input", [flags.input], reading=prompt_reading(flags))
-    if flags.resume and flags.num_shards is None:
-        flags.num_shards = AnswerHome(output).begun_shards()
+    output = _checked_output(request)
+    assert request.input is not None, "it was checked"
+    data = find_files("--input", [request.input], reading=request.prompt_reading)
+    num_shards = request.num_shards
+    if request.resume and num_shards is None:
+        num_shards = AnswerHome(output).begun_shards()
+    paths = {"vocabulary": request.vocabulary, "input": request.input, "bleurt_checkpoint": request.bleurt_checkpoint}
     workers = Workers.prepared(
         options,
-        accelerator=flags.accelerator,
-        paths=[("--checkpoint", flags.checkpoint or manifest.model.uri), *job_paths(flags, _WORKERS_PATHS)],
-        num_shards=lambda: _asked_shards(flags, data),
+        accelerator=request.device,
+        paths=paths_by_flag(
+            {"checkpoint": request.checkpoint or manifest.model.uri, **paths, "output": request.output}
+        ),
+        num_shards=lambda: num_shards or prompt_shards(data),
     )
     # Now, since what it refuses must not come after files were written.
     workers.new_pipeline()
     try:
-        prepared = prepare_answers(_request(flags, manifest), data, runs_here=workers.are_here)
+        prepared = prepare_answers(_asked(request, manifest, num_shards=num_shards), data, runs_here=workers.are_here)
     except (ManifestError, OSError) as error:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
@@ -115,34 +127,26 @@ def _prepared(
     return workers, prepared, output
 
 
-def _checked_output(flags: argparse.Namespace) -> str:
+def _checked_output(request: GenerateRequest) -> str:
     with naming("--output"):
         # Absolute, since workers have folders of their own.
-        output = absolute(flags.output)
+        output = absolute(request.output or "")
         if is_file(output):
-            raise UsageError(f"--output {flags.output}: is a file, expected a folder.")
+            raise UsageError(f"--output {request.output}: is a file, expected a folder.")
         check_writable(joined(output, COMPLETE))
     return output
 
 
-def _asked_shards(flags: argparse.Namespace, data: DataFiles) -> int:
-    if flags.num_shards is None:
-        flags.num_shards = prompt_shards(data)
-    found: int = flags.num_shards
-    return found
-
-
-def _request(flags: argparse.Namespace, manifest: Manifest) -> AnswerRequest:
-    """Returns what flags ask for: each field but four has the name of its flag."""
-    own = {"manifest", "model", "choice", "metric_settings"}
-    names = {field.name for field in dataclasses.fields(AnswerRequest)} - own
-    return AnswerRequest(
-        manifest=manifest,
-        model=flags.checkpoint,
-        choice=entry_choice(flags, manifest),
-        metric_settings=metric_settings(flags),
-        **{name: getattr(flags, name) for name in names},
-    )
+def _asked(request: GenerateRequest, manifest: Manifest, *, num_shards: int | None) -> AnswerRequest:
+    """Returns the answers that are asked for, in so many shards; None goes by the size of the data."""
+    own = {
+        "manifest": manifest,
+        "model": request.checkpoint,
+        "choice": entry_choice(request, manifest),
+        "metric_settings": metric_settings(request),
+        "num_shards": num_shards,
+    }
+    return AnswerRequest(**{**shared(request, AnswerRequest), **own})
 
 
 def _entries(prepared: "PreparedAnswers") -> list[Calibration]:

@@ -1,6 +1,7 @@
 """`calm-beam generate` into a folder: from flags to answers in shards, on this machine's workers too."""
 
 import gzip
+import inspect
 import json
 import pathlib
 import re
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import calm_beam as calm
 from calm_beam import storage
 from calm_beam.launch.cli import main
+from calm_beam.launch.commands import flag_parsers
 from calm_beam.outputs import read_answers
 from calm_beam.serving import Generator
 from tests.answers import THRESHOLD, assert_same_answers, named_rows, write_served_folder
@@ -80,6 +83,24 @@ def test_answers_in_shards_are_those_of_a_file(
         np.testing.assert_allclose(row.pop("confidences"), other.pop("confidences"), rtol=0, atol=1e-5)
         assert (row, list(row)) == (other, list(other))
     assert not single
+
+
+def test_python_answers_alike(
+    folder: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`calm_beam.generate` takes the command's options, writes the same files, and returns the counts."""
+    asked: dict[str, Any] = {"manifest": str(folder), "checkpoint": str(folder / "model")}
+    asked["input"] = str(folder / "rows.jsonl")
+    output = f"{tmp_path / 'answers'}/"
+    counts = calm.generate(**asked, output=output, num_shards=3, batch_size=4, exit_head="exact")
+    assert counts.in_words() in capsys.readouterr().err
+    assert _contents(tmp_path / "answers") == _contents(whole)
+    flags = vars(flag_parsers("generate")[0].parse_args(["--manifest=m"])).keys() - {"config"}
+    assert inspect.signature(calm.generate).parameters.keys() - {"options"} == flags
+    with pytest.raises(ValueError, match=r"^output must be a folder for answers in shards, with a slash at its end"):
+        calm.generate(**asked, output=str(tmp_path / "answers.jsonl"))
+    with pytest.raises(ValueError, match=r"^probe_salt belongs to probe_share, which is missing\.$"):
+        calm.generate(**asked, output=output, probe_salt="x")
 
 
 def test_only_missing_shards_are_answered(

@@ -1,0 +1,139 @@
+"""What `calm-beam generate` is asked for, in its three forms: a prompt, files at once, and answers in shards."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import ClassVar
+
+from calm_beam.errors import UsageError
+from calm_beam.inputs import Reading
+from calm_beam.launch.flags import naming
+from calm_beam.launch.flags.accelerators import Job
+from calm_beam.launch.flags.manifest import Entry, SurePrecision, Trusted
+from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.options import Options, again, option, options_of, switch
+from calm_beam.options.groups import DataSource, Engine, Memory, ModelFacts, ModelSource, Spread
+from calm_beam.options.kinds import share, utf8_text, whole_number
+from calm_beam.storage import is_folder
+
+SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output have exit_layers of themselves."
+
+# As `calm_beam.outputs.job.FORMATS`.
+_FORMATS = ("parquet", "jsonl")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompts(ModelFacts):
+    """What is answered, by which model, and where answers go."""
+
+    SECTION: ClassVar[str | None] = None
+
+    manifest: str = option(dataclasses.MISSING, "a manifest, or the calibration directory that holds one")
+    checkpoint: str | None = again(
+        ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
+    )
+    activation: str | None = again(ModelFacts, "activation", belongs_to=())
+    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
+    vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
+    prompt: str | None = option(None, "the prompt; default: --input, or standard input")
+    input: str | None = option(None, "files of prompts: a path or a glob")
+    data_format: str | None = option(
+        None,
+        "format of --input; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
+        choices=("jsonl", "text", "parquet", "tfrecord"),
+        belongs_to=("input",),
+    )
+    inputs_field: str | None = again(
+        DataSource,
+        "inputs_field",
+        sentence="field of a row with the prompt; default: input, in TFRecord inputs",
+        belongs_to=("input",),
+    )
+    group_key: str | None = option(
+        None,
+        "field of a row of --input with the prompt's group, under a manifest with groups",
+        kind=utf8_text,
+        belongs_to=("input",),
+    )
+    output: str | None = option(
+        None,
+        "JSONL file to write, or a folder with a slash at its end, for answers in shards; default: texts, to standard "
+        "output",
+    )
+    overwrite: bool = switch("replace an earlier --output", belongs_to=("output",))
+    show_layers: bool = switch("colour every token by the layer at which it left")
+    exact_engine: bool = switch("refuse to serve by another engine than the manifest was made by")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shards(Options):
+    """Answers in shards."""
+
+    SECTION: ClassVar[str | None] = (
+        "with --output=FOLDER/, answers in shards (Beam's own flags, such as --runner, may be added)"
+    )
+
+    output_format: str = option(
+        "parquet", "of the files of answers: parquet, or jsonl, packed by gzip", choices=_FORMATS
+    )
+    on_error: str = option(
+        "fail",
+        "for prompts that have no answer, also when tried again alone: end the run, or list them in failures.jsonl",
+        choices=("fail", "list"),
+    )
+    max_failures: int | None = option(
+        None,
+        "with --on_error=list, end the run if more prompts fail; default: 1 %% of them, at least 10",
+        kind=whole_number(0),
+        belongs_to=("on_error=list",),
+    )
+    probe_share: float | None = option(
+        None,
+        "answer this share of the prompts, such as 1%%, by the full model too, and write their losses to losses.jsonl, "
+        "for calm-beam monitor",
+        kind=share,
+        metavar="SHARE",
+    )
+    probe_salt: str | None = option(
+        None,
+        "decides which prompts those are, by a hash of their ids; keep it secret if others choose the ids; default: "
+        "the manifest's digest",
+        belongs_to=("probe_share",),
+    )
+    bleurt_checkpoint: str | None = again(
+        MetricFiles,
+        "bleurt_checkpoint",
+        sentence="with --probe_share, for the metric bleurt: its folder",
+        belongs_to=("probe_share",),
+    )
+    num_shards: int | None = again(Spread, "num_shards")
+    model_copies: int = again(Spread, "model_copies")
+    resume: bool = switch("go on with a run that was killed or failed: answer the missing prompts only")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateRequest(Prompts, Trusted, SurePrecision, Memory, Engine, Entry, Shards, MetricFiles, Job):
+    """Answers under a manifest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group is not None and self.group_key is not None:
+            raise UsageError("--group names the group of all prompts, --group_key that of each: leave one of them out.")
+
+    @property
+    def is_in_shards(self) -> bool:
+        """Whether answers go to a folder: `--output` ends in a slash, or is one already."""
+        if self.output is None:
+            return False
+        with naming("--output"):
+            return self.output.endswith("/") or is_folder(self.output)
+
+    @property
+    def prompt_reading(self) -> Reading:
+        """How the files of `--input` are read."""
+        return Reading(data_format=self.data_format, inputs_field=self.inputs_field, group_key=self.group_key)
+
+
+def option_of_shards(given: Collection[str]) -> str | None:
+    """Returns the first option of those given that means something only for answers in shards; None without one."""
+    of_shards = {"token_budget", "accelerator", *(name for name, _ in options_of(Shards))}
+    return next((name for name in given if name in of_shards), None)

@@ -167,6 +167,7 @@ _SERVING_PACKAGES = [
     "calm_beam.model.llama",
     "calm_beam.model.t5",
     "calm_beam.native",
+    "calm_beam.options",
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",

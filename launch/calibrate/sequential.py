@@ -79,9 +79,9 @@ class SequentialRun:
                     is_above = len(rounds) < len(above)
                     last = len(above) if is_above else wanted
                     division = next((each.division for each in (*rounds, *above)), None)
-                    first_number = len(rounds) + 1
-                    self._count(block, first=first_number, last=last, division=division, from_above=is_above)
-                    rounds = self._counted(block, rounds, now=range(first_number, last + 1))
+                    numbers = range(len(rounds) + 1, last + 1)
+                    self._count(block, numbers, division=division, from_above=is_above)
+                    rounds = self._counted(block, rounds, now=numbers)
                     continue
                 tested = run.plan.upper_part(len(block.thresholds))
                 found = watched([each.totals for each in rounds], tested, num_layers=run.provenance.model.layers)
@@ -99,8 +99,8 @@ class SequentialRun:
             source.finish()
         return manifest, block.stored.directory
 
-    def _count(self, block: Block, *, first: int, last: int, division: str | None, from_above: bool) -> None:
-        """Runs a pipeline that decodes some rounds and counts them."""
+    def _count(self, block: Block, rounds: range, *, division: str | None, from_above: bool) -> None:
+        """Runs a pipeline that decodes some rounds, by their numbers, and counts them."""
         run, source = self.run, self.run.source
         assert isinstance(source, DecodedSource)
         assert block.assignment is not None
@@ -114,8 +114,7 @@ class SequentialRun:
                 plan=run.plan.upper_part(len(block.thresholds)),
                 scored_by=self._scored_by(),
                 division=division,
-                first=first,
-                last=last,
+                rounds=rounds,
                 metric_settings=run.metric_settings,
             )
             metrics = run_pipeline(pipeline)

@@ -190,11 +190,10 @@ class DecodedSource:
         plan: Plan,
         scored_by: Mapping[str, str],
         division: str | None,
-        first: int,
-        last: int,
+        rounds: range,
         metric_settings: MetricSettings,
     ) -> beam.PCollection:
-        """Adds to a pipeline what decodes some rounds and counts them; arguments as in `CountRounds`."""
+        """Adds to a pipeline what decodes some rounds, by number, and counts them; all else as in `CountRounds`."""
         return (
             pipeline
             | "ReadExamples" >> self._read(progress)
@@ -204,8 +203,8 @@ class DecodedSource:
                 plan,
                 scored_by=scored_by,
                 division=division,
-                first=first,
-                last=last,
+                first=rounds[0],
+                last=rounds[-1],
                 progress=progress,
                 metric_settings=metric_settings,
                 accelerator_hint=self._workers.accelerator_hint,

@@ -34,6 +34,7 @@ _ESSENTIALS = (
 def certify_parser(doc: str | None) -> FlagParser:
     """Returns the parser of the command line; its help shows what the docstring says."""
     parser = FlagParser(prog="calm-beam certify", doc=doc, essentials=_ESSENTIALS)
+    parser.add_config_flag()
     add_sweep_flags(parser)
     sweep = parser.add_argument_group("order of the settings, declared before any loss is seen")
     sweep.add_argument("--order", type=texts, help="settings in testing order, the safest first, comma-separated")

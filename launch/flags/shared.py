@@ -1,10 +1,13 @@
 """Flags that several commands share, each derived from the option that is declared in `calm_beam.options.groups`."""
 
 import argparse
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
+from calm_beam.evaluation.device_forecast import DEVICES
+from calm_beam.options import Options, option
 from calm_beam.options.groups import (
     Chat,
     DataSource,
@@ -23,12 +26,23 @@ from calm_beam.options.groups import (
 
 from .derived import add_options, unheaded
 from .parser import FlagParser
-from .task import Device
 
 TASK = (ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine)
 """Groups that name model and data, and how much of them is decoded at a time."""
 DECODING = (*TASK, ExitGrid, OneRule, Failures, Spread, Replacing)
 """Groups that say what to decode, and how, as a pipeline."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device(Options):
+    """An accelerator that is forecast."""
+
+    device: str | None = option(
+        None,
+        "accelerator for which the least time of a step is forecast from bytes and operations, by exit layer and "
+        "measure; nothing is run there",
+        choices=tuple(DEVICES),
+    )
 
 
 def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:

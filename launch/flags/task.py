@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.device_forecast import DEVICES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
-from calm_beam.options import Options, option
 from calm_beam.options.groups import Chat, DataSource, Engine, Lengths, Memory, ModelFacts, ModelSource, Precision
 from calm_beam.options.option import shared
 
@@ -88,15 +86,3 @@ class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision,
             "shortens_prompts": self.max_input_length is None,
         }
         return SweepRequest(**{**fields, **own})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Device(Options):
-    """An accelerator that is forecast."""
-
-    device: str | None = option(
-        None,
-        "accelerator for which the least time of a step is forecast from bytes and operations, by exit layer and "
-        "measure; nothing is run there",
-        choices=tuple(DEVICES),
-    )

@@ -43,6 +43,7 @@ _ESSENTIALS = (
 def plan_parser(doc: str | None) -> FlagParser:
     """Returns the parser of the command line; its help shows what the docstring says."""
     parser = FlagParser(prog="calm-beam plan", doc=doc, essentials=_ESSENTIALS)
+    parser.add_config_flag()
     parser.add_argument(
         "--pilot",
         help="what was measured: the output directory of a small calibration, to forecast the cost of a large one, or "

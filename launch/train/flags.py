@@ -179,6 +179,7 @@ def train_parser(doc: str | None) -> FlagParser:
     """Returns the parser of the command line; its help shows what the docstring says."""
     parser = FlagParser(prog="calm-beam train", doc=doc, essentials=_ESSENTIALS, heading="what to train, and on what")
     defaults, muon = TrainingConfig(steps=_STEPS), MuonConfig()
+    parser.add_config_flag()
     add = parser.add_argument
     add("--stage", choices=("model", "classifier"), default="model", help="what to train")
     add_data_flags(parser, kind="rows to learn from", split="train")

@@ -7,6 +7,7 @@ import apache_beam as beam
 from calm_beam.errors import UsageError
 from calm_beam.manifest import MANIFEST, EntryChoice, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.options.option import shared
 from calm_beam.outputs.folder import AnswerHome
 from calm_beam.outputs.request import AnswerRequest
 from calm_beam.storage import absolute, is_folder, joined
@@ -110,6 +111,5 @@ class Generate(beam.PTransform):
         manifest = self.manifest
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(joined(manifest, MANIFEST) if is_folder(manifest) else manifest)
-        own = {field.name for field in dataclasses.fields(AnswerRequest)} - {"manifest", "num_shards"}
-        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in own}
-        return AnswerRequest(manifest=manifest, choice=EntryChoice.named_by(self), num_shards=num_shards, **asked)
+        own = {"manifest": manifest, "choice": EntryChoice.named_by(self), "num_shards": num_shards}
+        return AnswerRequest(**{**shared(self, AnswerRequest), **own})

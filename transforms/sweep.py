@@ -19,6 +19,7 @@ from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import GroupRecord, Plan
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
+from calm_beam.options.option import shared
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.outputs.request import SweepRequest
@@ -175,25 +176,14 @@ class Sweep(beam.PTransform):
             task_prefix=self.task_prefix,
             arithmetic=Arithmetic(dtype=self.dtype, matmul_precision=self.matmul_precision),
         )
-        return SweepRequest(
-            model=str(self.model),
-            settings=settings,
-            vocabulary=self.vocabulary,
-            extra_ids=self.extra_ids,
-            chat_template=self.chat_template,
-            system=self.system,
-            shortens_prompts=self.max_input_length is None,
-            on_long=self.on_long,
-            on_error=self.on_error,
-            max_failures=self.max_failures,
-            batch_size=self.batch_size,
-            token_budget=self.token_budget,
-            model_parallelism=self.model_parallelism,
-            exit_head=self.exit_head,
-            engine=self.engine,
-            num_shards=num_shards,
-            part=part,
-        )
+        own = {
+            "model": str(self.model),
+            "settings": settings,
+            "shortens_prompts": self.max_input_length is None,
+            "num_shards": num_shards,
+            "part": part,
+        }
+        return SweepRequest(**{**shared(self, SweepRequest), **own})
 
 
 @dataclasses.dataclass

@@ -7,32 +7,24 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import ANY_ENTRY, ChatRecord, EntryChoice, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.options.groups import Engine, Memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(Memory, Engine):
     """How workers decode, where that is no part of what outputs are.
 
+    What `engine` comes to on a worker must be the engine of the job.
+
     Attributes:
-      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
-      token_budget: Most positions held at a time; None for a share of the memory that is free.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
-      engine: One of `engine_choice.ENGINE_CHOICES`: what decodes. Likewise; what it comes to on a worker must be the
-        engine of the job.
       on_error: `fail`, or what lets prompts fail that cannot be decoded: `worst_case` in a sweep, `list` for answers.
       max_failures: Most examples that may fail; None as in `failure_limit`.
       model_copies: Most copies of the model in one process; threads beyond them wait.
-      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
     """
 
-    batch_size: int | None = None
-    token_budget: int | None = None
-    exit_head: str = "auto"
-    engine: str = "auto"
     on_error: str = "fail"
     max_failures: int | None = None
     model_copies: int = 1
-    model_parallelism: int = 1
 
     def told_to_workers(self) -> dict[str, Any]:
         """Returns these settings by name, of whatever else they are a part."""

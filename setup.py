@@ -283,7 +283,7 @@ setuptools.setup(
     packages=_PACKAGES if _IS_WHOLE else _SERVING_PACKAGES,
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
-        "calm_beam.manifest": ["manifest.schema.json", "external.schema.json"],
+        "calm_beam.manifest": ["manifest.schema.json"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
         "calm_beam.report": ["*.html", "*.css", "*.js"],
         "calm_beam": ["py.typed", "__init__.pyi"],

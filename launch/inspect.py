@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
 from calm_beam.manifest import (
+    SCHEMAS,
     ExternalManifest,
     Manifest,
     clusters_in_words,
     confirming_in_words,
     engine_in_words,
-    external_rounds_in_words,
     near_ties_in_words,
     plans_in_words,
     read_any_manifest,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         manifest = read_any_manifest(manifest_path)
         if isinstance(manifest, ExternalManifest):
             if _naming_a_model(flags):
-                raise UsageError(f"{path}: is of kind external: it belongs to no model. Leave out what names one.")
+                raise UsageError(f"{path}: is of kind settings: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
             _describe_plans(console, manifest, path=manifest_path)
             return 0
@@ -141,7 +141,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     schedule = decode.schedule if decode.tau is None or pareto else f"{decode.schedule}, tau {decode.tau:g}"
     first = "the variant's layer" if pareto else f"layer {decode.min_exit_layer}"
     steps = "" if decode.exit_interval == 1 else f" in steps of {decode.exit_interval}"
-    console.print(f"Manifest of {printable_line(manifest.created)}; its digest is right.")
+    console.print(f"Manifest of {printable_line(manifest.created)}{_form_in_words(manifest)}; its digest is right.")
     console.print(f"Model: {counted(model.layers, 'decoder layer')}, {model.fingerprint}", soft_wrap=True)
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
@@ -185,6 +185,11 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     console.print(printable_line(manifest.guarantee))
 
 
+def _form_in_words(manifest: Manifest | ExternalManifest) -> str:
+    """Returns that a manifest has the form of an earlier version, as a part of a sentence; empty where it has not."""
+    return "" if manifest.schema_version == max(SCHEMAS) else f", of form {SCHEMAS[manifest.schema_version]}"
+
+
 def _of_examples(manifest: Manifest) -> Iterator[str]:
     """Yields what is to be known of the examples, beside how many there are."""
     if manifest.data.unseen:
@@ -197,7 +202,8 @@ def _of_examples(manifest: Manifest) -> Iterator[str]:
 
 def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> None:
     data, plan = manifest.data, manifest.plan
-    console.print(f"Manifest of {printable_line(manifest.created)}, of kind external; its digest is right.")
+    form = _form_in_words(manifest)
+    console.print(f"Manifest of {printable_line(manifest.created)}, of kind settings{form}; its digest is right.")
     console.print(f"It is about a sweep of {counted(len(manifest.settings), 'setting')} that was made elsewhere.")
     if plan.baseline is not None:
         of_task = "" if plan.task is None else f" of {plan.task}"
@@ -212,7 +218,7 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
     )
     console.print(choices_of_settings(manifest))
     console.print(tests_of_settings(manifest))
-    if rounds := external_rounds_in_words(manifest):
+    if rounds := rounds_in_words(manifest):
         console.print(printable_line(rounds))
     if per_cluster := clusters_in_words(manifest):
         console.print(per_cluster)

@@ -338,6 +338,7 @@ def _confirmed(entry: Calibration, tests: Sequence[_Confirmation], *, epsilon: f
         threshold=step.threshold if step else None,
         variant=step.variant if step else None,
         threshold_by_position=entry.threshold_by_position if is_chosen else None,
+        rule=entry.rule if is_chosen else None,
         layers=step.layers if step else num_layers,
         risk=step.risk if step else 0.0,
         example_risk=promised.example_risk if promised else None,

@@ -129,7 +129,7 @@ class RunProvenance:
 
 
 def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
-    """Returns an entry with its threshold spelt out for every position, as decoders compare it.
+    """Returns an entry with its threshold spelt out for every position, as decoders compare it, and its exit rule.
 
     Args:
       entry: Unchanged where it has no threshold.
@@ -138,7 +138,9 @@ def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
     if entry.threshold is None:
         return entry
     positions = scheduled_thresholds(settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length)
-    return dataclasses.replace(entry, threshold_by_position=tuple(positions[:, 0].tolist()))
+    return dataclasses.replace(
+        entry, threshold_by_position=tuple(positions[:, 0].tolist()), rule=decode_record(settings).rule()
+    )
 
 
 def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, ...]) -> DataRecord:

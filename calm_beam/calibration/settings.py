@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from calm_beam.manifest import (
+    SETTINGS,
     EarlierPlan,
     ExternalCalibration,
     ExternalDataRecord,
@@ -15,7 +16,7 @@ from calm_beam.manifest import (
     ExternalTest,
     SequentialRecord,
     SettingRecord,
-    external_guarantee,
+    guarantee_in_words,
     time_of_now,
 )
 from calm_beam.risk.fixed_point import loss_sum_upper
@@ -159,7 +160,8 @@ def external_manifest(
         earlier_plans=tuple(earlier_plans) or None,
         sequential=sequential,
         calibrations=tuple(_with_example_risk(entry, sweep) for entry in entries),
-        guarantee=external_guarantee(
+        guarantee=guarantee_in_words(
+            kind=SETTINGS,
             joint_epsilon=plan.joint_epsilon,
             cluster_key=plan.cluster_key,
             group_key=plan.group_key,

@@ -4,15 +4,19 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self, TypedDict, TypeVar
 
-from ._checks import ManifestError
+from ._guarantee import SETTINGS, THRESHOLDS
 from ._tests import AskedTest
+from ._values import ManifestError
 
 PROMISE = ("consistency", "metric", "loss", "delta", "epsilon")
 """What is asked of a promise, whatever group it is about."""
 
-# What only entries about thresholds, or only entries about settings, are told apart by.
-_OF_THRESHOLDS, _OF_SETTINGS = ("consistency", "metric", "loss", "confidence"), ("tail",)
 
+# What only entries of a kind are told apart by, and what to do where a manifest is of the other.
+_ONLY = {
+    THRESHOLDS: (("consistency", "metric", "loss", "confidence"), "Leave it out."),
+    SETTINGS: (("tail",), "Name its {sign}loss."),
+}
 _Entry = TypeVar("_Entry", bound=AskedTest)
 
 
@@ -73,30 +77,20 @@ class EntryChoice:
         asked = {"group": self.group, **self.promise()}
         return tuple(entry for entry in entries if all(getattr(entry, name) == asked[name] for name in asked))
 
-    def check_for_thresholds(self, *, sign: str = "") -> None:
-        """Raises ManifestError if it names what no entry about thresholds has.
+    def check_for(self, kind: str, *, sign: str = "") -> None:
+        """Raises ManifestError if it names what no entry of a kind has.
 
         Args:
+          kind: `THRESHOLDS` or `SETTINGS`.
           sign: What stands before names in the message: `--` where they are flags.
         """
-        for name in _OF_SETTINGS:
-            if getattr(self, name) is not None:
-                raise ManifestError(
-                    f"{sign}{name} is for manifests of kind external, and this one is of calibrate. Name its "
-                    f"{sign}loss."
-                )
-
-    def check_for_settings(self, *, sign: str = "") -> None:
-        """Raises ManifestError if it names what no entry about settings has.
-
-        Args:
-          sign: As in `check_for_thresholds`.
-        """
-        for name in _OF_THRESHOLDS:
-            if getattr(self, name) is not None:
-                raise ManifestError(
-                    f"{sign}{name} is for manifests of calibrate, and this one is of kind external. Leave it out."
-                )
+        for other, (names, remedy) in _ONLY.items():
+            for name in names:
+                if other != kind and getattr(self, name) is not None:
+                    raise ManifestError(
+                        f"{sign}{name} is for manifests of kind {other}, and this one is of kind {kind}. "
+                        f"{remedy.format(sign=sign)}"
+                    )
 
 
 ANY_ENTRY = EntryChoice()

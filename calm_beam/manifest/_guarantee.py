@@ -1,8 +1,32 @@
 """What a manifest promises, in words: of thresholds, or of the settings of a sweep that was made elsewhere."""
 
+THRESHOLDS, SETTINGS = "thresholds", "settings"
+"""The kinds of manifests: about exit thresholds of a model, or about settings of a sweep that was made elsewhere."""
+
+# What entries of a kind are about, and what was drawn.
+_NOUNS = {
+    THRESHOLDS: {
+        "its": "at its threshold",
+        "of_every": "at the threshold of every entry",
+        "one": "A prompt",
+        "several": "prompts",
+        "sample": "the calibration set",
+        "whole": "the calibration set",
+    },
+    SETTINGS: {
+        "its": "of its setting",
+        "of_every": "of the setting of every entry",
+        "one": "An example",
+        "several": "examples",
+        "sample": "the examples",
+        "whole": "the examples of the sweep",
+    },
+}
+
 
 def guarantee_in_words(
     *,
+    kind: str = THRESHOLDS,
     joint_epsilon: float | None = None,
     cluster_key: str | None = None,
     group_key: str | None = None,
@@ -14,6 +38,7 @@ def guarantee_in_words(
     """Returns what a manifest promises.
 
     Args:
+      kind: What it is about, `THRESHOLDS` or `SETTINGS`.
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
       group_key: Field of a data row that names its group, if groups have entries of their own.
@@ -23,16 +48,37 @@ def guarantee_in_words(
       most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
         the rest had proved; 0 where nothing was to be confirmed.
     """
-    its_own = "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
-    promise = _promise_in_words(
-        joint_epsilon,
-        sample="the calibration set",
-        its="at its threshold",
-        of_every="at the threshold of every entry",
-        draws="for prompts drawn independently from the same distribution as the calibration set",
-        its_own=its_own,
-    )
-    promise += _terms_in_words("A prompt", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
+    nouns = _NOUNS[kind]
+    one, several, sample = nouns["one"], nouns["several"], nouns["sample"]
+    draws = f"for {several} drawn independently from the same distribution as {nouns['whole']}"
+    if joint_epsilon is None:
+        promise = (
+            f"Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of {sample}, the "
+            f"expected loss {nouns['its']} is at most delta, {draws}. "
+            "Several entries are not promised to hold together."
+        )
+    else:
+        its_own = "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
+        promise = (
+            f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
+            f"{sample}, the expected loss {nouns['of_every']} is at most that entry's delta, {draws}. Each alone holds "
+            f"with probability at least 1 - {its_own}."
+        )
+    if cluster_key is not None:
+        promise += (
+            f" {one} is drawn here by drawing a cluster, which {cluster_key} names, and then one of its {several}: "
+            "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if group_key is not None:
+        promise += (
+            f" An entry of a group, which {group_key} names, is about {several} drawn from that group alone; an entry "
+            f"without a group is about all {several} together, and may be broken for some of the groups."
+        )
+    if is_sequential:
+        promise += (
+            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
+            "hold whenever that stops."
+        )
     if is_pareto:
         promise += (
             " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
@@ -57,76 +103,6 @@ def guarantee_in_words(
             "promise is about what that decoder gives, and rests on that test alone."
         )
     return promise
-
-
-def external_guarantee(
-    *,
-    joint_epsilon: float | None = None,
-    cluster_key: str | None = None,
-    group_key: str | None = None,
-    is_sequential: bool = False,
-) -> str:
-    """Returns what an external manifest promises, in words.
-
-    Args:
-      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
-      cluster_key: What names the clusters, if they are the independent units.
-      group_key: What names the groups, if they have entries of their own.
-      is_sequential: Whether the tests were watched while examples were evaluated.
-    """
-    promise = _promise_in_words(
-        joint_epsilon,
-        sample="the examples",
-        its="of its setting",
-        of_every="of the setting of every entry",
-        draws="for examples drawn independently from the same distribution as the examples of the sweep",
-        its_own="its own epsilon",
-    )
-    terms = _terms_in_words("An example", cluster_key=cluster_key, group_key=group_key, is_sequential=is_sequential)
-    return promise + terms
-
-
-def _promise_in_words(
-    joint_epsilon: float | None, *, sample: str, its: str, of_every: str, draws: str, its_own: str
-) -> str:
-    if joint_epsilon is None:
-        return (
-            f"Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of {sample}, the "
-            f"expected loss {its} is at most delta, {draws}. Several entries are not promised to hold together."
-        )
-    return (
-        f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
-        f"{sample}, the expected loss {of_every} is at most that entry's delta, {draws}. Each alone holds with "
-        f"probability at least 1 - {its_own}."
-    )
-
-
-def _terms_in_words(drawn: str, *, cluster_key: str | None, group_key: str | None, is_sequential: bool) -> str:
-    """Returns what is promised of clusters and groups, and of tests that were watched; empty where there are none.
-
-    Args:
-      drawn: What the promise is about, such as `A prompt`.
-      cluster_key: As in `guarantee_in_words`.
-      group_key: As there.
-      is_sequential: As there.
-    """
-    several, terms = f"{drawn.split()[-1]}s", ""
-    if cluster_key is not None:
-        terms += (
-            f" {drawn} is drawn here by drawing a cluster, which {cluster_key} names, and then one of its {several}: "
-            "clusters are what must be drawn independently, and every cluster weighs the same."
-        )
-    if group_key is not None:
-        terms += (
-            f" An entry of a group, which {group_key} names, is about {several} drawn from that group alone; an entry "
-            f"without a group is about all {several} together, and may be broken for some of the groups."
-        )
-    if is_sequential:
-        terms += (
-            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
-            "hold whenever that stops."
-        )
-    return terms
 
 
 GUARANTEE = guarantee_in_words()

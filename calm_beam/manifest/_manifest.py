@@ -1,60 +1,95 @@
 """The manifest as a whole: its parts, what must agree between them, its digest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, Unpack
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from calm_beam.manifest.notebook import html_of
 from calm_beam.storage.digest import content_digest
 
-from ._checks import ManifestError, check_text, shown
 from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
-from ._earlier_plans import EarlierPlan, check_earlier
-from ._guarantee import GUARANTEE
-from ._plan import Plan
-from ._record import SCHEMA, Record, checked_keys
-from ._schedule import check_positions
-from ._sequential import SequentialRecord, check_ended, check_part_of_data
-from ._tests import OF_VARIANTS
-from ._values import Text, UtcTime
-from .records import (
-    Calibration,
-    ConfirmationRecord,
-    DataRecord,
-    DecodeRecord,
-    EngineRecord,
-    ModelRecord,
-    PathEntry,
-    Variant,
-    VocabularyRecord,
+from ._data import ConfirmationRecord, CountedData, DataRecord, ExternalDataRecord, SettingRecord
+from ._entries import Calibration, ExternalCalibration, PathEntry
+from ._guarantee import GUARANTEE, SETTINGS, THRESHOLDS
+from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, VocabularyRecord, check_positions
+from ._plan import EarlierPlans, ExternalPlan, Plan, SettledPlan
+from ._record import Record, checked_keys
+from ._rounds import (
+    ExternalSequentialPlan,
+    SequentialPlan,
+    SequentialRecord,
+    check_rounds,
+    rules_of_ends,
 )
+from ._tests import OF_VARIANTS
+from ._values import Items, ManifestError, Text, UtcTime, shown
 
-EXTERNAL = "external"
-"""The `kind` of a manifest of a sweep that was made elsewhere; those of `calibrate` have none."""
+SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
+"""What files say that they are, by the version of their form. The last is written, all are read."""
+
+SCHEMA = SCHEMAS[2]
+
+_WITHOUT_GROUPS = ": the manifest was calibrated without --group_key."
+_Entry = TypeVar("_Entry", Calibration, ExternalCalibration)
 
 
-class WrittenManifest(Record):
-    """What every manifest has, whatever it promises: when it was made, its promises in words, a digest.
+@dataclass(frozen=True, kw_only=True)
+class WrittenManifest(Record, Generic[_Entry]):
+    """What was proved, of what and by what plan, whatever it is that was tested.
 
-    Its fields are those of `Manifest` and `ExternalManifest` that have these names.
+    Attributes:
+      created: When the run was started, ISO 8601 in UTC, ending in Z.
+      data: The examples.
+      plan: What was settled before any loss was seen.
+      earlier_plans: Plans that were asked of the same outputs or losses before, the earliest first, by the list beside
+        them; None where there were none, and in manifests that do not say.
+      sequential: How it ended, if it was watched round by round; None where all examples count.
+      calibrations: The promises, at least one.
+      guarantee: What the promises mean, in words.
+      software: Versions of the software that made it, by name.
+      schema_version: Version of the form in which it was read and is written: one of `SCHEMAS`.
     """
 
-    KIND: ClassVar[str | None] = None
+    # What it is about, in files of the second version and in those of the first; None where these say nothing.
+    KIND: ClassVar[str]
+    _KIND_IN_FIRST: ClassVar[str | None] = None
     # What shows it in a notebook.
     _HTML: ClassVar[str]
 
     created: UtcTime
-    earlier_plans: tuple[EarlierPlan, ...] | None
-    calibrations: tuple[Any, ...]
+    data: CountedData
+    plan: SettledPlan[Any, Any] | None
+    earlier_plans: EarlierPlans | None = None
+    sequential: SequentialRecord | None = None
+    calibrations: Annotated[tuple[_Entry, ...], Items(1, "have at least one entry")]
     guarantee: Text
-    software: Mapping[str, str]
+    # Left out of the hash only because a dict has none; equality does compare it.
+    software: Mapping[Text, Text] = field(hash=False)
+    schema_version: int = max(SCHEMAS)
+
+    @classmethod
+    def file_keys(cls) -> list[str]:
+        """Returns the manifest's keys but for those that say what the file is and end it, in the order of the file."""
+        return [key for key in super().file_keys() if key != "schema_version"]
+
+    @classmethod
+    def kinds(cls) -> tuple[str | None, ...]:
+        """Returns what files of the kind call it, whatever their version."""
+        return cls.KIND, cls._KIND_IN_FIRST
+
+    @classmethod
+    def heads(cls, version: int) -> dict[str, str]:
+        """Returns the keys that say what a file of a version is, which come first."""
+        kind = cls.KIND if version > 1 else cls._KIND_IN_FIRST
+        return {"schema": SCHEMAS[version], **({} if kind is None else {"kind": kind})}
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
         """Returns the manifest that plain JSON values describe, as `to_dict` gives them.
 
         Args:
-          value: A dict with exactly the keys of the schema, "schema", "digest" and, where it has one, "kind" included.
+          value: A dict with exactly the keys of the schema, "schema", "kind" and "digest" included; the first version
+            has "kind" for settings only, and it is `external`.
           at: Put before the key path in error messages.
 
         Returns:
@@ -64,25 +99,64 @@ class WrittenManifest(Record):
           ManifestError: If the schema or the kind is another one, a key is unknown or missing, a value is of the wrong
             type or at odds with another value, or the digest does not match the rest.
         """
-        check_schema(value)
-        cls._check_kind(value)
-        heads = ["schema"] if cls.KIND is None else ["schema", "kind"]
-        given = checked_keys(value, [*heads, *cls.file_keys(), "digest"], optional=cls._OPTIONAL, at=at)
-        manifest = super().from_dict({k: v for k, v in given.items() if k not in (*heads, "digest")}, at=at)
+        version = version_of(value)
+        assert isinstance(value, Mapping)
+        first: dict[str, str] = cls.heads(version)
+        if value.get("kind") != first.get("kind"):
+            raise cls._of_another_kind(value.get("kind"), expected=first.get("kind"))
+        given = checked_keys(value, [*first, *cls.file_keys(), "digest"], optional=cls.optional_keys(), at=at)
+        manifest = super().from_dict({k: v for k, v in given.items() if k not in (*first, "digest")}, at=at)
+        object.__setattr__(manifest, "schema_version", version)
+        manifest._check_form()
         check_digest(given)
         return manifest
 
     @classmethod
-    def _check_kind(cls, value: object) -> None:
-        """Refuses a manifest of another kind."""
-        raise NotImplementedError
+    def _of_another_kind(cls, kind: object, *, expected: str | None) -> ManifestError:
+        """Returns the error about a manifest of another kind than is expected; of None, than one that says none."""
+        return ManifestError(f"kind must be {'left out' if expected is None else shown(expected)}, got {shown(kind)}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.calibrations:
-            raise ManifestError("calibrations must have at least one entry, got []")
-        object.__setattr__(self, "software", check_software(self.software))
-        check_earlier(self.earlier_plans)
+        # Copied, so that later changes to the caller's dict do not reach the manifest.
+        object.__setattr__(self, "software", dict(self.software))
+        self._check_form()
+        self._check_parts()
+        for index, entry in enumerate(self.calibrations):
+            self._check_entry(entry, at=f"calibrations[{index}]")
+        if self.plan is not None:
+            groups = [group.name for group in self.data.groups or ()] or None
+            for key, there in (("cluster", self.data.clusters), ("group", groups)):
+                of_plan = getattr(self.plan, f"{key}_key")
+                if (of_plan is None) != (there is None):
+                    raise ManifestError(
+                        f"data.{key}s must be there exactly if plan.{key}_key is not null, got {shown(there)} and "
+                        f"{shown(of_plan)}"
+                    )
+            self.plan.check_calibrations(self.calibrations)
+        check_rounds(
+            self.calibrations,
+            None if self.plan is None else self.plan.sequential,
+            self.sequential,
+            grid=() if self.plan is None else self.plan.grid,
+            data=self.data,
+        )
+
+    def _check_form(self) -> None:
+        """Refuses what the form of its version does not have."""
+        if self.schema_version not in SCHEMAS:
+            known = ", ".join(map(str, SCHEMAS))
+            raise ManifestError(f"schema_version must be one of {known}, got {shown(self.schema_version)}")
+
+    def _check_parts(self) -> None:
+        """Refuses parts that are at odds with each other, before entries are looked at."""
+
+    def _check_entry(self, entry: _Entry, *, at: str) -> None:
+        """Refuses an entry that is at odds with what it is about."""
+        if self.data.units_of(entry.group) is None:
+            raise ManifestError(f"{at}.group must be one of data.groups, got {shown(entry.group)}")
+        if entry.example_risk is not None and self.data.clusters is None:
+            raise ManifestError(f"{at}.example_risk must be left out where there is no data.clusters")
 
     @property
     def digest(self) -> str:
@@ -94,69 +168,142 @@ class WrittenManifest(Record):
         return html_of(self, self._HTML)
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the manifest as plain JSON values, with "schema" (and "kind") first and "digest" last."""
+        """Returns the manifest as plain JSON values, with "schema" and "kind" first and "digest" last."""
         content = self._content()
         return {**content, "digest": content_digest(content)}
 
     def _content(self) -> dict[str, object]:
-        kind = {} if self.KIND is None else {"kind": self.KIND}
-        return {"schema": SCHEMA, **kind, **super().to_dict()}
+        return {**self.heads(self.schema_version), **super().to_dict()}
+
+    def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> _Entry:
+        """Returns the one entry with these values; any may be left out where one matches the rest.
+
+        Of thresholds, with none of them, it is the one that the plan says will be served, if it says so. A group is
+        then served by the entry of the same promise that is about it.
+
+        Args:
+          choice: Which entry, as one value.
+          words: Or word by word, which counts before `choice`; the fields of `EntryChoice`.
+
+        Returns:
+          The entry. Its `threshold` is None where no threshold was found safe: then never exit early. So is `setting`.
+
+        Raises:
+          ManifestError: If no entry or more than one matches; the message lists those there are.
+        """
+        choice = replace(choice, **words)
+        found = self.matching(choice)
+        if len(found) == 1:
+            return found[0]
+        asked = self._asked(choice)
+        described = ", ".join(
+            f"{name}={value if isinstance(value, str) else shown(value)}" for name, value in asked.items()
+        )
+        if not found:
+            there = self.of_group(choice.group) or self.calibrations
+            raise ManifestError(f"no calibration has {described}. The manifest has: {_listed(there)}.")
+        differing = [
+            name for name in PROMISE if name not in asked and len({getattr(entry, name, None) for entry in found}) > 1
+        ]
+        remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
+        has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
+        raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
+
+    def _asked(self, choice: EntryChoice) -> dict[str, str | float | None]:
+        """Returns what a choice names, as messages say it."""
+        return {**choice.promise()}
+
+    def matching(self, choice: EntryChoice) -> tuple[_Entry, ...]:
+        """Returns the entries that a choice leaves.
+
+        Raises:
+          ManifestError: If it names a group that the manifest does not know, or what no entry of the kind has.
+        """
+        choice.check_for(self.KIND)
+        names = [group.name for group in self.data.groups or ()]
+        if choice.group is not None and choice.group not in names:
+            there = f". The manifest has: {', '.join(names)}." if names else _WITHOUT_GROUPS
+            raise ManifestError(f"there is no group {shown(choice.group)}{there}")
+        return choice.among(self.calibrations)
+
+    def of_group(self, group: str | None) -> tuple[_Entry, ...]:
+        """Returns the entries about a group; of None, those about all prompts or examples."""
+        return tuple(entry for entry in self.calibrations if entry.group == group)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(WrittenManifest):
+class Manifest(WrittenManifest[Calibration]):
     """What a calibration run promises, for which model, decoder and data.
 
+    Thresholds on the confidence at which a decoder may stop early, and the bound on quality loss that each of them
+    keeps. A manifest agrees with itself: every `n` is `data.clusters` or, where that is left out, `data.examples`, and
+    for a group the examples of it in `data.groups`, there are groups exactly if there is `plan.group_key`, and then
+    every promise has a calibration for all prompts and one for each group, the thresholds of a path descend, where the
+    procedure is `fixed_sequence`, `rejected` says whether `p_value` is at most `epsilon` and is false at most at the
+    last entry, calibrations are those of `plan`, `threshold`, `risk` and `layers` of a calibration are those of its
+    last rejected path entry, `threshold_by_position` has `decode.max_decode_length` entries, which are what
+    `decode.schedule` makes of `threshold`, `sequential` is there exactly if `plan.sequential` is, and then every
+    calibration has a look for each of its rounds, `data.choosing` is there exactly if `plan.pareto` is, and then `n` is
+    less by it, variants are those of `plan.pareto`, a calibration with a `variant` is decoded by its `tau`,
+    `min_exit_layer`, `confidence` and `exit_interval` in place of those of `decode`, and its threshold is of its last
+    rejected path entry, a calibration has a `confirmation` exactly if there is `plan.confirm_share` and a path entry
+    was rejected, and then its tests, at most `plan.confirm_path` of them, are of such entries in the order of `path`,
+    up to the last such entry or the first test that was not rejected, their `n` is of `confirmation.data`, and
+    `threshold`, `risk` and `layers` are those of the last confirmation that was rejected, or `threshold` is null if
+    none was, there is `confirmation` exactly if a calibration has one, and `digest` matches the rest.
+
     Attributes:
-      created: When the run was started, ISO 8601 in UTC, ending in Z.
       model: The model that was calibrated.
       vocabulary: Its vocabulary; None where there was none: metrics then compared token ids.
-      decode: How it decodes; where an entry has a variant of its own, that goes before (`decode_of`).
-      data: The calibration set.
+      decode: How it decodes; where an entry has a variant of its own, that goes before.
+      data: The calibration set; where a part of it confirms what the rest has chosen, the rest.
       plan: What was settled before any loss was seen; None in manifests that do not say.
-      earlier_plans: Plans that were asked of the same outputs before, the earliest first, by the list beside them; None
-        where there were none, and in manifests that do not say.
-      calibrations: The promises, at least one.
-      confirmation: What has confirmed them; None where nothing was to be confirmed.
-      sequential: How it ended, if it was watched round by round; None where all examples count.
-      guarantee: What they mean, in words.
-      software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
+      confirmation: What has confirmed the promises; None where nothing was to be confirmed.
     """
 
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("created", "model", "vocabulary", "decode", "data"),
+        *("plan", "earlier_plans", "sequential", "confirmation"),
+    )
+    KIND: ClassVar[str] = THRESHOLDS
+    SCHEMA_RULES: ClassVar[Mapping[str, Any]] = rules_of_ends(SequentialPlan)
     _HTML: ClassVar[str] = "manifest_html"
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "earlier_plans", "sequential", "confirmation")
 
-    created: UtcTime
     model: ModelRecord
     vocabulary: VocabularyRecord | None
     decode: DecodeRecord
     data: DataRecord
     plan: Plan | None = None
-    earlier_plans: tuple[EarlierPlan, ...] | None = None
-    sequential: SequentialRecord | None = None
     confirmation: ConfirmationRecord | None = None
-    calibrations: tuple[Calibration, ...]
     guarantee: Text = GUARANTEE
-    # Left out of the hash only because a dict has none; equality does compare it.
-    software: Mapping[str, str] = field(hash=False)
 
     @classmethod
-    def _check_kind(cls, value: object) -> None:
-        check_kind(value)
+    def _of_another_kind(cls, kind: object, *, expected: str | None) -> ManifestError:
+        if kind in ExternalManifest.kinds():
+            return about_settings()
+        return super()._of_another_kind(kind, expected=expected)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_form(self) -> None:
+        super()._check_form()
+        for index, entry in enumerate(self.calibrations):
+            if self.schema_version == 1 and entry.rule is not None:
+                raise ManifestError(f"calibrations[{index}].rule is not a key of {SCHEMAS[1]}")
+
+    def _check_parts(self) -> None:
         if self.decode.min_exit_layer > self.model.layers:
             raise ManifestError(
                 f"decode.min_exit_layer must be at most model.layers, which is {self.model.layers}, "
                 f"got {self.decode.min_exit_layer}"
             )
-        for index, calibration in enumerate(self.calibrations):
-            self._check_against_run(calibration, at=f"calibrations[{index}]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_groups()
-        if self.plan is not None:
-            self._check_against_plan(self.plan)
-        self._check_rounds()
+        if self.plan is not None and self.plan.model != self.model.fingerprint:
+            raise ManifestError(
+                f"plan.model must be model.fingerprint, which is {shown(self.model.fingerprint)}, "
+                f"got {shown(self.plan.model)}"
+            )
         self._check_variants()
         self._check_confirmation()
 
@@ -172,31 +319,28 @@ class Manifest(WrittenManifest):
         """Returns how an entry has to be decoded: by its own variant, where it has one."""
         return self.decode if entry.variant is None else _with_variant(self.decode, entry.variant)
 
-    def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
-        """Refuses a calibration that is at odds with the model or the data."""
+    def _check_entry(self, entry: Calibration, *, at: str) -> None:
+        super()._check_entry(entry, at=at)
         full = self.model.layers
-        if self.data.units_of(calibration.group) is None:
-            raise ManifestError(f"{at}.group must be one of data.groups, got {shown(calibration.group)}")
-        for index, entry in enumerate(calibration.path):
-            self._check_test(f"{at}.path[{index}]", entry, of=calibration, data=self.data, name="data")
-        if calibration.confirmation is not None and self.confirmation is not None:
-            for where, step in calibration.confirmations():
+        for index, step in enumerate(entry.path):
+            self._check_test(f"{at}.path[{index}]", step, of=entry, data=self.data, name="data")
+        if entry.confirmation is not None and self.confirmation is not None:
+            for where, step in entry.confirmations():
                 data = self.confirmation.data
-                self._check_test(f"{at}.{where}", step, of=calibration, data=data, name="confirmation.data")
-        if calibration.example_risk is not None and self.data.clusters is None:
-            raise ManifestError(f"{at}.example_risk must be left out where there is no data.clusters")
-        if calibration.threshold is None and calibration.layers != full:
+                self._check_test(f"{at}.{where}", step, of=entry, data=data, name="confirmation.data")
+        if entry.threshold is None and entry.layers != full:
             raise ManifestError(
-                f"{at}.layers must be model.layers, which is {full}, when threshold is null, "
-                f"got {shown(calibration.layers)}"
+                f"{at}.layers must be model.layers, which is {full}, when threshold is null, got {shown(entry.layers)}"
             )
-        if calibration.threshold is not None and calibration.threshold_by_position is not None:
+        if entry.threshold is not None and entry.threshold_by_position is not None:
             check_positions(
                 f"{at}.threshold_by_position",
-                calibration.threshold_by_position,
-                threshold=calibration.threshold,
-                decode=self.decode_of(calibration),
+                entry.threshold_by_position,
+                threshold=entry.threshold,
+                decode=self.decode_of(entry),
             )
+        if entry.rule is not None and entry.rule != (rule := self.decode_of(entry).rule()):
+            raise ManifestError(f"{at}.rule must be {shown(rule.to_dict())}, as decode and variant say")
 
     def _check_test(self, at: str, entry: PathEntry, *, of: Calibration, data: DataRecord, name: str) -> None:
         """Refuses the test of a threshold that is at odds with the model, or with the data of this name."""
@@ -284,27 +428,8 @@ class Manifest(WrittenManifest):
                 name = min(missing, key=str)
                 raise ManifestError(
                     f"calibrations must have an entry for all prompts and one for each of data.groups; of "
-                    f"{_described(entry)} there is none for {'all prompts' if name is None else shown(name)}"
+                    f"{entry.named()} there is none for {'all prompts' if name is None else shown(name)}"
                 )
-
-    def _check_against_plan(self, plan: Plan) -> None:
-        """Refuses a run that is not the one that was planned."""
-        if plan.model != self.model.fingerprint:
-            raise ManifestError(
-                f"plan.model must be model.fingerprint, which is {shown(self.model.fingerprint)}, "
-                f"got {shown(plan.model)}"
-            )
-        if (plan.cluster_key is None) != (self.data.clusters is None):
-            raise ManifestError(
-                "data.clusters must be there exactly if plan.cluster_key is not null, got "
-                f"{shown(self.data.clusters)} and {shown(plan.cluster_key)}"
-            )
-        if (plan.group_key is None) != (self.data.groups is None):
-            raise ManifestError(
-                "data.groups must be there exactly if plan.group_key is, got "
-                f"{'groups' if self.data.groups else 'none'} and {shown(plan.group_key)}"
-            )
-        plan.check_calibrations(self.calibrations)
 
     def _check_variants(self) -> None:
         """Refuses variants that nobody planned, or that are at odds with the model or the rest of the decoding."""
@@ -330,81 +455,17 @@ class Manifest(WrittenManifest):
                 f"{shown(self.data.choosing)} and {shown(share)}"
             )
 
-    def _check_rounds(self) -> None:
-        """Refuses rounds that are at odds with the plan, the data or the entries."""
-        check_ended(self.calibrations, None if self.plan is None else self.plan.sequential, self.sequential)
-        if self.sequential is None or self.plan is None or self.plan.sequential is None:
-            return
-        ended_by = self.sequential.ended_by
-        if ended_by.startswith("stop_") and getattr(self.plan.sequential, ended_by) is None:
-            raise ManifestError(f"sequential.ended_by is {ended_by}, but plan.sequential has no such rule")
-        if self.sequential.of_examples < self.data.examples:
-            raise ManifestError(
-                f"sequential.of_examples must be at least data.examples, which is {self.data.examples}, "
-                f"got {self.sequential.of_examples}"
-            )
-        check_part_of_data(self.sequential, examples=self.data.examples)
-
-    def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> Calibration:
-        """Returns the one calibration that was run with these settings; any may be left out where one matches the rest.
-
-        With none of them, it is the one that the plan says will be served, if it says so. A group is then served by the
-        entry of the same promise that is about it.
-
-        Args:
-          choice: Which entry, as one value.
-          words: Or word by word, which counts before `choice`:
-            consistency: "textual" or "risk".
-            metric: Name of the metric.
-            loss: What is made of its scores, such as "signed" or "dissimilarity>0.3".
-            delta: Risk tolerance, exactly as calibrated.
-            epsilon: Allowed probability of breaking it, exactly as calibrated.
-            group: Name of the group that it is about; None for the one about all prompts.
-
-        Returns:
-          The calibration. Its `threshold` is None where no threshold was found safe: then never exit early.
-
-        Raises:
-          ManifestError: If no entry or more than one matches; the message lists those there are.
-        """
-        choice = replace(choice, **words)
-        found = self.matching(choice)
-        if len(found) == 1:
-            return found[0]
-        asked = choice.promise()
-        described = ", ".join(
-            f"{name}={value if isinstance(value, str) else shown(value)}" for name, value in asked.items()
-        )
-        if not found:
-            raise ManifestError(
-                f"no calibration has {described}. The manifest has: {_listed(self.of_group(choice.group))}."
-            )
-        differing = [
-            name for name in PROMISE if name not in asked and len({getattr(entry, name) for entry in found}) > 1
-        ]
-        remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
-        has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
-        raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
-
     def matching(self, choice: EntryChoice) -> tuple[Calibration, ...]:
         """Returns the entries that a choice leaves: where it names no promise, that which is served, if the plan says.
 
         Raises:
           ManifestError: If it names a group that the manifest does not know, or what no entry about thresholds has.
         """
-        choice.check_for_thresholds()
-        group = choice.group
-        if group is not None and self.data.units_of(group) is None:
-            raise ManifestError(_no_group(group, self.data))
+        found = super().matching(choice)
         if self.served is None or choice.promise():
-            return choice.among(self.calibrations)
-        if group is None:
-            return (self.served,)
-        return tuple(entry for entry in self.of_same_promise(self.served) if entry.group == group)
-
-    def of_group(self, group: str | None) -> tuple[Calibration, ...]:
-        """Returns the entries about a group; of None, those about all prompts."""
-        return tuple(entry for entry in self.calibrations if entry.group == group)
+            return found
+        promised = self.of_same_promise(self.served)
+        return (self.served,) if choice.group is None else tuple(each for each in found if each in promised)
 
     @property
     def served(self) -> Calibration | None:
@@ -426,46 +487,98 @@ class Manifest(WrittenManifest):
         return max(self.of_same_promise(entry), key=lambda other: 2 if other.threshold is None else other.threshold)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExternalManifest(WrittenManifest[ExternalCalibration]):
+    """What was proved of the settings of a sweep that was made elsewhere: which of them lose at most delta.
+
+    It names no model and no exit threshold, and cannot be served. It agrees with itself: settings are those of
+    `plan.order`, calibrations are those of `plan` and test settings in its order, every `n` is the number of units of
+    its group, where the procedure is `fixed_sequence`, `rejected` says whether `p_value` is at most `epsilon` and is
+    false at most at the last entry, `setting`, `cost` and `risk` of a calibration are those of its last rejected path
+    entry, `sequential` is there exactly if `plan.sequential` is, and then every calibration has a look for each of its
+    rounds and what ended it is what `plan.sequential` says of them, and both digests match the rest.
+
+    Attributes:
+      settings: All settings in testing order.
+    """
+
+    KIND: ClassVar[str] = SETTINGS
+    _KIND_IN_FIRST: ClassVar[str | None] = "external"
+    _FIRST: ClassVar[tuple[str, ...]] = ("created", "settings", "data", "plan", "earlier_plans", "sequential")
+    SCHEMA_RULES: ClassVar[Mapping[str, Any]] = rules_of_ends(ExternalSequentialPlan)
+    _HTML: ClassVar[str] = "external_manifest_html"
+
+    settings: Annotated[tuple[SettingRecord, ...], Items(1, "have at least one entry")]
+    data: ExternalDataRecord
+    plan: ExternalPlan
+
+    @classmethod
+    def _of_another_kind(cls, kind: object, *, expected: str | None) -> ManifestError:
+        error = super()._of_another_kind(kind, expected=expected)
+        return ManifestError(f"{error}: read_manifest reads manifests of calibrate")
+
+    def _check_parts(self) -> None:
+        names = tuple(setting.name for setting in self.settings)
+        if names != self.plan.order:
+            raise ManifestError(f"settings must be those of plan.order, in that order, got {shown(names)}")
+        declared = None if self.plan.sequential is None else self.plan.sequential.costs
+        found = tuple(setting.cost for setting in self.settings)
+        if declared is not None and found != declared:
+            raise ManifestError(f"settings must cost what plan.sequential.costs says, got {shown(found)}")
+
+    def _check_entry(self, entry: ExternalCalibration, *, at: str) -> None:
+        super()._check_entry(entry, at=at)
+        units, costs = self.data.units_of(entry.group), {setting.name: setting.cost for setting in self.settings}
+        for index, step in enumerate(entry.path):
+            if step.n != units:
+                raise ManifestError(f"{at}.path[{index}].n must be {units}, as data says, got {step.n}")
+            if step.setting not in costs:
+                raise ManifestError(f"{at}.path[{index}].setting must be one of settings, got {shown(step.setting)}")
+            if step.cost != costs[step.setting]:
+                raise ManifestError(
+                    f"{at}.path[{index}].cost must be {shown(costs[step.setting])}, as settings says, got "
+                    f"{shown(step.cost)}"
+                )
+
+    def _asked(self, choice: EntryChoice) -> dict[str, str | float | None]:
+        return {"group": choice.group, "tail": choice.tail, **choice.promise()}
+
+    def matching(self, choice: EntryChoice) -> tuple[ExternalCalibration, ...]:
+        """Returns the entries that a choice leaves; without a tail, of those about the mean loss.
+
+        Raises:
+          ManifestError: If it names a group that the manifest does not know, or what no entry about settings has.
+        """
+        return tuple(entry for entry in super().matching(choice) if entry.tail == choice.tail)
+
+
 def _with_variant(decode: DecodeRecord, variant: Variant) -> DecodeRecord:
     return replace(decode, **variant.fields_of_rule())
 
 
-def check_schema(value: object) -> None:
-    """Refuses JSON that is not a manifest of the version this module knows."""
+def version_of(value: object) -> int:
+    """Returns the version of the form of a manifest, refusing JSON that is none or of a version not known here."""
     if not isinstance(value, Mapping):
         raise ManifestError(f"a manifest must be a JSON object, got {shown(value)}")
     if "schema" not in value:
         raise ManifestError(f'schema is missing, so this is not a manifest; expected "{SCHEMA}"')
     schema = value["schema"]
-    if schema == SCHEMA:
-        return
-    family, _, version = SCHEMA.rpartition("/")
-    if isinstance(schema, str) and schema.startswith(family + "/"):
-        raise ManifestError(
-            f"schema is {shown(schema)}, this reader knows {version}. Upgrade calm-beam where you serve."
-        )
+    for version, name in SCHEMAS.items():
+        if schema == name:
+            return version
+    if isinstance(schema, str) and schema.startswith(SCHEMA.rpartition("/")[0] + "/"):
+        known = " and ".join(f"v{version}" for version in SCHEMAS)
+        raise ManifestError(f"schema is {shown(schema)}, this reader knows {known}. Upgrade calm-beam where you serve.")
     raise ManifestError(f'schema is {shown(schema)}, so this is not a calm-beam manifest; expected "{SCHEMA}"')
 
 
-def check_kind(value: object) -> None:
-    """Refuses a manifest that says that it is of another kind than those of `calibrate`."""
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind == EXTERNAL:
-        raise ManifestError(
-            "is of kind external: it proves a setting of a sweep that was made elsewhere, and names no model and no "
-            "exit threshold. Only manifests of calibrate can be served. inspect and report show this one, verify with "
-            "--losses tests it, and in Python read_external_manifest reads it."
-        )
-
-
-def check_software(software: object) -> dict[str, str]:
-    """Returns a copy of the versions by name, refusing anything else."""
-    if not isinstance(software, Mapping):
-        raise ManifestError(f"software must be a JSON object, got {shown(software)}")
-    for name, version in software.items():
-        check_text("a name in software", name)
-        check_text(f"software[{shown(name)}]", version)
-    return dict(software)
+def about_settings() -> ManifestError:
+    """Returns the error about a manifest that is to be served, and is about settings."""
+    return ManifestError(
+        "is of kind settings: it proves a setting of a sweep that was made elsewhere, and names no model and no "
+        "exit threshold. Only manifests of calibrate can be served. inspect and report show this one, verify with "
+        "--losses tests it, and in Python read_external_manifest reads it."
+    )
 
 
 def check_digest(content: Mapping[str, object]) -> None:
@@ -490,19 +603,5 @@ def _promise(entry: Calibration) -> tuple[object, ...]:
     return entry.consistency, entry.metric, entry.loss, entry.delta, entry.epsilon, entry.p_value, entry.procedure
 
 
-def _no_group(name: str, data: DataRecord) -> str:
-    """Returns what is said of a group that a manifest does not know."""
-    if data.groups is None:
-        return f"there is no group {shown(name)}: the manifest was calibrated without --group_key."
-    return f"there is no group {shown(name)}. The manifest has: {', '.join(group.name for group in data.groups)}."
-
-
-def _listed(calibrations: Iterable[Calibration]) -> str:
-    return "; ".join(map(_described, calibrations))
-
-
-def _described(c: Calibration) -> str:
-    return (
-        f"consistency={c.consistency}, metric={c.metric}, loss={c.known_loss}, delta={shown(c.delta)}, "
-        f"epsilon={shown(c.epsilon)}, p_value={c.p_value}"
-    )
+def _listed(entries: Sequence[Calibration] | Sequence[ExternalCalibration]) -> str:
+    return "; ".join(entry.named() for entry in entries)

@@ -1,6 +1,5 @@
-"""What a run was asked for when it started, and whether that is what was then tested."""
+"""What a run was asked for when it started, what was asked before, and whether that is what was then tested."""
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -8,19 +7,23 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from ._checks import ManifestError, check_count, check_share, shown
-from ._objective import CONSISTENCIES, Objective
+from ._model import Variant
 from ._record import DigestedRecord, Record
-from ._sequential import SequentialPlan, WatchedPlan
-from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, PROCEDURES, AskedTest, TestedEntry
-from ._values import Count, Share, Text, Unit, one_of
-from .records import Variant, check_loss
+from ._rounds import ExternalSequentialPlan, SequentialPlan, WatchedPlan
+from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, ExternalTest, PlannedTest, TestedEntry
+from ._values import AtLeast, Count, Items, ManifestError, OneOf, Share, Text, Unit, UtcTime, shown
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
 CONFIRM_PATH = 3
 """How many thresholds of an entry are confirmed at most: the chosen one, and two that are safer."""
+
+
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
+EXTERNAL_DIRECTIONS = ("higher", "lower")
+"""Which scores of a metric are better."""
+
+
 # Procedures in which every p-value of the grid has a say.
 _WHOLE_GRID = ("fallback", "holm", "bonferroni")
 # Shares of epsilon, added up, may differ from the whole by their rounding.
@@ -28,32 +31,24 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedTest(AskedTest):
-    """One promise that was asked for, with nothing left open.
+class EarlierPlan(Record):
+    """A plan that was asked of the same outputs before, as the list beside them says.
 
     Attributes:
-      consistency: What quality is compared with, one of `CONSISTENCIES`.
-      metric: Name of the metric behind the loss.
-      loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.risk.tails`).
+      plan: Its digest.
+      command: What asked it, such as `calibrate`.
+      asked: When, ISO 8601 in UTC, ending in Z.
+      answered: Whether a result of it was shown, or may have been.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group",)
-    _FIRST: ClassVar[tuple[str, ...]] = ("consistency", "metric", "loss")
-    consistency: Annotated[str, one_of(CONSISTENCIES)]
-    metric: Text
-    loss: Annotated[str, check_loss]
-    procedure: Annotated[str, one_of((*PROCEDURES, *OF_VARIANTS))]
-    group: Text | None = None
+    plan: Text
+    command: Text
+    asked: UtcTime
+    answered: bool
 
-    @property
-    def objective(self) -> Objective:
-        """The loss that it is about."""
-        return Objective(self.consistency, self.metric, loss=self.loss)
 
-    @property
-    def is_signed(self) -> bool:
-        """Whether losses lie in [-1, 1] and not in [0, 1]."""
-        return self.objective.is_signed
+EarlierPlans = Annotated[tuple[EarlierPlan, ...], Items(1, "be left out where there are none")]
+"""Plans that were asked before, the earliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +62,11 @@ class ParetoPlan(Record):
         them test every variant, at an equal share of epsilon.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("choosing_share",)
-
-    variants: tuple[Variant, ...]
+    variants: Annotated[tuple[Variant, ...], Items(2, "be two or more different ones", unique=True)]
     choosing_share: Share | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.variants) < 2 or len(set(self.variants)) != len(self.variants):
-            raise ManifestError(
-                "variants must be two or more different ones, got "
-                f"{'; '.join(variant.in_words() for variant in self.variants)}"
-            )
         if len({variant.tau is None for variant in self.variants}) > 1:
             raise ManifestError("variants must all have a tau, or none of them")
         for name in ("confidence", "exit_interval"):
@@ -116,7 +104,7 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
     _TESTED: ClassVar[str]
 
     tests: tuple[_Test, ...]
-    joint_epsilon: float | None
+    joint_epsilon: Share | None
     cluster_key: Text | None
     group_key: Text | None
     salt: Text
@@ -124,7 +112,12 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
+        total = sum(test.epsilon for test in self.tests)
+        if self.joint_epsilon is not None and total > self.joint_epsilon * (1 + _ROUNDING):
+            raise ManifestError(
+                f"joint_epsilon must be at least the sum of the tests' epsilons, {shown(total)}, got "
+                f"{shown(self.joint_epsilon)}"
+            )
 
     def without_rule(self) -> Self:
         """Returns the plan without its rule to stop, which may be changed after losses were seen."""
@@ -152,14 +145,14 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
             self._check_path(entry, at=f"calibrations[{index}].path")
 
     @property
-    def _grid(self) -> Sequence[object]:
+    def grid(self) -> Sequence[object]:
         """All that may be tested, in the planned order."""
         raise NotImplementedError
 
     def _check_path(self, entry: TestedEntry[Any, Any], *, at: str) -> None:
         """Refuses a path that leaves the planned order."""
         tested = [step.tested for step in entry.path]
-        expected = planned_path(self._grid, tested, procedure=entry.procedure)
+        expected = planned_path(self.grid, tested, procedure=entry.procedure)
         if tested != expected:
             raise ManifestError(
                 f"{at} must test {self._TESTED} in the planned order, which begins {shown(expected)}, got "
@@ -173,9 +166,10 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
 
     Attributes:
       thresholds: The grid in testing order: descending.
-      salt: As above, and which units choose where `pareto` is there, and confirm where `confirm_share` is.
-      on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
-      on_long: What became of prompts that were too long, one of `ON_LONG`.
+      salt: Decides the order of examples, for p-values that need one, and which units choose where `pareto` is there,
+        and confirm where `confirm_share` is.
+      on_error: What became of examples that could not be decoded or scored: the run failed, or they count with loss 1.
+      on_long: What became of prompts that were too long: they were cut, or count as examples that could not be decoded.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
       pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
@@ -189,16 +183,6 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
       serve: Place of the promise that will be served, counted from 0; None where nobody said.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = (
-        "group_key",
-        "sequential",
-        "pareto",
-        "confirm_share",
-        "confirm_path",
-        "near_ties",
-        "serve",
-    )
-
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("thresholds", "tests", "joint_epsilon", "cluster_key", "group_key", "salt"),
         *("on_error", "on_long", "model", "outputs", "sequential"),
@@ -207,14 +191,14 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
 
     thresholds: tuple[Unit, ...]
     group_key: Text | None = None
-    on_error: Annotated[str, one_of(ON_ERROR)]
-    on_long: Annotated[str, one_of(ON_LONG)]
+    on_error: Annotated[str, OneOf(ON_ERROR)]
+    on_long: Annotated[str, OneOf(ON_LONG)]
     model: Text
     outputs: Text
     pareto: ParetoPlan | None = None
     confirm_share: Share | None = None
-    confirm_path: Annotated[int, functools.partial(check_count, low=2)] | None = None
-    near_ties: Annotated[str, one_of((WORST_NEAR_TIES,))] | None = None
+    confirm_path: Annotated[int, AtLeast(2)] | None = None
+    near_ties: Annotated[str, OneOf((WORST_NEAR_TIES,))] | None = None
     serve: Count | None = None
 
     def __post_init__(self) -> None:
@@ -295,7 +279,7 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         )
 
     @property
-    def _grid(self) -> Sequence[object]:
+    def grid(self) -> Sequence[object]:
         return self.thresholds
 
     def _check_path(self, entry: TestedEntry[Any, Any], *, at: str) -> None:
@@ -337,6 +321,46 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
                 raise ManifestError(f"{name} must end at the first test that failed, or at the last threshold")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
+    """What was settled before any loss was summed.
+
+    Attributes:
+      order: All settings in testing order, the safest first.
+      baseline: Run whose scores the others are compared with; None where losses were given.
+      task: Task of the scores; None where nobody named one.
+      metric: Metric of the scores; None where losses were given.
+      direction: Which scores of the metric are better; None where losses were given, and in manifests of earlier
+        writers, which took higher ones for better without asking.
+    """
+
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("order", "tests", "joint_epsilon", "group_key", "cluster_key", "salt"),
+        *("baseline", "task", "metric", "direction"),
+    )
+    _TESTED: ClassVar[str] = "settings"
+
+    order: Annotated[tuple[Text, ...], Items(1, "name one or more settings, each once", unique=True)]
+    baseline: Text | None
+    task: Text | None
+    metric: Text | None
+    direction: Annotated[str, OneOf(EXTERNAL_DIRECTIONS)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.direction is not None and self.metric is None:
+            raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
+        if self.sequential is not None:
+            try:
+                self.sequential.check_order(self.order)
+            except ManifestError as error:
+                raise ManifestError(f"sequential.{error}") from None
+
+    @property
+    def grid(self) -> Sequence[object]:
+        return self.order
+
+
 _T = TypeVar("_T")
 
 
@@ -353,15 +377,3 @@ def planned_path(grid: Sequence[_T], tested: Sequence[_T], *, procedure: str) ->
     if procedure in _WHOLE_GRID:
         return list(grid)
     return [item for item in grid if item in tested]
-
-
-def check_joint(joint_epsilon: object, epsilons: Sequence[float]) -> None:
-    """Refuses a joint epsilon that is neither None nor at least as large as its shares together."""
-    if joint_epsilon is None:
-        return
-    check_share("joint_epsilon", joint_epsilon)
-    total = sum(epsilons)
-    if isinstance(joint_epsilon, int | float) and total > joint_epsilon * (1 + _ROUNDING):
-        raise ManifestError(
-            f"joint_epsilon must be at least the sum of the tests' epsilons, {shown(total)}, got {shown(joint_epsilon)}"
-        )

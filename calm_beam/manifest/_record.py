@@ -1,36 +1,40 @@
-"""How the parts of a manifest go to plain JSON values and come back, naming the key path of what is refused.
+"""How the parts of a manifest go to plain JSON values and come back.
 
-The type of a field says how its value is read and checked: `bool`; a record; `tuple[X, ...]`, which is a list in JSON;
-`X | None`; and one of the types of `_values`, which check a number or a text. Values of other types are taken as they
-are: the record checks them.
+The type of a field says how its value is read, written, checked, and described to others (`schema`): a record;
+`tuple[X, ...]`, which is a list in JSON; `Mapping[X, Y]`, an object; `X | None`; and one of the types of `_values`,
+which say what a number or a text must be.
 """
 
 import functools
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from calm_beam.storage.digest import content_digest
 
-from ._checks import ManifestError, check_bool, shown
-
-SCHEMA = "calm-beam/manifest/v1"
+from ._values import Check, ManifestError, Truth, shown
 
 
 class Record:
     """A frozen dataclass that goes to plain JSON values and comes back, naming the key path of what it refuses."""
 
-    # Keys that a manifest of an earlier writer does not have; None stands for their absence.
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ()
     # Keys that come first, in the order of the file, where that is not the order of the fields.
     _FIRST: ClassVar[tuple[str, ...]] = ()
+    # What a JSON Schema says besides: of values that depend on each other, which the record checks when it is made.
+    SCHEMA_RULES: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
 
     @classmethod
     def file_keys(cls) -> list[str]:
         """Returns the record's keys, in the order of the file."""
         names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         return [*cls._FIRST, *(name for name in names if name not in cls._FIRST)]
+
+    @classmethod
+    def optional_keys(cls) -> frozenset[str]:
+        """Returns the keys that are left out where there is nothing, as by earlier writers: None is their default."""
+        return _optional(cls)  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
@@ -47,28 +51,26 @@ class Record:
           ManifestError: If a key is unknown or missing, or a value is of the wrong type, out of range or at odds
             with another value.
         """
-        given = checked_keys(value, cls.file_keys(), optional=cls._OPTIONAL, at=at or cls.__name__)
-        arguments = {key: cls._read(key, item, at=_join(at, key)) for key, item in given.items()}
+        given = checked_keys(value, cls.file_keys(), optional=cls.optional_keys(), at=at or cls.__name__)
+        kinds = kinds_of(cls)
+        arguments = {key: kinds[key].read(item, _join(at, key)) for key, item in given.items()}
         try:
             return cls(**arguments)
         except ManifestError as error:
             # A record knows its own keys, only the caller knows where the record stands.
             raise ManifestError(_join(at, str(error))) from None
 
-    @classmethod
-    def _read(cls, key: str, value: object, *, at: str) -> object:
-        """Returns the field that a JSON value is; extended where the file has another form than the type says."""
-        return _kinds(cls)[key].read(value, at)  # type: ignore[arg-type]
-
     def __post_init__(self) -> None:
         """Checks every field alone, by its type; records whose fields must agree extend it."""
-        for key, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
+        for key, kind in kinds_of(type(self)).items():
             kind.check(key, getattr(self, key))
 
     def to_dict(self) -> dict[str, object]:
         """Returns the record as plain JSON values: dicts in the file's order, lists, texts, numbers, booleans, None."""
-        values = {name: _plain(getattr(self, name)) for name in self.file_keys()}
-        return {key: value for key, value in values.items() if value is not None or key not in self._OPTIONAL}
+        kinds = kinds_of(type(self))
+        values = {name: kinds[name].write(getattr(self, name)) for name in self.file_keys()}
+        optional = self.optional_keys()
+        return {key: value for key, value in values.items() if value is not None or key not in optional}
 
 
 class DigestedRecord(Record):
@@ -77,7 +79,7 @@ class DigestedRecord(Record):
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
         """Returns the record that plain JSON values describe, "digest" included, having checked that."""
-        given = checked_keys(value, [*cls.file_keys(), "digest"], optional=cls._OPTIONAL, at=at or cls.__name__)
+        given = checked_keys(value, [*cls.file_keys(), "digest"], optional=cls.optional_keys(), at=at or cls.__name__)
         digest = given.pop("digest")
         record = super().from_dict(given, at=at)
         if digest != record.digest:
@@ -94,7 +96,7 @@ class DigestedRecord(Record):
         return content_digest(super().to_dict())
 
 
-def checked_keys(value: object, keys: list[str], *, optional: Sequence[str] = (), at: str) -> dict[str, object]:
+def checked_keys(value: object, keys: list[str], *, optional: Collection[str] = (), at: str) -> dict[str, object]:
     """Returns the dict's items in the order of `keys`, refusing any other set of keys.
 
     Keys in `optional` may be missing, but not null: what is not there is not written.
@@ -103,7 +105,7 @@ def checked_keys(value: object, keys: list[str], *, optional: Sequence[str] = ()
         raise ManifestError(f"{at} must be a JSON object, got {shown(value)}")
     for key in value:
         if key not in keys:
-            raise ManifestError(f"{_join(at, str(key))} is not a key of {SCHEMA}; expected {', '.join(keys)}")
+            raise ManifestError(f"{_join(at, str(key))} is not a key of a manifest; expected {', '.join(keys)}")
     for key in keys:
         if key not in value and key not in optional:
             raise ManifestError(f"{_join(at, key)} is missing")
@@ -112,24 +114,46 @@ def checked_keys(value: object, keys: list[str], *, optional: Sequence[str] = ()
     return {key: value[key] for key in keys if key in value}
 
 
-def _checked_list(value: object, *, at: str) -> list[object]:
-    """Returns the list, refusing anything else."""
-    if not isinstance(value, list):
-        raise ManifestError(f"{at} must be a list, got {shown(value)}")
-    return value
+class Kind:
+    """How values of a type are read from JSON, written, checked and described; here, as they are and not at all."""
+
+    @property
+    def record(self) -> type[Record] | None:
+        """The record that values are, or are made of; None for numbers, texts and the like."""
+        return None
+
+    def read(self, value: object, at: str, /) -> object:
+        """Returns the value that a JSON value stands for, given where it stands."""
+        return value
+
+    def write(self, value: Any, /) -> object:
+        """Returns the JSON value that stands for a value."""
+        return value
+
+    def check(self, key: str, value: Any, /) -> None:
+        """Refuses a value that is not of the type."""
+
+    def schema(self) -> dict[str, Any]:
+        """Returns what JSON Schema says of it; of a record, its name among the definitions."""
+        return {}
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """How values of a type are made of JSON, given the value and where it stands, and checked, given key and value."""
+ALONE_IF_ONE = object()
+"""Stands in the `Annotated` type of a list whose single item stands in JSON by itself."""
 
-    read: Callable[[object, str], object]
-    check: Callable[[str, object], None]
+
+def kinds_of(cls: type[Record]) -> dict[str, Kind]:
+    """Returns of which kind each field of a record is."""
+    return _kinds(cls)  # type: ignore[arg-type]
 
 
 @functools.cache
-def _kinds(cls: type[Any]) -> dict[str, _Kind]:
-    """Returns how each field of a record is read and checked."""
+def _optional(cls: type[Any]) -> frozenset[str]:
+    return frozenset(f.name for f in fields(cls) if f.default is None)
+
+
+@functools.cache
+def _kinds(cls: type[Any]) -> dict[str, Kind]:
     hints, given = get_type_hints(cls, include_extras=True), _type_arguments(cls)
     return {f.name: _kind(hints[f.name], given) for f in fields(cls)}
 
@@ -145,65 +169,183 @@ def _type_arguments(cls: type) -> dict[Any, Any]:
     return found
 
 
-def _kind(hint: Any, given: Mapping[Any, Any]) -> _Kind:
-    """Returns how values of a type are read and checked, given what stands for type variables."""
+def _kind(hint: Any, given: Mapping[Any, Any]) -> Kind:
+    """Returns the kind of a type, given what stands for type variables."""
     hint = given.get(hint, hint) if isinstance(hint, TypeVar) else hint
-    if get_origin(hint) is Annotated:
-        base, *checks = get_args(hint)
-        return _all_of(_kind(base, given), checks)
-    if get_origin(hint) in (Union, types.UnionType):
-        (other,) = (each for each in get_args(hint) if each is not type(None))
-        return _or_none(_kind(other, given))
-    if get_origin(hint) is tuple:
-        return _list_of(_kind(get_args(hint)[0], given))
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *checks = arguments
+        kind = _kind(base, given)
+        if isinstance(kind, _ListOf) and checks == [ALONE_IF_ONE]:
+            return _AloneOrListed(kind)
+        return _Checked(kind, checks)
+    if origin in (Union, types.UnionType):
+        (other,) = (each for each in arguments if each is not type(None))
+        return OrNone(_kind(other, given))
+    if origin is tuple:
+        return _ListOf(_kind(arguments[0], given))
+    if origin is Mapping:
+        return _ObjectOf(_kind(arguments[0], given), _kind(arguments[1], given))
     if isinstance(hint, type) and issubclass(hint, Record):
-        return _Kind(lambda value, at: hint.from_dict(value, at=at), functools.partial(_check_record, kind=hint))
-    return _Kind(lambda value, _: value, check_bool if hint is bool else lambda *_: None)
+        return _RecordOf(hint)
+    return _Checked(Kind(), [Truth()]) if hint is bool else Kind()
 
 
-def _all_of(kind: _Kind, checks: Sequence[Callable[[str, object], None]]) -> _Kind:
-    def check(key: str, value: object) -> None:
-        for each in (kind.check, *checks):
-            each(key, value)
+@dataclass(frozen=True)
+class _Wrapped(Kind):
+    """Values of another kind, of which more is said."""
 
-    return _Kind(kind.read, check)
+    kind: Kind
+
+    @property
+    def record(self) -> type[Record] | None:
+        """That of the other kind."""
+        return self.kind.record
+
+    def read(self, value: object, at: str, /) -> object:
+        return self.kind.read(value, at)
+
+    def write(self, value: Any, /) -> object:
+        return self.kind.write(value)
+
+    def check(self, key: str, value: Any, /) -> None:
+        self.kind.check(key, value)
+
+    def schema(self) -> dict[str, Any]:
+        return self.kind.schema()
 
 
-def _or_none(kind: _Kind) -> _Kind:
-    return _Kind(
-        lambda value, at: None if value is None else kind.read(value, at),
-        lambda key, value: None if value is None else kind.check(key, value),
-    )
+@dataclass(frozen=True)
+class _Checked(_Wrapped):
+    """Values of a kind that have to pass further checks."""
+
+    checks: Sequence[Check]
+
+    def check(self, key: str, value: Any, /) -> None:
+        self.kind.check(key, value)
+        for check in self.checks:
+            check(key, value)
+
+    def schema(self) -> dict[str, Any]:
+        said = self.kind.schema()
+        for check in self.checks:
+            said = {**said, **check.schema()}
+        return said
 
 
-def _list_of(kind: _Kind) -> _Kind:
-    def check(key: str, value: object) -> None:
+@dataclass(frozen=True)
+class OrNone(_Wrapped):
+    """Values of a kind, or None."""
+
+    def read(self, value: object, at: str, /) -> object:
+        return None if value is None else self.kind.read(value, at)
+
+    def write(self, value: Any, /) -> object:
+        return None if value is None else self.kind.write(value)
+
+    def check(self, key: str, value: Any, /) -> None:
+        if value is not None:
+            self.kind.check(key, value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [self.kind.schema(), {"type": "null"}]}
+
+
+@dataclass(frozen=True)
+class _ListOf(_Wrapped):
+    """Tuples of values of a kind, which are lists in JSON."""
+
+    def read(self, value: object, at: str, /) -> object:
+        if not isinstance(value, list):
+            raise ManifestError(f"{at} must be a list, got {shown(value)}")
+        return tuple(self.kind.read(item, f"{at}[{index}]") for index, item in enumerate(value))
+
+    def write(self, value: Any, /) -> object:
+        return [self.kind.write(item) for item in value]
+
+    def check(self, key: str, value: Any, /) -> None:
         if not isinstance(value, tuple):
             raise ManifestError(f"{key} must be a tuple, got {shown(value)}")
         for index, item in enumerate(value):
-            kind.check(f"{key}[{index}]", item)
+            self.kind.check(f"{key}[{index}]", item)
 
-    return _Kind(
-        lambda value, at: tuple(kind.read(item, f"{at}[{i}]") for i, item in enumerate(_checked_list(value, at=at))),
-        check,
-    )
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": self.kind.schema()}
 
 
-def _check_record(key: str, value: object, *, kind: type) -> None:
-    """Refuses anything but a record of this kind, which has then checked itself."""
-    if not isinstance(value, kind):
-        raise ManifestError(f"{key} must be a {kind.__name__}, got {shown(value)}")
+@dataclass(frozen=True)
+class _AloneOrListed(_Wrapped):
+    """Tuples of a kind, of which a single item stands in JSON by itself, as early writers put it."""
+
+    kind: _ListOf
+
+    def read(self, value: object, at: str, /) -> object:
+        if not isinstance(value, list):
+            return (self.kind.kind.read(value, at),)
+        if len(value) == 1:
+            raise ManifestError(f"{at} must be the test itself where there is one, got a list of it")
+        return self.kind.read(value, at)
+
+    def write(self, value: Any, /) -> object:
+        return self.kind.kind.write(value[0]) if len(value) == 1 else self.kind.write(value)
+
+    def schema(self) -> dict[str, Any]:
+        listed = self.kind.schema()
+        return {"anyOf": [listed["items"], {**listed, "minItems": 2}]}
+
+
+@dataclass(frozen=True)
+class _ObjectOf(Kind):
+    """Mappings from names to values, which are objects in JSON with any keys, sorted."""
+
+    name: Kind
+    value: Kind
+
+    def write(self, value: Any, /) -> object:
+        return dict(sorted(value.items()))
+
+    def check(self, key: str, value: Any, /) -> None:
+        if not isinstance(value, Mapping):
+            raise ManifestError(f"{key} must be a JSON object, got {shown(value)}")
+        for name, item in value.items():
+            self.name.check(f"a name in {key}", name)
+            self.value.check(f"{key}[{shown(name)}]", item)
+
+    def schema(self) -> dict[str, Any]:
+        names = self.name.schema()
+        return {"type": "object", "propertyNames": names, "additionalProperties": self.value.schema()}
+
+
+@dataclass(frozen=True)
+class _RecordOf(Kind):
+    """Records, which have checked themselves when they were made."""
+
+    of: type[Record]
+
+    @property
+    def record(self) -> type[Record]:
+        """Theirs."""
+        return self.of
+
+    def read(self, value: object, at: str, /) -> object:
+        return self.of.from_dict(value, at=at)
+
+    def write(self, value: Any, /) -> object:
+        return value.to_dict()
+
+    def check(self, key: str, value: Any, /) -> None:
+        if not isinstance(value, self.of):
+            raise ManifestError(f"{key} must be a {self.of.__name__}, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"$ref": f"#/$defs/{definition_name(self.of)}"}
+
+
+def definition_name(record: type[Record]) -> str:
+    """Returns what a record is called among the definitions of a JSON Schema: `path_entry` of `PathEntry`."""
+    name = record.__name__.replace("External", "Setting").removesuffix("Record")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Record):
-        return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(sorted(value.items()))
-    return value

@@ -1,15 +1,15 @@
 """What a manifest says in sentences, for terminals, pages and notebooks."""
 
-from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from collections.abc import Sequence
+
 from calm_beam.text.counted import counted
 
-from ._checks import shown
-from ._external import ExternalManifest
-from ._manifest import Manifest
-from ._plan import WORST_NEAR_TIES
-from ._sequential import SequentialRecord
-from ._unseen import unseen_in_words
-from .records import Calibration, threshold_in_words
+from ._data import UnseenRecord
+from ._entries import Calibration
+from ._manifest import ExternalManifest, Manifest
+from ._model import threshold_in_words
+from ._plan import WORST_NEAR_TIES, EarlierPlan
+from ._values import shown
 
 
 def served_in_words(manifest: Manifest) -> str:
@@ -53,43 +53,11 @@ def repeats_in_words(manifest: Manifest) -> str:
     )
 
 
-def rounds_in_words(manifest: Manifest) -> str:
-    """Returns how a calibration that was watched round by round ended; empty for others."""
+def rounds_in_words(manifest: Manifest | ExternalManifest) -> str:
+    """Returns how tests ended that were watched round by round; empty for others."""
     ended, plan = manifest.sequential, manifest.plan
     if ended is None or plan is None or plan.sequential is None:
         return ""
-    rule = plan.sequential
-    why = {
-        "stop_at_threshold": f"every promise had come down to threshold {rule.stop_at_threshold or 0:g}",
-        "stop_at_layers": f"no promise used more than {rule.stop_at_layers or 0:g} layers",
-        "stop_gain": _gained_little(rule.stop_gain, "the layers"),
-        **_WITHOUT_RULE,
-    }[ended.ended_by]
-    return _ending_in_words(ended, why=why, examples=manifest.data.examples)
-
-
-def external_rounds_in_words(manifest: ExternalManifest) -> str:
-    """Returns how a certification that was watched round by round ended; empty for others."""
-    ended, rule = manifest.sequential, manifest.plan.sequential
-    if ended is None or rule is None:
-        return ""
-    why = {
-        "stop_at_setting": f"every promise had come to setting {rule.stop_at_setting}, or to a later one",
-        "stop_at_cost": f"no promise cost more than {rule.stop_at_cost or 0:g}",
-        "stop_gain": _gained_little(rule.stop_gain, "the cost"),
-        **_WITHOUT_RULE,
-    }[ended.ended_by]
-    return _ending_in_words(ended, why=why, examples=manifest.data.examples)
-
-
-_WITHOUT_RULE = {"all_proved": "nothing was left to prove", "end_of_data": "no rule had stopped them before"}
-
-
-def _gained_little(share: float | None, what: str) -> str:
-    return f"{ROUNDS_WITHOUT_GAIN} rounds in a row had saved less than {100 * (share or 0):g} % of {what}"
-
-
-def _ending_in_words(ended: SequentialRecord, *, why: str, examples: int) -> str:
     before = [
         f"It had stopped after round {end.rounds} before, and was continued by another rule." for end in ended.continues
     ]
@@ -101,7 +69,8 @@ def _ending_in_words(ended: SequentialRecord, *, why: str, examples: int) -> str
     return " ".join(
         [
             f"The tests were looked at after every round of examples, and ended {where}, with "
-            f"{examples:,} of {counted(ended.of_examples, 'example')}: {why}.",
+            f"{manifest.data.examples:,} of {counted(ended.of_examples, 'example')}: "
+            f"{plan.sequential.end_in_words(ended.ended_by)}.",
             *before,
         ]
     )
@@ -180,3 +149,58 @@ def p_value_beside(p_value: float, epsilon: float) -> str:
     # What is written as epsilon itself is not above it.
     right = (text for text in written if (float(text) > epsilon) == (p_value > epsilon))
     return next(right, repr(p_value))
+
+
+def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
+    """Returns what metrics did not see, in a sentence for each finding; empty where there is none.
+
+    >>> print(unseen_in_words([UnseenRecord(metric="token_f1", no_token=3, few_letters=0)]))
+    token_f1 saw no token of two different texts in 3 examples: they score 0.
+    """
+    sentences = []
+    for record in records:
+        if record.no_token:
+            sentences.append(
+                f"{record.metric} saw no token of two different texts in {counted(record.no_token, 'example')}: they "
+                "score 0."
+            )
+        if record.few_letters:
+            sentences.append(
+                f"{record.metric} drops more than half of the letters of a text in "
+                f"{counted(record.few_letters, 'example')}."
+            )
+    return " ".join(sentences)
+
+
+def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs") -> str:
+    """Returns which plan of the same outputs a manifest is about, and what that does to its promises.
+
+    Args:
+      earlier: The plans before it, as the manifest has them.
+      of: What the plans were asked of: `outputs`, or `losses`.
+
+    Returns:
+      Two or three sentences; empty for the first plan.
+    """
+    if not earlier:
+        return ""
+    which = f"This is the {ordinal(len(earlier) + 1)} plan on these {of}, by the list beside them."
+    shown = sum(each.answered for each in earlier)
+    if not shown:
+        what = "the earlier one" if len(earlier) == 1 else "an earlier one"
+        return f"{which} No result of {what} was shown, so the promises stand."
+    seen = "The result of an earlier one was" if shown == 1 else f"Results of {shown} earlier ones were"
+    return (
+        f"{which} {seen} shown before. Unless this plan was settled before that, or all of its examples are new, "
+        "epsilon does not bound the chance that a promise here is wrong."
+    )
+
+
+def ordinal(number: int) -> str:
+    """Returns a number as a place in an order.
+
+    >>> [ordinal(number) for number in (1, 2, 3, 4, 11, 22, 113)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']
+    """
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if 10 < number % 100 < 14 else ending}"

@@ -1,16 +1,30 @@
 """What a manifest says of tests, whatever was tested: thresholds, or settings of a sweep that was made elsewhere."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from calm_beam.risk.stopping import Proved
+from calm_beam.risk.tails import TAILED, split_tail, tail_in_words
 
-from ._checks import ManifestError, check_number, shown
 from ._record import Record
-from ._values import Count, Finite, Share, Signed, Text, Unit, one_of
+from ._values import (
+    Count,
+    Finite,
+    Items,
+    ManifestError,
+    Number,
+    OneOf,
+    Share,
+    Signed,
+    Text,
+    Unit,
+    in_words,
+    shown,
+)
 
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"
@@ -19,9 +33,86 @@ EACH_VARIANT = "each_variant"
 """The procedure where every variant's grid is a sequence of its own, tested at an equal share of epsilon."""
 OF_VARIANTS = (PARETO, EACH_VARIANT)
 """The procedures of several variants."""
+
+
+LOSSES_OF = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
+"""The losses that each kind of consistency can be measured by, the default first."""
+
+
+CONSISTENCIES = tuple(LOSSES_OF)
+LOSSES = tuple(loss for losses in LOSSES_OF.values() for loss in losses)
+EXTERNAL_LOSSES = ("given", "signed", "relu")
+"""Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
+
+
 # p-values are not published below e to the power of minus this, 1e-300, and rounded up.
 _MOST_LOG_CAPITAL = 300 * math.log(10)
 _LOG_ROUNDING = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A loss: the kind of consistency, the metric it is measured by, and what is made of its scores.
+
+    Attributes:
+      consistency: `textual` (the early output against the full model's; CALM Definition 1) or `risk` (both against the
+        references; CALM Definition 2).
+      metric: Name of a metric.
+      loss: One of `LOSSES_OF[consistency]`, or a tail of one (`calm_beam.risk.tails`); see `calm_beam.risk.losses`.
+    """
+
+    consistency: str
+    metric: str
+    _: dataclasses.KW_ONLY
+    loss: str
+
+    def __post_init__(self) -> None:
+        if self.consistency not in CONSISTENCIES:
+            raise ValueError(f"consistency must be one of {', '.join(CONSISTENCIES)}; got {self.consistency!r}.")
+        allowed = LOSSES_OF[self.consistency]
+        if split_tail(self.loss)[0] not in allowed:
+            raise ValueError(
+                f"loss must be one of {', '.join(allowed)} for {self.consistency} consistency; got {self.loss!r}."
+            )
+
+    @property
+    def tail(self) -> float | None:
+        """What a loss has to exceed to count as 1, and else as 0; None where losses count as they are."""
+        return split_tail(self.loss)[1]
+
+    def consistency_in_words(self) -> str:
+        """Returns the kind of consistency and, of a tail, what a loss has to exceed to count.
+
+        >>> Objective("textual", "rouge_l", loss="dissimilarity>0.3").consistency_in_words()
+        'textual > 0.3'
+        """
+        return f"{self.consistency}{tail_in_words(self.loss)}"
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]."""
+        return self.loss == "signed"
+
+
+class _LossOrTail:
+    """A loss, or the tail of one, by its one name."""
+
+    def __call__(self, key: str, value: object, /) -> None:
+        try:
+            loss, _ = split_tail(value) if isinstance(value, str) else (value, None)
+        except ValueError as error:
+            raise ManifestError(f"{key}: {error}") from error
+        OneOf(LOSSES)(key, loss)
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the losses, and the two forms of a number that a tail may have."""
+        of = f"({'|'.join(TAILED)})"
+        forms = (rf"^{of}>0\.[0-9]+$", rf"^{of}>[1-9](\.[0-9]+)?e-[0-9]+$")
+        return {"anyOf": [OneOf(LOSSES).schema(), *({"type": "string", "pattern": form} for form in forms)]}
+
+
+LossName = Annotated[str, _LossOrTail()]
+"""One of `LOSSES`, or a tail of one (`calm_beam.risk.tails`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +124,83 @@ class AskedTest(Record):
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that what was chosen breaks the tolerance, in (0, 1).
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
-      procedure: How all that was tested is tested together, one of `PROCEDURES`, or of `OF_VARIANTS`.
+      procedure: How several thresholds or settings are tested; `fixed_sequence`: in the planned order until the first
+        that is not rejected; `pareto`: in an order that other examples have chosen, likewise; `each_variant`: down the
+        grid of every variant by itself, likewise, each at an equal share of epsilon.
     """
 
     group: Text | None
     delta: Share
     epsilon: Share
     p_value: Text
-    procedure: Annotated[str, one_of(PROCEDURES)]
+    procedure: Annotated[str, OneOf(PROCEDURES)]
 
     @property
     def is_signed(self) -> bool:
         """Whether losses lie in [-1, 1] and not in [0, 1]."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdTest(AskedTest):
+    """One promise of thresholds, but for its loss.
+
+    Attributes:
+      consistency: What early outputs are held against: the full model's output (`textual`), or the references, relative
+        to how the full model does on them (`risk`).
+      metric: Name of the metric behind the loss.
+    """
+
+    consistency: Annotated[str, OneOf(CONSISTENCIES)]
+    metric: Text
+    procedure: Annotated[str, OneOf((*PROCEDURES, *OF_VARIANTS))]
+    group: Text | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTest(ThresholdTest):
+    """One promise of thresholds that was asked for, with nothing left open.
+
+    Attributes:
+      loss: What is made of the metric's scores: 1 - score (`dissimilarity`), the full model's score minus the early
+        output's (`signed`), or that where it is positive and else 0 (`relu`); or, written as in `relu>0.3`, 1 where
+        such a loss exceeds a number and else 0 (`calm_beam.risk.tails`).
+    """
+
+    _FIRST: ClassVar[tuple[str, ...]] = ("consistency", "metric", "loss")
+
+    loss: LossName
+
+    @property
+    def objective(self) -> Objective:
+        """The loss that it is about."""
+        return Objective(self.consistency, self.metric, loss=self.loss)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]."""
+        return self.objective.is_signed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTest(AskedTest):
+    """One promise that was asked for, of settings.
+
+    Attributes:
+      loss: In [0, 1] as it was given; signed, in [-1, 1]; or what is positive of that.
+      tail: A loss that an example may have: delta is then the share of examples that may lose more. None where the mean
+        loss is bounded.
+    """
+
+    _FIRST: ClassVar[tuple[str, ...]] = ("group", "loss", "tail")
+
+    loss: Annotated[str, OneOf(EXTERNAL_LOSSES)]
+    tail: Annotated[float, Number(0, 1, below=True)] | None
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]; those of a tail are 0 and 1."""
+        return self.loss == "signed" and self.tail is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +232,7 @@ class StepRecord(Record):
           group: Which group the entry is about.
           lowest: The least risk there can be.
         """
-        check_number(f"{at}.risk", self.risk, low=lowest, high=1)
+        Number(lowest, 1)(f"{at}.risk", self.risk)
         _check_counted(at, self.n, group=group)
         if self.n == 0 and (self.p_value, self.risk) != (1, 0):
             raise ManifestError(
@@ -120,25 +275,25 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         risk is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
     """
 
-    # What is tested, in words, and what is said where none of them is promised.
+    # What is tested, and what that costs: fields of the entry, of its steps and of its looks.
     _TESTED: ClassVar[str]
-    _NOTHING: ClassVar[str]
+    _COST: ClassVar[str]
 
-    path: tuple[_Step, ...]
-    looks: tuple[_Look, ...] | None = None
-    example_risk: float | None = None
+    path: Annotated[tuple[_Step, ...], Items(1, "have an entry for everything that was tested")]
+    looks: Annotated[tuple[_Look, ...], Items(1, "have an entry for every round")] | None = None
+    example_risk: Signed | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.path:
-            raise ManifestError(f"path must have an entry for every {self._TESTED} tested, got []")
         for index, step in enumerate(self.path):
             step.check_of(f"path[{index}]", group=self.group, lowest=self._lowest)
         _check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         if self.example_risk is not None:
-            check_number("example_risk", self.example_risk, low=self._lowest, high=1)
-            if not self._is_promised:
-                raise ManifestError(f"example_risk must be left out {self._NOTHING}, got {shown(self.example_risk)}")
+            Number(self._lowest, 1)("example_risk", self.example_risk)
+            if getattr(self, self._TESTED) is None:
+                raise ManifestError(
+                    f"example_risk must be left out without a {self._TESTED}, got {shown(self.example_risk)}"
+                )
         if self.looks is not None:
             _check_counts(self.looks, group=self.group)
 
@@ -152,20 +307,42 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         """The least risk there can be."""
         return -1 if self.is_signed else 0
 
-    @property
-    def _is_promised(self) -> bool:
-        """Whether something was found safe, and stands."""
-        raise NotImplementedError
-
-    def _check_end(self, looks: Sequence[_Look], expected: Mapping[str, object]) -> None:
-        """Refuses a last look that is not what was chosen, and capitals that do not make its p-value.
+    def _check_choice(self, said: _Step | None, *, by: str, values: Mapping[str, object]) -> None:
+        """Refuses an entry that does not say what its tests do.
 
         Args:
-          looks: All.
-          expected: What the last one has to say of what was chosen, but for counts and risks.
+          said: The test that decides; None where nothing was found safe.
+          by: Where it stands.
+          values: The fields that tell of it, and what they are where there is none.
         """
+        for name, of_none in values.items():
+            expected, found = of_none if said is None else getattr(said, name), getattr(self, name)
+            if found != expected:
+                why = f"since none in {by} was rejected" if said is None else f"as the last one rejected in {by} says"
+                raise ManifestError(f"{name} must be {in_words(expected)}, {why}, got {in_words(found)}")
+
+    def _check_looks(self) -> None:
+        """Refuses looks that do not go along the path to what was chosen, by capitals that make its p-value."""
+        looks, name = self.looks or (), self._TESTED
+        # What was accepted at a look stays accepted, so that a later look has it or a later one.
+        places: dict[object, int] = {None: -1}
+        places |= {step.tested: place for place, step in enumerate(self.path) if step.rejected}
+        for index, look in enumerate(looks):
+            found = getattr(look, name)
+            if found not in places:
+                raise ManifestError(f"looks[{index}].{name} must be one that path rejects, or null, got {shown(found)}")
+            before = getattr(looks[index - 1], name) if index else None
+            if places[found] < places[before]:
+                raise ManifestError(
+                    f"looks[{index}].{name} must not come before {shown(before)}, which was accepted before, got "
+                    f"{shown(found)}"
+                )
+        if not looks:
+            return
+        # What was looked at had been chosen by then, whatever became of it since.
         step = self.chosen or self.path[0]
-        _check_last(looks, {"n": step.n, **expected, "risk": step.risk})
+        said = (None, getattr(self, self._COST)) if self.chosen is None else (step.tested, getattr(step, self._COST))
+        _check_last(looks, {"n": step.n, name: said[0], self._COST: said[1], "risk": step.risk})
         _check_capital(looks, step.p_value, at=step.tested)
 
 
@@ -220,9 +397,7 @@ def _check_counted(at: str, n: int, *, group: str | None) -> None:
 
 
 def _check_counts(looks: Sequence[LookRecord], *, group: str | None) -> None:
-    """Refuses looks that are none, or whose counts do not grow from round to round."""
-    if not looks:
-        raise ManifestError("looks must have an entry for every round, got []")
+    """Refuses looks whose counts do not grow from round to round."""
     for index, look in enumerate(looks):
         _check_counted(f"looks[{index}]", look.n, group=group)
     for index, (before, look) in enumerate(pairwise(looks), start=1):

@@ -1,49 +1,238 @@
-"""Types of the numbers and texts in a manifest, which check them (`_record`)."""
+"""Types of the values in a manifest: each checks what it is given, and says the same in the words of JSON Schema."""
 
-import functools
+import json
+import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Protocol
 
-from ._checks import check_choice, check_count, check_number, check_share, check_text, check_utc_time
+from calm_beam.errors import CalmBeamError
 
-Text = Annotated[str, check_text]
+_LONGEST_SHOWN = 100
+_LARGEST_COUNT = 2**31 - 1
+
+
+class ManifestError(CalmBeamError, ValueError):
+    """A manifest that cannot be trusted, or does not hold what was asked of it."""
+
+
+def shown(value: object) -> str:
+    """Returns the value as a reader of the JSON would see it, cut when it is long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def in_words(value: object) -> str:
+    """Returns a value as `shown` does; of what says itself in words, or is a list of such, these."""
+    if isinstance(value, tuple) and value and all(hasattr(item, "in_words") for item in value):
+        return "; ".join(map(in_words, value))
+    return str(value.in_words()) if hasattr(value, "in_words") else shown(value)
+
+
+class Check(Protocol):
+    """What a value must be; stands in an `Annotated` type."""
+
+    def __call__(self, key: str, value: object, /) -> None:
+        """Raises ManifestError, which names the key, the value and what was expected, if it is something else."""
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the same as JSON Schema."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of at least `low` and at most `high`, or any finite one from there on where that is None.
+
+    Attributes:
+      low: The least, if it is allowed.
+      high: The greatest, if it is allowed.
+      above: Whether it must be above the least.
+      below: Whether it must be below the greatest.
+    """
+
+    low: float
+    high: float | None = None
+    above: bool = False
+    below: bool = False
+
+    def __call__(self, key: str, value: object, /) -> None:
+        top = sys.float_info.max if self.high is None else self.high
+        # NaN fails every comparison, so it needs no case of its own.
+        fits = isinstance(value, int | float) and self.low <= value <= top
+        if not fits or isinstance(value, bool) or (self.above and value == self.low) or (self.below and value == top):
+            interval = f"number in {'[('[self.above]}{self.low}, {self.high}{'])'[self.below]}"
+            bounds = f"finite number of at least {self.low}" if self.high is None else interval
+            raise ManifestError(f"{key} must be a {bounds}, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        """Returns a number with its bounds; none that JSON's numbers have anyway."""
+        bounds: dict[str, Any] = {"type": "number"}
+        if self.low != -sys.float_info.max:
+            bounds["exclusiveMinimum" if self.above else "minimum"] = self.low
+        if self.high is not None:
+            bounds["exclusiveMaximum" if self.below else "maximum"] = self.high
+        return bounds
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """An integer of at least `low`, and of no more than sums of losses can have terms."""
+
+    low: int
+
+    def __call__(self, key: str, value: object, /) -> None:
+        if not (isinstance(value, int) and not isinstance(value, bool) and value >= self.low):
+            raise ManifestError(f"{key} must be an integer of at least {self.low}, got {shown(value)}")
+        if value > _LARGEST_COUNT:
+            raise ManifestError(f"{key} must be at most {_LARGEST_COUNT}, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        """Returns an integer with its bounds."""
+        return {"type": "integer", "minimum": self.low, "maximum": _LARGEST_COUNT}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """True or false."""
+
+    def __call__(self, key: str, value: object, /) -> None:
+        if not isinstance(value, bool):
+            raise ManifestError(f"{key} must be true or false, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        """Returns a boolean."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class String:
+    """A string that UTF-8 can hold, of at least one character unless none is allowed, and of a form if it has one."""
+
+    empty_allowed: bool = False
+    form: str | None = None
+
+    def __call__(self, key: str, value: object, /) -> None:
+        if not isinstance(value, str) or not (value or self.empty_allowed):
+            raise ManifestError(
+                f"{key} must be a {'' if self.empty_allowed else 'non-empty '}string, got {shown(value)}"
+            )
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            # File names that are not UTF-8 reach Python in this form.
+            raise ManifestError(f"{key} must be text that UTF-8 can hold, got {value!a}") from None
+        if self.form is not None and not re.fullmatch(self.form, value):
+            raise ManifestError(f"{key} must be of the form {self.form}, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        """Returns a string with its least length, or its form."""
+        if self.form is not None:
+            return {"type": "string", "pattern": f"^{self.form}$"}
+        return {"type": "string"} if self.empty_allowed else {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several names."""
+
+    choices: Sequence[str]
+
+    def __call__(self, key: str, value: object, /) -> None:
+        if not isinstance(value, str) or value not in self.choices:
+            raise ManifestError(f"{key} must be one of {', '.join(self.choices)}, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the names."""
+        return {"enum": list(self.choices)}
+
+
+@dataclass(frozen=True)
+class UtcMoment:
+    """A real date and time in ISO 8601, in UTC, ending in Z."""
+
+    _FORM = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z"
+
+    def __call__(self, key: str, value: object, /) -> None:
+        if isinstance(value, str) and re.fullmatch(self._FORM, value):
+            try:
+                datetime.fromisoformat(value)
+            except ValueError:
+                pass
+            else:
+                return
+        raise ManifestError(f'{key} must be a UTC time such as "2026-01-31T12:00:00Z", got {shown(value)}')
+
+    def schema(self) -> dict[str, Any]:
+        """Returns a string of that form."""
+        return {"type": "string", "format": "date-time", "pattern": f"^{self._FORM}$"}
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of at least `low` and at most `high` items, each of them once where they are `unique`.
+
+    Attributes:
+      low: The fewest.
+      must: What is said of a list that is not so: that it must be, or have, this.
+      high: The most; None for any number.
+      unique: Whether no two may be equal.
+    """
+
+    low: int
+    must: str
+    high: int | None = None
+    unique: bool = False
+
+    def __call__(self, key: str, value: Sequence[Any], /) -> None:
+        fits = self.low <= len(value) and (self.high is None or len(value) <= self.high)
+        if not fits or (self.unique and len(set(value)) != len(value)):
+            raise ManifestError(f"{key} must {self.must}, got {in_words(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        """Returns how many items there may be, and whether they must differ."""
+        high = {} if self.high is None else {"maxItems": self.high}
+        return {"minItems": self.low, **high, **({"uniqueItems": True} if self.unique else {})}
+
+
+Text = Annotated[str, String()]
 """At least one character, and such as UTF-8 can hold."""
 
-AnyText = Annotated[str, functools.partial(check_text, empty_allowed=True)]
+AnyText = Annotated[str, String(empty_allowed=True)]
 """Such as UTF-8 can hold."""
 
-UtcTime = Annotated[str, check_utc_time]
+UtcTime = Annotated[str, UtcMoment()]
 """Date and time in ISO 8601, in UTC, ending in Z."""
 
-Share = Annotated[float, check_share]
+Share = Annotated[float, Number(0, 1, above=True, below=True)]
 """In (0, 1)."""
 
-Unit = Annotated[float, functools.partial(check_number, low=0, high=1)]
+Unit = Annotated[float, Number(0, 1)]
 """In [0, 1]."""
 
-Signed = Annotated[float, functools.partial(check_number, low=-1, high=1)]
+Signed = Annotated[float, Number(-1, 1)]
 """In [-1, 1]."""
 
-Finite = Annotated[float, functools.partial(check_number, low=-sys.float_info.max)]
+Finite = Annotated[float, Number(-sys.float_info.max)]
 """Any finite number."""
 
-Layers = Annotated[float, functools.partial(check_number, low=1)]
+Layers = Annotated[float, Number(1)]
 """A mean number of layers, at least 1."""
 
-Temperature = Annotated[float, functools.partial(check_number, low=0)]
+Temperature = Annotated[float, Number(0)]
 """At least 0."""
 
-Cost = Annotated[float, functools.partial(check_number, low=0)]
+Cost = Annotated[float, Number(0)]
 """At least 0."""
 
-Count = Annotated[int, functools.partial(check_count, low=0)]
+Count = Annotated[int, AtLeast(0)]
 """An integer of at least 0."""
 
-Positive = Annotated[int, functools.partial(check_count, low=1)]
+Positive = Annotated[int, AtLeast(1)]
 """An integer of at least 1."""
-
-
-def one_of(choices: Sequence[str]) -> functools.partial[None]:
-    """Returns the check of a text that must be one of several."""
-    return functools.partial(check_choice, choices=tuple(choices))

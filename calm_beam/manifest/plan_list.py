@@ -19,10 +19,8 @@ from calm_beam.storage import base_name, is_file, joined, list_files, make_folde
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 
-from ._checks import ManifestError
-from ._earlier_plans import EarlierPlan
-from ._external import ExternalPlan
-from ._plan import Plan
+from ._plan import EarlierPlan, ExternalPlan, Plan
+from ._values import ManifestError
 from .reader import read_any_manifest
 from .writer import MANIFEST, time_of_now
 

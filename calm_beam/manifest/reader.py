@@ -5,9 +5,8 @@ from typing import Any
 
 from calm_beam.storage import strict_json
 
-from ._checks import ManifestError, shown
-from ._external import ExternalManifest
-from ._manifest import EXTERNAL, Manifest, check_digest, check_kind, check_schema
+from ._manifest import ExternalManifest, Manifest, about_settings, check_digest, version_of
+from ._values import ManifestError, shown
 
 # A thousand thresholds of a hundred entries have a tenth of that.
 _MOST_BYTES = 256 << 20
@@ -31,7 +30,7 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
 
 
 def read_external_manifest(path: str | os.PathLike[str]) -> ExternalManifest:
-    """Returns the manifest of kind external in a file, as `calm-beam certify` writes it, after checking it.
+    """Returns the manifest of kind settings in a file, as `calm-beam certify` writes it, after checking it.
 
     Args:
       path: A local file, or `gs://bucket/name`.
@@ -43,29 +42,19 @@ def read_external_manifest(path: str | os.PathLike[str]) -> ExternalManifest:
     manifest = read_any_manifest(path)
     if not isinstance(manifest, ExternalManifest):
         raise ManifestError(
-            f"manifest {os.fspath(path)}: is one of calibrate, and not of kind external. read_manifest reads it."
+            f"manifest {os.fspath(path)}: is one of calibrate, and not of kind settings. read_manifest reads it."
         )
     return manifest
 
 
 def read_any_manifest(path: str | os.PathLike[str]) -> Manifest | ExternalManifest:
-    """Returns the manifest in a file, of whatever kind it says that it is.
+    """Returns the manifest in a file, of whatever kind and version it says that it is.
 
     Raises:
       ManifestError: If it cannot be trusted.
       OSError: If the file cannot be read.
     """
-    source, text = f"manifest {os.fspath(path)}", _content(path)
-    try:
-        content = _load_json(text)
-        check_schema(content)
-        if content.get("kind") != EXTERNAL:
-            return parse_manifest(text, source=source)
-        check_digest(content)
-        return ExternalManifest.from_dict(content)
-    except ManifestError as error:
-        message = str(error)
-        raise ManifestError(message if message.startswith(source) else f"{source}: {message}") from None
+    return _parsed(_content(path), source=f"manifest {os.fspath(path)}")
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:
@@ -99,17 +88,29 @@ def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerp
       ManifestError: If the text is not JSON or names a key twice, the schema is another one, the digest is wrong, the
         content is not as the schema says or contradicts itself, or the model is another one. Checked in this order.
     """
+    manifest = _parsed(text, source=source)
+    if isinstance(manifest, ExternalManifest):
+        raise ManifestError(f"{source}: {about_settings()}")
+    if model_fingerprint is not None and manifest.model.fingerprint != model_fingerprint:
+        raise ManifestError(
+            f"{source}: model.fingerprint is {shown(manifest.model.fingerprint)} (from {manifest.model.uri}), but the "
+            f"model to serve has {shown(model_fingerprint)}. Its thresholds hold for no other model: serve that one, "
+            "or calibrate this one."
+        )
+    return manifest
+
+
+def _parsed(text: str | bytes, *, source: str) -> Manifest | ExternalManifest:
+    """Returns the manifest that a JSON text holds, whose errors begin with what the text is called."""
     try:
         content = _load_json(text)
-        check_schema(content)
-        check_kind(content)
+        version_of(content)
         # Before the rest: who changed a number by hand should hear of that, not of what it then contradicts.
         check_digest(content)
-        manifest = Manifest.from_dict(content)
-        _check_model(manifest, model_fingerprint)
+        kind = content.get("kind")
+        return (ExternalManifest if kind in ExternalManifest.kinds() else Manifest).from_dict(content)
     except ManifestError as error:
         raise ManifestError(f"{source}: {error}") from None
-    return manifest
 
 
 def _load_json(text: str | bytes) -> Any:
@@ -118,12 +119,3 @@ def _load_json(text: str | bytes) -> Any:
         return strict_json.loads(text)
     except strict_json.StrictJSONError as error:
         raise ManifestError(str(error)) from None
-
-
-def _check_model(manifest: Manifest, model_fingerprint: str | None) -> None:
-    if model_fingerprint is not None and manifest.model.fingerprint != model_fingerprint:
-        raise ManifestError(
-            f"model.fingerprint is {shown(manifest.model.fingerprint)} (from {manifest.model.uri}), but the model to "
-            f"serve has {shown(model_fingerprint)}. Its thresholds hold for no other model: serve that one, or "
-            "calibrate this one."
-        )

@@ -5,9 +5,8 @@ import json
 import os
 import re
 
-from ._checks import ManifestError
-from ._external import ExternalManifest
-from ._manifest import Manifest
+from ._manifest import ExternalManifest, Manifest
+from ._values import ManifestError
 from .reader import read_any_manifest
 
 MANIFEST = "manifest.json"

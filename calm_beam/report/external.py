@@ -10,9 +10,9 @@ from calm_beam.manifest import (
     ExternalCalibration,
     ExternalManifest,
     clusters_in_words,
-    external_rounds_in_words,
     plans_in_words,
     read_external_manifest,
+    rounds_in_words,
 )
 from calm_beam.storage import joined
 from calm_beam.text.counted import counted
@@ -121,7 +121,7 @@ def external_cautions(manifest: ExternalManifest) -> tuple[str, ...]:
 
 
 def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
-    n = manifest.data.units_of(entry.group)
+    n = manifest.data.units_of(entry.group) or 0
     group = "" if entry.group is None else " of the group"
     return f"{counted(n, 'example' if manifest.data.clusters is None else 'cluster')}{group}"
 
@@ -146,7 +146,7 @@ def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> Section | 
         return None
     followed = entry.path[0].setting if entry.setting is None else entry.setting
     lead = (
-        f"{external_rounds_in_words(manifest)} Capital is what a bettor against “the risk of {isolated(followed)} "
+        f"{rounds_in_words(manifest)} Capital is what a bettor against “the risk of {isolated(followed)} "
         "exceeds δ” would have made of 1. If that were true, it would come to 1 / ε with probability at most ε, so a "
         f"capital of 1 / ε proves the setting, at whatever round. Filled: {_FILLED[entry.setting is not None]}."
     )

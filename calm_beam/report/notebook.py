@@ -83,7 +83,7 @@ def manifest_html(manifest: Manifest) -> str:
 
 
 def external_manifest_html(manifest: ExternalManifest) -> str:
-    """Returns the same of a manifest of kind external, of the first promise that found a setting."""
+    """Returns the same of a manifest of kind settings, of the first promise that found a setting."""
     first = next((entry for entry in manifest.calibrations if entry.setting is not None), manifest.calibrations[0])
     steps = [
         _Step(setting=step.setting, delta=first.delta, risk=step.risk, p_value=step.p_value, rejected=step.rejected)

@@ -30,7 +30,7 @@ from calm_beam.manifest import (
     EntryWords,
     ExternalManifest,
     Manifest,
-    check_kind,
+    about_settings,
     read_manifest,
 )
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
@@ -170,7 +170,7 @@ class Generator:
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
         if isinstance(manifest, ExternalManifest):
-            check_kind(manifest.to_dict())
+            raise about_settings()
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
         choice = dataclasses.replace(choice, **words)

@@ -14,7 +14,7 @@ the order in which they are listed.
 
 Every example needs one loss under every setting: what is missing, extra or repeated ends the run, by name. The order of
 the settings is declared beforehand, the safest first. Plan and order are hashed, and the hash is printed, before a loss
-is summed. Writes `manifest.json`, of kind external, and `risk_table.csv` into `--output`.
+is summed. Writes `manifest.json`, of kind settings, and `risk_table.csv` into `--output`.
 
 Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage.
 """

@@ -53,7 +53,7 @@ class Entry(Options):
 class OfSettings(Options):
     """Which entry about settings is meant, next to `Entry`."""
 
-    SECTION: ClassVar[str | None] = "and of a manifest of kind external, next to --delta, --epsilon and --group"
+    SECTION: ClassVar[str | None] = "and of a manifest of kind settings, next to --delta, --epsilon and --group"
 
     tail: float | None = option(None, "the loss that an example may have; default: that of the mean", kind=number)
 
@@ -99,10 +99,7 @@ def entry_choice(flags: argparse.Namespace | Entry, manifest: Manifest | Externa
     """
     choice = EntryChoice.named_by(flags)
     try:
-        if isinstance(manifest, ExternalManifest):
-            choice.check_for_settings(sign="--")
-        else:
-            choice.check_for_thresholds(sign="--")
+        choice.check_for(manifest.KIND, sign="--")
     except ManifestError as error:
         raise UsageError(str(error)) from error
     return choice

@@ -9,8 +9,8 @@ from calm_beam.manifest import (
     ExternalCalibration,
     ExternalManifest,
     clusters_in_words,
-    external_rounds_in_words,
     plans_in_words,
+    rounds_in_words,
 )
 from calm_beam.text.printable import printable_line
 
@@ -31,7 +31,7 @@ def print_certification(manifest: ExternalManifest, rows: "Sequence[Sequence[Set
         console.print(table)
     console.print(choices_of_settings(manifest))
     console.print(tests_of_settings(manifest))
-    if rounds := external_rounds_in_words(manifest):
+    if rounds := rounds_in_words(manifest):
         console.print(printable_line(rounds))
     if per_cluster := clusters_in_words(manifest):
         console.print(per_cluster)

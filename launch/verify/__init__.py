@@ -17,7 +17,7 @@ most, is found out here too; a status of 3 alone does not say that the distribut
 A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
 names it.
 
-A manifest of kind external, which `calm-beam certify` made, is tested on fresh losses or scores, and needs no model:
+A manifest of kind settings, which `calm-beam certify` made, is tested on fresh losses or scores, and needs no model:
 
     calm-beam verify --manifest=certification --losses='fresh-*.csv'
 
@@ -63,7 +63,7 @@ _ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "-
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
-    """Returns the parsers of all forms of the command: of a model's manifest, and of one of kind external."""
+    """Returns the parsers of all forms of the command: of a model's manifest, and of one of kind settings."""
     from .external import external_parser
 
     return (_parser(), external_parser(__doc__))

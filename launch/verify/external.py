@@ -1,4 +1,4 @@
-"""`calm-beam verify` of a manifest of kind external: tests its settings on fresh losses, without a model."""
+"""`calm-beam verify` of a manifest of kind settings: tests its settings on fresh losses, without a model."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def external_parser(doc: str | None) -> FlagParser:
     """Returns the parser of the command line; its help shows what the docstring says."""
     parser = FlagParser(prog="calm-beam verify", doc=doc)
     parser.add_argument(
-        "--manifest", required=True, help="a manifest of kind external, or the directory that holds one"
+        "--manifest", required=True, help="a manifest of kind settings, or the directory that holds one"
     )
     add_sweep_flags(parser)
     parser.add_argument(

@@ -350,11 +350,11 @@ def test_inspect(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
     output = str(losses.parent / "out")
     assert main(["inspect", output]) == 0
     printed = capsys.readouterr().out
-    assert "of kind external; its digest is right" in printed
+    assert "of kind settings; its digest is right" in printed
     assert f"Plan that the run started with: {manifest.plan.digest}" in printed
     assert "Order: 8bit, 6bit, 4bit, 3bit." in printed
     assert main(["inspect", output, "--checkpoint=model"]) == 2
-    assert "is of kind external: it belongs to no model" in capsys.readouterr().err
+    assert "is of kind settings: it belongs to no model" in capsys.readouterr().err
 
 
 def test_serving_refuses_it(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -362,11 +362,11 @@ def test_serving_refuses_it(losses: pathlib.Path, capsys: pytest.CaptureFixture[
     manifest = _certify(losses, _ORDER, "--delta=0.15")
     path = losses.parent / "out" / "manifest.json"
     for given in (path, manifest):
-        with pytest.raises(ManifestError, match=r"is of kind external: .* names no model and no exit threshold"):
+        with pytest.raises(ManifestError, match=r"is of kind settings: .* names no model and no exit threshold"):
             Generator.from_manifest(given, "nowhere")  # type: ignore[arg-type]
     capsys.readouterr()
     assert main(["generate", f"--manifest={path}", "--checkpoint=nowhere", "--prompt=a"]) == 1
-    assert "is of kind external" in capsys.readouterr().err
+    assert "is of kind settings" in capsys.readouterr().err
 
 
 def test_verify(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -522,9 +522,9 @@ def test_monitor(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main([*asked, "--delta=0.3"]) == 2
     assert "was kept for another manifest or entry" in capsys.readouterr().err
     assert main(asked) == 2
-    assert "2 calibrations have group=null, tail=null, expected one" in capsys.readouterr().err
+    assert "2 calibrations have group=null, tail=null. Say which delta" in capsys.readouterr().err
     assert main([*asked, "--metric=rouge_l"]) == 2
-    assert "--metric is for manifests of calibrate" in capsys.readouterr().err
+    assert "--metric is for manifests of kind thresholds" in capsys.readouterr().err
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
-from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest
+from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest, written_by
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
@@ -47,6 +47,19 @@ def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     assert printed.err == ""
     assert main(["inspect", str(tmp_path)]) == 0
     assert capsys.readouterr() == printed
+
+
+@pytest.mark.parametrize("of_settings", [False, True])
+def test_a_manifest_of_the_first_form_says_so(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], of_settings: bool
+) -> None:
+    """It is told as it is, and which form it has."""
+    content = next(each for each in written_by(1).values() if ("kind" in each) == of_settings)
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    assert main(["inspect", str(tmp_path)]) == 0
+    kind = ", of kind settings" if of_settings else ""
+    said = f"Manifest of {content['created']}{kind}, of form calm-beam/manifest/v1; its digest is right."
+    assert said in capsys.readouterr().out
 
 
 def test_a_plan_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

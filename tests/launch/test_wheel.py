@@ -42,7 +42,6 @@ _DATA = {
     "calm_beam/report/charts.js",
     "calm_beam/report/examples.js",
     "calm_beam/report/report.js",
-    "calm_beam/manifest/external.schema.json",
     "calm_beam/manifest/manifest.schema.json",
     "calm_beam/demo/calibration.jsonl.gz",
     "calm_beam/demo/model/config.json",

@@ -14,6 +14,7 @@ import pytest
 
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import layout_of, plan_of
+from calm_beam.calibration.provenance import decode_record
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import risk_table_text
 from calm_beam.calibration.scoring import score_generation
@@ -147,7 +148,9 @@ def _at_every_position(entries: Sequence[Calibration]) -> tuple[Calibration, ...
         entry
         if entry.threshold is None
         else dataclasses.replace(
-            entry, threshold_by_position=(float(np.float32(entry.threshold)),) * SETTINGS.max_decode_length
+            entry,
+            threshold_by_position=(float(np.float32(entry.threshold)),) * SETTINGS.max_decode_length,
+            rule=decode_record(SETTINGS).rule(),
         )
         for entry in entries
     )

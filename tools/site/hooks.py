@@ -48,10 +48,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Returns the text of a page with what is made for it, and with the links of the site."""
     if page.file.src_uri == "reference/flags.md":
         markdown = markdown.replace("<!-- commands -->", flags.table())
-    for name in ("manifest.schema.json", "external.schema.json"):
-        marker = f"<!-- {name} -->"
-        if marker in markdown:
-            markdown = markdown.replace(marker, schema.tables(name))
+    if page.file.src_uri == "reference/manifest.md":
+        markdown = markdown.replace("<!-- keys -->", schema.tables())
     return with_links_of_the_site(markdown, page.file.src_uri)
 
 

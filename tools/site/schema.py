@@ -1,50 +1,40 @@
-"""The reference of manifests, written by their JSON schemas."""
+"""The reference of manifests, written by their JSON schema.
+
+`python -m tools.site.schema` writes the schema's file anew, which the package and the documentation have, from the
+records.
+"""
 
 import html
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from calm_beam.manifest.schema import SCHEMA_FILE, manifest_schema, schema_text
 
 _FOLDER = pathlib.Path(__file__).parents[2] / "calm_beam" / "manifest"
 
 
-def tables(name: str) -> str:
-    """Returns every key of a schema as Markdown: a table for each object, and for each definition.
-
-    Args:
-      name: File of the schema, such as `manifest.schema.json`.
-    """
-    schema = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
-    sections = [*_sections("The whole", schema)]
-    for name, definition in schema["$defs"].items():
-        if "properties" in definition:
-            sections += _sections(f"`{name}`", definition, path=f"{name}.")
-        else:
-            sections.append(f"### `{name}`\n\n{_sentence(definition)} {_kind(definition)}".rstrip())
-    return "\n\n".join(sections)
+def tables() -> str:
+    """Returns every key of a manifest as Markdown: a table for each object, each kind of manifest first."""
+    schema = manifest_schema()
+    definitions = schema["$defs"].items()
+    return "\n\n".join([_table("The whole", schema), *(_table(f"`{name}`", each) for name, each in definitions)])
 
 
-def _sections(title: str, schema: Mapping[str, Any], *, path: str = "") -> Iterator[str]:
-    """Yields the table of an object, and those of the objects in it, whose names begin with its path."""
-    keys = schema["properties"]
-    required = set(schema.get("required", ()))
+def _table(title: str, schema: Mapping[str, Any]) -> str:
+    """Returns the section about an object."""
+    required = set(schema["required"])
     rows = [
         f"| `{key}` | {_kind(value)}{'' if key in required else ', optional'} | {_sentence(value)} |"
-        for key, value in keys.items()
+        for key, value in schema["properties"].items()
     ]
     said = "" if title == "The whole" else f"{_sentence(schema)}\n\n"
-    yield f"### {title}\n\n{said}" + "\n".join(["| key | is | meaning |", "|---|---|---|", *rows])
-    for key, value in keys.items():
-        inner = value.get("items", value)
-        name = f"{path}{key}{'[]' if 'items' in value else ''}"
-        if "properties" in inner:
-            yield from _sections(f"`{name}`", inner, path=f"{name}.")
+    return f"### {title}\n\n{said}" + "\n".join(["| key | is | meaning |", "|---|---|---|", *rows])
 
 
 def _sentence(schema: Mapping[str, Any]) -> str:
-    text = str(schema.get("description", "")) or str(schema.get("items", {}).get("description", ""))
-    return html.escape(text, quote=False).replace("|", r"\|").replace("*", r"\*")
+    return html.escape(str(schema["description"]), quote=False).replace("|", r"\|").replace("*", r"\*")
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -56,14 +46,11 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return f"`{json.dumps(schema['const'])}`"
     if "enum" in schema:
         return ", ".join(f"`{json.dumps(each)}`" for each in schema["enum"])
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return " or ".join(_kind(each) for each in schema[several])
-    types = schema.get("type", "any value")
-    names = " or ".join(types) if isinstance(types, list) else types
-    if names == "array" and schema.get("items"):
+    if "anyOf" in schema:
+        return " or ".join(_kind(each) for each in schema["anyOf"])
+    if schema["type"] == "array":
         return f"array of {_kind(schema['items'])}"
-    return f"{names}{_range(schema)}"
+    return f"{schema['type']}{_range(schema)}"
 
 
 def _range(schema: Mapping[str, Any]) -> str:
@@ -79,3 +66,7 @@ def _bound(schema: Mapping[str, Any], key: str, sign: str, open_key: str, open_s
     if key in schema:
         return f"{sign} {schema[key]}"
     return f"{html.escape(open_sign)} {schema[open_key]}" if open_key in schema else ""
+
+
+if __name__ == "__main__":
+    (_FOLDER / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")

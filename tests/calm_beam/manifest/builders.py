@@ -2,7 +2,10 @@
 
 import copy
 import dataclasses
+import gzip
+import json
 import math
+import pathlib
 from typing import Any
 
 from calm_beam.exits.rule import ExitRule
@@ -29,6 +32,7 @@ from calm_beam.manifest import (
     content_digest,
 )
 
+_WRITTEN = {1: "before.jsonl.gz", 2: "second.jsonl.gz"}
 REMOVED = object()
 """Stands for "take this key away" in `changed` and `unsealed`."""
 
@@ -409,3 +413,10 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
     """Returns the plain form of `build_manifest()` with one value changed and the digest made anew."""
     content = unsealed(path, value)
     return {**content, "digest": content_digest(content)}
+
+
+def written_by(version: int) -> dict[str, Any]:
+    """Returns a manifest of each kind that a version of the form was written for, by the kind of run."""
+    file = pathlib.Path(__file__).parent / _WRITTEN[version]
+    lines = gzip.decompress(file.read_bytes()).decode().splitlines()
+    return {line["kind"]: line["manifest"] for line in map(json.loads, lines)}

@@ -45,12 +45,12 @@ def test_what_the_other_kind_has_is_refused() -> None:
     """A tail is not looked for among thresholds, nor a metric among settings; a misspelt word is an error."""
     with pytest.raises(
         ManifestError,
-        match=r"^tail is for manifests of kind external, and this one is of calibrate\. Name its loss\.$",
+        match=r"^tail is for manifests of kind settings, and this one is of kind thresholds\. Name its loss\.$",
     ):
         build_manifest().calibration(tail=0.3)
     with pytest.raises(
         ManifestError,
-        match=r"^metric is for manifests of calibrate, and this one is of kind external\. Leave it out\.$",
+        match=r"^metric is for manifests of kind thresholds, and this one is of kind settings\. Leave it out\.$",
     ):
         build_external_manifest().calibration(metric="rouge_l")
     with pytest.raises(TypeError, match="unexpected keyword argument 'deltas'"):

@@ -215,12 +215,12 @@ def _without(entry: Calibration) -> Calibration:
             _with_entry(confirmation=(dataclasses.replace(_STEP, risk=0.02),), risk=0.02),
             "confirmation.risk must be at least 0.025, since 2 of 80 examples failed",
         ),
-        (_with_entry(threshold=0.9), "threshold must be 0.8, as confirmation says"),
-        (_with_entry(risk=0.03), "risk must be 0.04, as confirmation says of threshold, got 0.03"),
-        (_with_entry(layers=4.25), "layers must be 4.5, as confirmation says of threshold, got 4.25"),
+        (_with_entry(threshold=0.9), "threshold must be 0.8, as the last one rejected in confirmation says"),
+        (_with_entry(risk=0.03), "risk must be 0.04, as the last one rejected in confirmation says, got 0.03"),
+        (_with_entry(layers=4.25), "layers must be 4.5, as the last one rejected in confirmation says, got 4.25"),
         (
             lambda: dataclasses.replace(_REFUSED, threshold=0.7, layers=3.5, risk=0.0025),
-            r"threshold must be null, as confirmation says \(null if it was not rejected\), got 0.7",
+            r"threshold must be null, since none in confirmation was rejected, got 0.7",
         ),
         (
             _with_entry(

@@ -1,11 +1,9 @@
-"""Manifests of kind external: their form, what they check, and who refuses them."""
+"""Manifests of kind settings: their form, what they check, and who refuses them."""
 
 import copy
 import dataclasses
-import importlib.resources
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
@@ -13,25 +11,18 @@ import pytest
 
 from calm_beam.manifest import (
     EXTERNAL_DIRECTIONS,
-    EXTERNAL_LOSSES,
-    MOST_SAMPLED_IDS,
-    PROCEDURES,
-    EarlierEnd,
-    EarlierPlan,
+    SETTINGS,
     ExternalCalibration,
     ExternalDataRecord,
     ExternalGroup,
-    ExternalLook,
     ExternalManifest,
     ExternalPlan,
-    ExternalSequentialPlan,
     ExternalStep,
     ExternalTest,
     ManifestError,
-    SequentialRecord,
     SettingRecord,
     content_digest,
-    external_guarantee,
+    guarantee_in_words,
     manifest_text,
     parse_manifest,
     read_any_manifest,
@@ -39,11 +30,10 @@ from calm_beam.manifest import (
     read_manifest,
     write_manifest,
 )
+from calm_beam.manifest.schema import manifest_schema
 from tests.calm_beam.manifest.builders import build_manifest
 
-_SCHEMA = json.loads(
-    importlib.resources.files("calm_beam.manifest").joinpath("external.schema.json").read_text(encoding="utf-8")
-)
+_SCHEMA = manifest_schema()
 
 
 def build_external_manifest(**changes: Any) -> ExternalManifest:
@@ -99,7 +89,7 @@ def build_external_manifest(**changes: Any) -> ExternalManifest:
                 path=(step("8bit", 100, 0.5),),
             ),
         ),
-        "guarantee": external_guarantee(joint_epsilon=0.1),
+        "guarantee": guarantee_in_words(kind=SETTINGS, joint_epsilon=0.1),
         "software": {"calm-beam": "0.1.0"},
     }
     return ExternalManifest(**{**values, **changes})
@@ -134,7 +124,7 @@ def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
     """The reader of manifests that are served refuses it in words, and so does this one those."""
     path = tmp_path / "manifest.json"
     write_manifest(build_external_manifest(), path)
-    said = "is of kind external: it proves a setting of a sweep that was made elsewhere, and names no model"
+    said = "is of kind settings: it proves a setting of a sweep that was made elsewhere, and names no model"
     with pytest.raises(ManifestError, match=rf"manifest .*manifest\.json: {said}"):
         read_manifest(path)
     with pytest.raises(ManifestError, match=f"manifest: {said}"):
@@ -142,16 +132,16 @@ def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
     other = tmp_path / "other.json"
     write_manifest(build_manifest(), other)
     assert read_any_manifest(other) == build_manifest()
-    with pytest.raises(ManifestError, match="is one of calibrate, and not of kind external"):
+    with pytest.raises(ManifestError, match="is one of calibrate, and not of kind settings"):
         read_external_manifest(other)
     with pytest.raises(ManifestError, match="another one was published there first"):
         write_manifest(build_manifest(), path)
 
 
-def test_an_unknown_kind_is_an_unknown_key() -> None:
-    """A kind that nobody knows is no key of a manifest."""
+def test_an_unknown_kind_is_refused() -> None:
+    """A kind that nobody knows is not taken for one of those that there are."""
     content = {**build_manifest().to_dict(), "kind": "other"}
-    with pytest.raises(ManifestError, match="kind is not a key of calm-beam/manifest/v1"):
+    with pytest.raises(ManifestError, match='kind must be "thresholds", got "other"'):
         parse_manifest(json.dumps({**content, "digest": content_digest(content)}))
 
 
@@ -171,19 +161,19 @@ _FIRST = ("calibrations", 0)
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("kind",), "internal", 'kind must be "external", got "internal"'),
+        (("kind",), "internal", 'kind must be "settings", got "internal"'),
         (("created",), "yesterday", "created must be a UTC time"),
         (("settings", 0, "name"), "2bit", "settings must be those of plan.order"),
         (("settings", 0, "cost"), -1, r"settings\[0\]\.cost must be a finite number of at least 0"),
         (("data", "examples"), 0, "data.examples must be an integer of at least 1"),
         (("data", "clusters"), 400, "data.clusters must be at most examples, which is 300"),
         (("data", "clusters"), 30, "data.groups.*clusters must be null exactly if clusters is"),
-        (("data", "groups", 0, "name"), "z", "data.groups must be sorted by name"),
-        (("data", "groups", 0, "examples"), 100, "data.groups must have 300 examples together"),
-        (("data", "id_sample"), ["a" * 16] * 2, "data.id_sample must have 256 digests, ascending"),
-        (("data", "groups"), [], "data.groups must be there exactly if plan.group_key is not null"),
+        (("data", "groups", 0, "name"), "z", "data.groups must have one or more names, ascending, each once"),
+        (("data", "groups", 0, "examples"), 100, "data.groups must have all examples, of which there are 300, got 200"),
+        (("data", "id_sample"), ["a" * 16, "b" * 16], "data.id_sample must have 256 digests, ascending"),
+        (("data", "groups"), [], r"calibrations\[1\].group must be one of data.groups, got \"math\""),
         (("plan", "order"), ["8bit", "8bit"], "plan.order must name one or more settings, each once"),
-        (("plan", "tests", 0, "tail"), 1, r"plan\.tests\[0\]\.tail must be below 1"),
+        (("plan", "tests", 0, "tail"), 1, r"plan\.tests\[0\]\.tail must be a number in \[0, 1\), got 1"),
         (("plan", "tests", 0, "loss"), "hinge", "loss must be one of given, signed, relu"),
         (("plan", "joint_epsilon"), 0.06, "plan.joint_epsilon must be at least the sum of the tests' epsilons"),
         (("plan", "cluster_key"), "doc", "data.clusters must be there exactly if plan.cluster_key is not null"),
@@ -200,7 +190,7 @@ _FIRST = ("calibrations", 0)
         ((*_FIRST, "path", 0, "rejected"), False, r"path\[0\]\.rejected is false, so the test stops there"),
         ((*_FIRST, "path", 2, "setting"), "6bit", "path must test every setting once"),
         ((*_FIRST, "path", 0, "extra"), 1, r"path\[0\]\.extra is not a key"),
-        (("calibrations", 1, "group"), "code", r"calibrations\[1\]\.group must be \"math\", as was planned"),
+        (("calibrations", 1, "group"), "code", r"calibrations\[1\]\.group must be one of data.groups, got \"code\""),
         (("guarantee",), "", "guarantee must be a non-empty string"),
         (("software",), [], "software must be a JSON object"),
     ],
@@ -224,56 +214,18 @@ def test_entries_by_their_values() -> None:
     manifest = build_external_manifest()
     assert manifest.calibration() == manifest.calibrations[0]
     assert manifest.calibration(group="math", tail=0.5) == manifest.calibrations[1]
-    with pytest.raises(ManifestError, match=r'0 calibrations have group="math", tail=null, expected one'):
+    with pytest.raises(
+        ManifestError, match=r'no calibration has group=math, tail=null\. .* has: group="math", tail=0\.5'
+    ):
         manifest.calibration(group="math")
-
-
-def test_schema_and_reader_name_the_same() -> None:
-    """Every object of the schema has the keys of its record, requires them all and describes them; so do choices."""
-
-    def keys(described: dict[str, Any], *, optional: Sequence[str] = ()) -> list[str]:
-        assert described["additionalProperties"] is False
-        assert described["required"] == [key for key in described["properties"] if key not in optional]
-        assert all(key["description"] for key in described["properties"].values())
-        return list(described["properties"])
-
-    def fields(record: Any) -> list[str]:
-        return list(record.file_keys())
-
-    top, definitions = _SCHEMA["properties"], _SCHEMA["$defs"]
-    plan = top["plan"]["properties"]
-    assert keys(_SCHEMA, optional=["earlier_plans", "sequential"]) == [
-        "schema",
-        "kind",
-        *fields(ExternalManifest),
-        "digest",
-    ]
-    assert keys(top["settings"]["items"]) == fields(SettingRecord)
-    assert keys(top["earlier_plans"]["items"]) == fields(EarlierPlan)
-    assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
-    assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
-    assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
-    assert keys(top["plan"], optional=["direction", "sequential"]) == [*fields(ExternalPlan), "digest"]
-    rules = ["costs", "stop_at_setting", "stop_at_cost", "stop_gain"]
-    assert keys(plan["sequential"], optional=rules) == fields(ExternalSequentialPlan)
-    assert keys(top["sequential"]) == fields(SequentialRecord)
-    assert keys(top["sequential"]["properties"]["continues"]["items"]) == fields(EarlierEnd)
-    assert keys(definitions["look"]) == fields(ExternalLook)
-    assert tuple(definitions["end"]["enum"]) == ExternalSequentialPlan.ends()
-    assert keys(plan["tests"]["items"]) == fields(ExternalTest)
-    assert keys(definitions["calibration"], optional=["looks", "example_risk"]) == fields(ExternalCalibration)
-    assert keys(definitions["step"]) == fields(ExternalStep)
-    for described in (plan["tests"]["items"], definitions["calibration"]):
-        assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES
-        assert tuple(described["properties"]["procedure"]["enum"]) == PROCEDURES
 
 
 def test_the_guarantee_says_whom_an_entry_is_about() -> None:
     """With groups, and only then, it says that the promise for all examples may be broken for some of them."""
-    words = external_guarantee(group_key="topic")
+    words = guarantee_in_words(kind=SETTINGS, group_key="topic")
     assert "An entry of a group, which topic names, is about examples drawn from that group alone" in words
     assert "is about all examples together, and may be broken for some of the groups." in words
-    assert "group" not in external_guarantee(joint_epsilon=0.1, cluster_key="passage")
+    assert "group" not in guarantee_in_words(kind=SETTINGS, joint_epsilon=0.1, cluster_key="passage")
 
 
 def test_which_scores_are_better() -> None:

@@ -1,7 +1,6 @@
-"""A manifest of kind external tells how a sequential certification ended, and what is at odds with that is refused."""
+"""A manifest of kind settings tells how a sequential certification ended, and what is at odds with that is refused."""
 
 import dataclasses
-import importlib.resources
 import json
 import math
 import re
@@ -18,14 +17,13 @@ from calm_beam.manifest import (
     ManifestError,
     SequentialRecord,
     content_digest,
-    external_rounds_in_words,
     manifest_text,
+    rounds_in_words,
 )
+from calm_beam.manifest.schema import manifest_schema
 from tests.calm_beam.manifest.test_external import build_external_manifest
 
-_SCHEMA = json.loads(
-    importlib.resources.files("calm_beam.manifest").joinpath("external.schema.json").read_text(encoding="utf-8")
-)
+_SCHEMA = manifest_schema()
 
 
 def build_sequential_external_manifest() -> ExternalManifest:
@@ -88,11 +86,11 @@ def test_it_survives_writing_and_reading() -> None:
         content = json.loads(manifest_text(each))
         assert ExternalManifest.from_dict(content) == each
         jsonschema.validate(content, _SCHEMA)
-    assert external_rounds_in_words(manifest) == (
+    assert rounds_in_words(manifest) == (
         "The tests were looked at after every round of examples, and ended after round 3 of 5, with 300 of 500 "
         "examples: every promise had come to setting 6bit, or to a later one."
     )
-    assert external_rounds_in_words(continued).endswith(
+    assert rounds_in_words(continued).endswith(
         "It had stopped after round 3 before, and was continued by another rule."
     )
 
@@ -103,7 +101,7 @@ def test_others_do_not_mention_it() -> None:
     assert "sequential" not in content
     assert "sequential" not in content["plan"]
     assert "looks" not in content["calibrations"][0]
-    assert external_rounds_in_words(build_external_manifest()) == ""
+    assert rounds_in_words(build_external_manifest()) == ""
 
 
 _LOOKS = ("calibrations", 0, "looks")
@@ -126,7 +124,7 @@ _RULE = ("plan", "sequential")
         (
             (*_RULE, "stop_at_setting"),
             ...,
-            'is "stop_at_setting" after round 3, but after round 3 plan.sequential says n',
+            "sequential.ended_by is stop_at_setting, but plan.sequential has no such rule",
         ),
         (
             ("sequential", "ended_by"),
@@ -139,7 +137,7 @@ _RULE = ("plan", "sequential")
         ((*_LOOKS, 1, "setting"), "4bit", "looks[1].setting must be one that path rejects, or null"),
         ((*_LOOKS, 0, "setting"), "6bit", 'looks[1].setting must not come before "6bit", which was accepted before'),
         ((*_LOOKS, 0, "cost"), 8.0, "looks[0].cost must be null without a setting, got 8.0"),
-        ((*_LOOKS, 2, "cost"), 8.0, "looks[2].cost must be 6, as at the end, got 8.0"),
+        ((*_LOOKS, 2, "cost"), 8.0, "looks[2].cost must be 6.0, as at the end, got 8.0"),
         ((*_LOOKS, 2, "risk"), 0.5, "looks[2].risk must be 0.03125, as at the end, got 0.5"),
         ((*_LOOKS, 1, "log_capital"), 2.0, "looks must come to a capital of 1 / 0.05"),
         ((*_LOOKS, 0, "n"), 0, "calibrations[0].looks[0].n must be an integer of at least 1, got 0"),

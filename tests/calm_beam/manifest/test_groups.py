@@ -91,7 +91,7 @@ _WHOLE, _DE, _EN, _FR = _GROUPED.calibrations
         (lambda: {"calibrations": (_DE, _EN, _FR), "plan": None}, "there is none for all prompts"),
         (
             lambda: {"plan": dataclasses.replace(_GROUPED.plan, group_key=None)},  # type: ignore[type-var]
-            "data.groups must be there exactly if plan.group_key is, got groups and null",
+            r"data.groups must be there exactly if plan.group_key is not null, got \[\"de\", \"en\", \"fr\"\] and null",
         ),
         (lambda: {"calibrations": (_WHOLE, _EN, _DE, _FR)}, r'calibrations\[1\].group must be "de", as was planned'),
         (

@@ -145,7 +145,7 @@ def test_other_procedures_have_rules_of_their_own() -> None:
         build_signed_calibration(procedure="fixed_sequence")
     with _refused("path[3].rejected must be false, got true: p_value is 1 and epsilon 0.05"):
         build_signed_calibration(path=(*path[:3], dataclasses.replace(path[3], rejected=True)))
-    with _refused("threshold must be 0.7, the last one rejected in path (null for none), got 0.9"):
+    with _refused("threshold must be 0.7, as the last one rejected in path says, got 0.9"):
         build_signed_calibration(threshold=0.9)
 
 

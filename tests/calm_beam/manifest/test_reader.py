@@ -186,9 +186,10 @@ def test_a_folder_is_refused_in_words(tmp_path: pathlib.Path) -> None:
 def test_errors_name_the_file(tmp_path: pathlib.Path) -> None:
     """What is wrong with a file is said with its path."""
     path = tmp_path / "m.json"
-    path.write_text(json.dumps(unsealed(("schema",), "calm-beam/manifest/v2")))
+    path.write_text(json.dumps(unsealed(("schema",), "calm-beam/manifest/v3")))
     with _refused(
-        f'manifest {path}: schema is "calm-beam/manifest/v2", this reader knows v1. Upgrade calm-beam where you serve.'
+        f'manifest {path}: schema is "calm-beam/manifest/v3", this reader knows v1 and v2. Upgrade calm-beam where you '
+        "serve."
     ):
         read_manifest(path)
 
@@ -204,10 +205,10 @@ def test_errors_name_the_file(tmp_path: pathlib.Path) -> None:
         ('{"a": 1e400}', "the number 1e400 is too large for a 64-bit float"),
         ('{"a": {"b": 1, "b": 1}}', 'key "b" occurs twice in the same object'),
         ("[1]", "a manifest must be a JSON object, got [1]"),
-        ("{}", 'schema is missing, so this is not a manifest; expected "calm-beam/manifest/v1"'),
-        ('{"schema": 1}', 'schema is 1, so this is not a calm-beam manifest; expected "calm-beam/manifest/v1"'),
+        ("{}", 'schema is missing, so this is not a manifest; expected "calm-beam/manifest/v2"'),
+        ('{"schema": 1}', 'schema is 1, so this is not a calm-beam manifest; expected "calm-beam/manifest/v2"'),
         (
-            '{"schema": "calm-beam/manifest/v1"}',
+            '{"schema": "calm-beam/manifest/v2"}',
             "digest is missing, so nothing shows that the manifest is as it was written",
         ),
     ],
@@ -219,7 +220,7 @@ def test_what_is_no_manifest_is_refused(text: str | bytes, message: str) -> None
 
 
 @pytest.mark.parametrize("depth", [*range(500, 1000, 20), 100_000])
-@pytest.mark.parametrize("form", ["{}", '{{"schema": "calm-beam/manifest/v1", "digest": {}}}'])
+@pytest.mark.parametrize("form", ["{}", '{{"schema": "calm-beam/manifest/v2", "digest": {}}}'])
 def test_deep_nesting_is_refused(form: str, depth: int) -> None:
     """A text made to exhaust the stack is refused like any other, wherever the stack ends."""
     with pytest.raises(ManifestError, match=r"^manifest: (not JSON|a manifest must be|digest)"):
@@ -252,8 +253,8 @@ def test_from_dict_checks_the_digest_too() -> None:
 
 def test_the_schema_comes_before_the_digest() -> None:
     """A manifest of another version is not called damaged."""
-    with pytest.raises(ManifestError, match=r"^manifest: schema is .*v2"):
-        parse_manifest(json.dumps(unsealed(("schema",), "calm-beam/manifest/v2")))
+    with pytest.raises(ManifestError, match=r"^manifest: schema is .*v3"):
+        parse_manifest(json.dumps(unsealed(("schema",), "calm-beam/manifest/v3")))
 
 
 def test_another_model_is_refused() -> None:
@@ -277,7 +278,7 @@ def test_another_model_is_refused() -> None:
         (("model", "layers"), 2**31, "model.layers must be at most 2147483647, got {}"),
         (("model", "layers"), 6.0, "model.layers must be an integer of at least 1, got {}"),
         (("model", "uri"), "", "model.uri must be a non-empty string, got {}"),
-        (("model", "heads"), 8, "model.heads is not a key of calm-beam/manifest/v1; expected uri, fingerprint, layers"),
+        (("model", "heads"), 8, "model.heads is not a key of a manifest; expected uri, fingerprint, layers"),
         (("model", "uri"), REMOVED, "model.uri is missing"),
         (("guarantee",), REMOVED, "guarantee is missing"),
         (("vocabulary", "extra_ids"), -1, "vocabulary.extra_ids must be an integer of at least 0, got {}"),
@@ -320,7 +321,7 @@ def test_another_model_is_refused() -> None:
         ((*_PATH, 1), 7, "calibrations[0].path[1] must be a JSON object, got {}"),
         ((*_PATH, 1, "rejected"), 1, "calibrations[0].path[1].rejected must be true or false, got {}"),
         ((*_PATH, 2, "p_value"), None, "calibrations[0].path[2].p_value must be a number in [0, 1], got {}"),
-        ((*_PATH, 2, "lambda"), 1, "calibrations[0].path[2].lambda is not a key of calm-beam/manifest/v1; expected "
+        ((*_PATH, 2, "lambda"), 1, "calibrations[0].path[2].lambda is not a key of a manifest; expected "
          "threshold, n, risk, p_value, rejected, layers, variant, near_ties"),
     ],
 )  # fmt: skip
@@ -333,15 +334,15 @@ def test_a_wrong_value_is_refused_by_its_key_path(path: tuple[str | int, ...], v
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ((*_CALIBRATION, "threshold"), 0.7, "threshold must be 0.8, the last one rejected in path (null for none), "
+        ((*_CALIBRATION, "threshold"), 0.7, "threshold must be 0.8, as the last one rejected in path says, "
          "got 0.7"),
-        ((*_CALIBRATION, "threshold"), None, "threshold must be 0.8, the last one rejected in path (null for none), "
+        ((*_CALIBRATION, "threshold"), None, "threshold must be 0.8, as the last one rejected in path says, "
          "got null"),
-        ((*_CALIBRATION, "risk"), 0.02, "risk must be 0.03, as path says of threshold, got 0.02"),
-        ((*_CALIBRATION, "layers"), 4.5, "layers must be 4.25, as path says of threshold, got 4.5"),
+        ((*_CALIBRATION, "risk"), 0.02, "risk must be 0.03, as the last one rejected in path says, got 0.02"),
+        ((*_CALIBRATION, "layers"), 4.5, "layers must be 4.25, as the last one rejected in path says, got 4.5"),
         ((*_CALIBRATION, "epsilon"), 0.04, "path[1].rejected must be false, got true: p_value is 0.05 and epsilon "
          "0.04"),
-        ((*_CALIBRATION, "path"), [], "path must have an entry for every threshold tested, got []"),
+        ((*_CALIBRATION, "path"), [], "path must have an entry for everything that was tested, got []"),
         ((*_PATH, 2, "p_value"), 0.05, "path[2].rejected must be true, got false: p_value is 0.05 and epsilon 0.05"),
         ((*_PATH, 1, "threshold"), 0.9, "path[1].threshold must be below the one tested before it, 0.9, got 0.9"),
         ((*_PATH, 0, "rejected"), False, "path[0].rejected is false, so the test stops there, but path[1] follows"),
@@ -361,8 +362,8 @@ def test_a_contradiction_is_refused(path: tuple[str | int, ...], value: object, 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("threshold", 0.9, "threshold must be null, the last one rejected in path (null for none), got 0.9"),
-        ("risk", 0.5, "risk must be 0, as path says of threshold, got 0.5"),
+        ("threshold", 0.9, "threshold must be null, since none in path was rejected, got 0.9"),
+        ("risk", 0.5, "risk must be 0, since none in path was rejected, got 0.5"),
         ("layers", 5, "layers must be model.layers, which is 6, when threshold is null, got 5"),
     ],
 )

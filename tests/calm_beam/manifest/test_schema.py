@@ -1,8 +1,12 @@
 """The schema file and the reader describe the same form."""
 
+import copy
 import dataclasses
+import functools
 import importlib.resources
 import json
+import operator
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,20 +15,21 @@ import jsonschema
 import pytest
 
 from calm_beam import manifest as manifest_module
-from calm_beam.exits.measures import MEASURES, is_own
-from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.exits.measures import is_own
 from calm_beam.manifest import (
+    SETTINGS,
     ChatRecord,
     EarlierPlan,
     EngineRecord,
+    ExternalManifest,
     Manifest,
     ManifestError,
     UnseenRecord,
-    Variant,
     VocabularyRecord,
+    content_digest,
     manifest_text,
 )
+from calm_beam.manifest.schema import SCHEMA_FILE, manifest_schema, schema_text
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -34,18 +39,16 @@ from tests.calm_beam.manifest.builders import (
     build_joint_confirmed_manifest,
     build_manifest,
     build_path_confirmed_manifest,
-    build_path_entry,
     build_plan_record,
     build_planned_manifest,
     build_positions,
     build_sequential_manifest,
     build_variants_manifest,
     changed,
+    written_by,
 )
 
-_SCHEMA = json.loads(
-    importlib.resources.files("calm_beam.manifest").joinpath("manifest.schema.json").read_text(encoding="utf-8")
-)
+_SCHEMA = manifest_schema()
 _VALIDATOR = jsonschema.Draft202012Validator(_SCHEMA)
 _WITH_CHAT = VocabularyRecord(
     fingerprint="sha256:746f6b",
@@ -60,74 +63,60 @@ _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
 
 
-def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yields every part of the schema that describes an object with named keys."""
-    if isinstance(schema, dict):
-        if "object" in schema.get("type", ()) and "properties" in schema:
-            yield schema
-        for part in schema.values():
-            yield from _objects(part)
+def test_schema_is_made_of_the_records() -> None:
+    """The schema's file is what the fields of records give, and is a JSON Schema of the 2020-12 draft.
 
-
-def test_schema_is_valid() -> None:
-    """The schema file is a JSON Schema of the 2020-12 draft."""
+    `python -m tools.site.schema` writes the file anew.
+    """
+    text = importlib.resources.files("calm_beam.manifest").joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
+    assert text == schema_text()
     _VALIDATOR.check_schema(_SCHEMA)
 
 
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
-    objects = list(_objects(_SCHEMA))
-    assert len(objects) == 21
-    optional = []
-    for described in objects:
+    definitions = _SCHEMA["$defs"]
+    assert list(definitions)[:2] == ["thresholds", "settings"]
+    assert len(definitions) == 32
+    for described in definitions.values():
         assert described["additionalProperties"] is False
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
-        optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
-    assert sorted(optional) == [
-        "chat",
-        "choosing",
-        "choosing_share",
-        "clusters",
-        "confidence",
-        "confidence_source",
-        "confirm_path",
-        "confirm_share",
-        "confirmation",
-        "confirmation",
-        "confirming_epsilon",
-        "earlier_plans",
-        "engine",
-        "engine",
-        "example_risk",
-        "exit_interval",
-        "failed_ids",
-        "group",
-        "group",
-        "group_key",
-        "groups",
-        "instructions",
-        "looks",
-        "loss",
-        "matmul_precision",
-        "near_ties",
-        "near_ties",
-        "pareto",
-        "patience",
-        "plan",
-        "sequential",
-        "sequential",
-        "serve",
-        "stop_at_layers",
-        "stop_at_threshold",
-        "stop_gain",
-        "system",
-        "tau",
-        "threshold_by_position",
-        "unseen",
-        "variant",
-        "variant",
-    ]
+    optional = {
+        name: sorted(described["properties"].keys() - described["required"]) for name, described in definitions.items()
+    }
+    assert {name: keys for name, keys in optional.items() if keys} == {
+        "thresholds": ["confirmation", "earlier_plans", "plan", "sequential"],
+        "settings": ["earlier_plans", "sequential"],
+        "vocabulary": ["chat"],
+        "chat": ["system"],
+        "decode": ["confidence_source", "engine", "matmul_precision", "patience"],
+        "engine": ["instructions"],
+        "data": ["choosing", "clusters", "failed_ids", "groups", "unseen"],
+        "plan": ["confirm_path", "confirm_share", "group_key", "near_ties", "pareto", "sequential", "serve"],
+        "planned_test": ["group"],
+        "sequential_plan": ["stop_at_layers", "stop_at_threshold", "stop_gain"],
+        "variant": ["confidence", "exit_interval", "tau"],
+        "confirmation": ["engine"],
+        "calibration": [
+            "confirmation",
+            "confirming_epsilon",
+            "example_risk",
+            "group",
+            "looks",
+            "loss",
+            "rule",
+            "threshold_by_position",
+            "variant",
+        ],
+        "pareto_plan": ["choosing_share"],
+        "exit_rule": ["confidence_source", "patience"],
+        "path_entry": ["near_ties", "variant"],
+        "setting_data": ["id_sample"],
+        "setting_plan": ["direction", "sequential"],
+        "setting_sequential_plan": ["costs", "stop_at_cost", "stop_at_setting", "stop_gain"],
+        "setting_calibration": ["example_risk", "looks"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,26 +147,14 @@ def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
     assert list(_VALIDATOR.iter_errors(json.loads(manifest_text(manifest)))) == []
 
 
-def test_schema_and_reader_name_the_same_choices() -> None:
-    """The enums of the schema are the constants of the records, in the same order."""
-    decode, definitions = _SCHEMA["properties"]["decode"]["properties"], _SCHEMA["$defs"]
-    assert _SCHEMA["properties"]["schema"]["const"] == manifest_module.SCHEMA
-    ours, own = decode["confidence"]["anyOf"]
-    assert ours["enum"] == list(MEASURES)
+def test_names_of_two_forms_are_those_that_the_reader_takes() -> None:
+    """The patterns of the schema fit names of users' measures and of tails exactly where the reader's rules do."""
+    definitions = _SCHEMA["$defs"]
+    _, own = definitions["decode"]["properties"]["confidence"]["anyOf"]
     assert all(bool(re.search(own["pattern"], name)) == is_own(name) for name in _OWN_NAMES)
-    assert tuple(decode["schedule"]["enum"]) == tuple(SCHEDULES)
-    assert decode["state_propagation"]["enum"] == list(PROPAGATIONS)
-    for described in (definitions["calibration"], definitions["planned_test"]):
-        assert tuple(described["properties"]["consistency"]["enum"]) == manifest_module.CONSISTENCIES
-    plain, *tails = definitions["loss"]["anyOf"]
-    assert tuple(plain["enum"]) == manifest_module.LOSSES
+    _, *tails = definitions["planned_test"]["properties"]["loss"]["anyOf"]
     for name in _TAILS:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
-    assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, *manifest_module.OF_VARIANTS)
-    assert tuple(definitions["end"]["enum"]) == manifest_module.SequentialPlan.ends()
-    assert tuple(definitions["variant"]["properties"]["confidence"]["enum"]) == manifest_module.VARIANT_MEASURES
-    decoders = _SCHEMA["properties"]["confirmation"]["properties"]["decoder"]["enum"]
-    assert tuple(decoders) == manifest_module.SERVED_DECODERS
 
 
 _TAILS = [
@@ -204,72 +181,6 @@ def _is_tail(name: str) -> bool:
         return False
 
 
-def _all_of(*contents: dict[str, Any], like: dict[str, Any]) -> bool:
-    """Returns whether each has its keys in the order of a schema, and together they have all."""
-    properties = list(like["properties"])
-    in_order = all(list(content) == [key for key in properties if key in content] for content in contents)
-    return in_order and set().union(*contents) == set(properties)
-
-
-def test_schema_and_reader_name_the_same_keys() -> None:
-    """A written manifest has the keys of the schema, in the same order at every level."""
-    early: Any = build_manifest().to_dict()
-    assert list(early) == _SCHEMA["required"]
-    assert list(early["data"]) == _SCHEMA["$defs"]["data"]["required"]
-    assert list(early["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
-    clustered = build_planned_manifest(
-        plan=build_plan_record(cluster_key="paragraph"),
-        data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",), unseen=(_UNSEEN,)),
-        vocabulary=_WITH_CHAT,
-        decode=dataclasses.replace(
-            build_manifest().decode,
-            confidence="module:measure",
-            patience=2,
-            confidence_source="sha256:6d",
-            matmul_precision="high",
-            engine=_ENGINE,
-        ),
-    )
-    entry = dataclasses.replace(clustered.calibrations[0], example_risk=0.72)
-    clustered = dataclasses.replace(clustered, calibrations=(entry, *clustered.calibrations[1:]))
-    content: Any = clustered.to_dict()
-    watched: Any = build_sequential_manifest().to_dict()
-    grouped: Any = build_grouped_manifest().to_dict()
-    varied: Any = build_variants_manifest().to_dict()
-    worst = dataclasses.replace(build_plan_record(), near_ties="worst_case").to_dict()
-    without = build_joint_confirmed_manifest()
-    assert without.confirmation is not None
-    by_engine = dataclasses.replace(without.confirmation, engine=_ENGINE)
-    confirmed: Any = dataclasses.replace(without, confirmation=by_engine).to_dict()
-    asked_before: Any = build_planned_manifest(earlier_plans=(_EARLIER,), plan=build_plan_record(serve=1)).to_dict()
-    assert list(asked_before["earlier_plans"][0]) == _SCHEMA["properties"]["earlier_plans"]["items"]["required"]
-    assert _all_of(watched, confirmed, asked_before, like=_SCHEMA)
-    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"], worst, asked_before["plan"])
-    assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
-    assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])
-    assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
-    assert list(varied["plan"]["pareto"]) == list(_SCHEMA["properties"]["plan"]["properties"]["pareto"]["properties"])
-    # Clusters, groups and parts are not told apart at once.
-    assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["$defs"]["data"])
-    unseen = _SCHEMA["$defs"]["data"]["properties"]["unseen"]["items"]
-    assert list(content["data"]["unseen"][0]) == list(unseen["properties"])
-    for key in ("model", "vocabulary", "decode"):
-        assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
-    assert list(content["decode"]["engine"]) == list(_SCHEMA["$defs"]["engine"]["properties"])
-    described_chat = _SCHEMA["properties"]["vocabulary"]["properties"]["chat"]
-    assert list(content["vocabulary"]["chat"]) == list(described_chat["properties"])
-    definitions = _SCHEMA["$defs"]
-    assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
-    entries = [each["calibrations"][0] for each in (watched, varied, confirmed, content)] + [grouped["calibrations"][1]]
-    assert _all_of(*entries, like=definitions["calibration"])
-    by_rules = Variant(tau=1.0, min_exit_layer=2, confidence="softmax", exit_interval=2)
-    assert list(by_rules.to_dict()) == list(definitions["variant"]["properties"])
-    assert Variant.from_dict(by_rules.to_dict(), at="variant") == by_rules
-    assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
-    counted = build_path_entry(variant=Variant(min_exit_layer=1), near_ties=3).to_dict()
-    assert list(counted) == list(definitions["path_entry"]["properties"])
-
-
 def test_core_and_manifest_name_the_same_choices() -> None:
     """Every procedure of a calibration can be written, and the other way round."""
     assert set(manifest_module.PROCEDURES) == set(PROCEDURES)
@@ -278,7 +189,9 @@ def test_core_and_manifest_name_the_same_choices() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("schema",), "calm-beam/manifest/v2"),
+        (("schema",), "calm-beam/manifest/v3"),
+        (("kind",), REMOVED),
+        (("kind",), "external"),
         (("comment",), "an unknown key"),
         (("software",), REMOVED),
         (("created",), "31 January 2026"),
@@ -388,3 +301,44 @@ def test_schema_and_reader_take_the_same_form(path: tuple[str | int, ...], value
     content = changed(path, value)
     assert _VALIDATOR.is_valid(content)
     assert Manifest.from_dict(content).to_dict() == content
+
+
+_ENDS = ("stop_at_cost", "stop_at_layers", "stop_gain")
+_DAMAGES: tuple[Any, ...] = (None, 0, 1, -1, 2, 0.5, 1.5, "", "x", [], {}, True, 2**31, ["a"], [1], ["a", "a"], *_ENDS)
+
+
+def _places(content: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yields where there are values, in the first items of lists."""
+    items = (
+        content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
+    )
+    for key, value in items:
+        yield (*at, key)
+        yield from _places(value, (*at, key))
+
+
+_WRITTEN = written_by(2)
+
+
+@pytest.mark.parametrize("kind", _WRITTEN)
+def test_what_the_schema_refuses_the_reader_refuses(kind: str) -> None:
+    """Of manifests of every kind that were damaged and sealed again, the reader takes none that the schema does not."""
+    content, rng = _WRITTEN[kind], random.Random(kind)
+    record = ExternalManifest if content["kind"] == SETTINGS else Manifest
+    assert _VALIDATOR.is_valid(content)
+    places, refused = list(_places(content)), 0
+    for _ in range(40):
+        damaged = copy.deepcopy(content)
+        *above, key = rng.choice(places)
+        place: Any = functools.reduce(operator.getitem, above, damaged)
+        place[key] = rng.choice(_DAMAGES)
+        if isinstance(place, dict) and rng.random() < 0.2:
+            del place[key]
+        if isinstance(damaged.get("plan"), dict):
+            damaged["plan"]["digest"] = content_digest(damaged["plan"])
+        damaged["digest"] = content_digest(damaged)
+        if not _VALIDATOR.is_valid(damaged):
+            refused += 1
+            with pytest.raises(ManifestError):
+                record.from_dict(damaged)
+    assert refused > 10

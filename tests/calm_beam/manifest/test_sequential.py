@@ -101,11 +101,11 @@ def _with_look(index: int, **changes: Any) -> Callable[[], Manifest]:
         ),
         (_with_look(1, n=60), "looks[1].n must be above that of the round before, 60, got 60"),
         (
-            _with_look(0, threshold=0.6, layers=3.0),
-            "looks[1].threshold must be at most 0.6, which was accepted before, got 0.9",
+            _with_look(0, threshold=0.7, layers=3.0),
+            "looks[1].threshold must not come before 0.7, which was accepted before, got 0.9",
         ),
         (_with_look(2, n=201), "looks[2].n must be 200, as at the end, got 201"),
-        (_with_look(2, threshold=0.6), "looks[2].threshold must be 0.7, as at the end, got 0.6"),
+        (_with_look(2, threshold=0.6), "looks[2].threshold must be one that path rejects, or null, got 0.6"),
         (_with_look(2, layers=3.0), "looks[2].layers must be 3.5, as at the end, got 3.0"),
         (_with_look(2, risk=0.5), "looks[2].risk must be 0.0025, as at the end, got 0.5"),
         (

@@ -98,6 +98,7 @@ def test_each_variant_is_tested_down_the_grid(
 def test_who_chooses_and_how_is_tested_agree() -> None:
     """Without a part that chooses nobody has chosen, and the procedure is another one."""
     manifest = build_each_variant_manifest()
+    assert manifest.plan is not None
     with pytest.raises(
         ManifestError, match=r"tests\[0\].procedure must be pareto exactly if pareto is there, got each_"
     ):
@@ -133,11 +134,20 @@ def _pareto(**changes: Any) -> ParetoPlan:
     return ParetoPlan(**{"variants": VARIANTS, "choosing_share": 0.3, **changes})
 
 
+_OTHER = "variant must be tau 4, from layer 2, as the last one rejected in path says"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_with_entry(variant=VARIANTS[0]), "variant must be tau 4, from layer 2, as path says of threshold, got tau 1"),
-        (_with_entry(variant=None), "variant must be tau 4, from layer 2, as path says of threshold, got none"),
+        (
+            _with_entry(variant=VARIANTS[0]),
+            "variant must be tau 4, from layer 2, as the last one rejected in path says, got tau 1",
+        ),
+        (
+            _with_entry(variant=None),
+            "variant must be tau 4, from layer 2, as the last one rejected in path says, got null",
+        ),
         (
             _with_step(0, variant=None),
             r"path\[0\].variant must be there exactly if procedure is pareto or each_variant, got none",

@@ -25,7 +25,9 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_text_is_indented_unescaped_and_ends_in_a_newline() -> None:
     """The text is for people too: indented, in the order of the schema, accents as they are."""
     text = manifest_text(build_manifest())
-    assert text.startswith('{\n  "schema": "calm-beam/manifest/v1",\n  "created": "2026-01-31T12:00:00Z",\n')
+    assert text.startswith(
+        '{\n  "schema": "calm-beam/manifest/v2",\n  "kind": "thresholds",\n  "created": "2026-01-31T12:00:00Z",\n'
+    )
     assert text.endswith('"\n}\n')
     assert '"task_prefix": "résume: "' in text
 

@@ -94,8 +94,8 @@ def test_what_cannot_be_served_alike_is_refused(decode: dict[str, Any], message:
     [
         ("schedule", "linear", 'decode.schedule must be one of constant, decay, decay_t5x, got "linear"'),
         ("state_propagation", "from_best", "decode.state_propagation must be one of from_exit, from_first_exit"),
-        ("token_from", "last_layer", "decode.token_from is not a key of calm-beam/manifest/v1"),
-        ("beam_size", 4, "decode.beam_size is not a key of calm-beam/manifest/v1"),
+        ("token_from", "last_layer", "decode.token_from is not a key of a manifest"),
+        ("beam_size", 4, "decode.beam_size is not a key of a manifest"),
     ],
 )
 def test_words_that_are_not_known_are_refused(tmp_path: pathlib.Path, key: str, value: object, message: str) -> None:

@@ -1,16 +1,19 @@
 """How a calibration or certification is watched that stops when enough is proved: its rule, and how it ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
-from calm_beam.risk.stopping import Proved, StopRule
+from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN, Proved, StopRule
 
-from ._checks import ManifestError, check_choice, check_count, shown
+from ._data import CountedData
 from ._record import Record
 from ._tests import TestedEntry, check_looked_at
-from ._values import Cost, Layers, Positive, Share, Text, Unit
+from ._values import AtLeast, Cost, Layers, ManifestError, OneOf, Positive, Share, Text, Unit, shown
+
+_GAINED_LITTLE = f"{ROUNDS_WITHOUT_GAIN} rounds in a row had saved less than {{}} % of"
+_WITHOUT_RULE = {"all_proved": "nothing was left to prove", "end_of_data": "no rule had stopped them before"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +25,11 @@ class WatchedPlan(Record):
       stop_gain: Stops after rounds in which no entry saved this share of its cost; None: whatever they save.
     """
 
-    # The parts of the rule that wait for a place in the testing order, and for a cost.
+    # The parts of the rule that wait for a place in the testing order, and for a cost; and what each part says of a run
+    # that it ended.
     _PLACE: ClassVar[str]
     _COST: ClassVar[str]
+    _WORDS: ClassVar[Mapping[str, str]]
 
     round_examples: Positive
     stop_gain: Share | None = None
@@ -52,6 +57,14 @@ class WatchedPlan(Record):
             return names[reason]
         return "end_of_data" if len(looks) == of_rounds else None
 
+    def end_in_words(self, ended_by: str) -> str:
+        """Returns why tests ended, as a part of a sentence; `ended_by` is one of `ends`."""
+        if ended_by in _WITHOUT_RULE:
+            return _WITHOUT_RULE[ended_by]
+        value = getattr(self, ended_by)
+        number = 100 * value if ended_by == "stop_gain" else value
+        return self._WORDS[ended_by].format(value if isinstance(value, str) else f"{number:g}")
+
     def without_rule(self) -> Self:
         """Returns the same rounds, which nothing stops."""
         nothing: dict[str, Any] = dict.fromkeys((self._PLACE, self._COST, "stop_gain"))
@@ -71,10 +84,14 @@ class SequentialPlan(WatchedPlan):
       stop_at_layers: Stops once no entry uses more mean layers than this; None: whatever they use.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("stop_at_threshold", "stop_at_layers", "stop_gain")
     _FIRST: ClassVar[tuple[str, ...]] = ("round_examples", "stop_at_threshold", "stop_at_layers")
     _PLACE: ClassVar[str] = "stop_at_threshold"
     _COST: ClassVar[str] = "stop_at_layers"
+    _WORDS: ClassVar[Mapping[str, str]] = {
+        "stop_at_threshold": "every promise had come down to threshold {}",
+        "stop_at_layers": "no promise used more than {} layers",
+        "stop_gain": f"{_GAINED_LITTLE} the layers",
+    }
 
     stop_at_threshold: Unit | None = None
     stop_at_layers: Layers | None = None
@@ -106,7 +123,6 @@ class ExternalSequentialPlan(WatchedPlan):
       stop_at_cost: Stops once no entry's setting costs more than this; None: whatever they cost.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("costs", "stop_at_setting", "stop_at_cost", "stop_gain")
     _FIRST: ClassVar[tuple[str, ...]] = (
         "ids",
         "examples",
@@ -117,6 +133,11 @@ class ExternalSequentialPlan(WatchedPlan):
     )
     _PLACE: ClassVar[str] = "stop_at_setting"
     _COST: ClassVar[str] = "stop_at_cost"
+    _WORDS: ClassVar[Mapping[str, str]] = {
+        "stop_at_setting": "every promise had come to setting {}, or to a later one",
+        "stop_at_cost": "no promise cost more than {}",
+        "stop_gain": f"{_GAINED_LITTLE} the cost",
+    }
 
     ids: Text
     examples: Positive
@@ -151,7 +172,7 @@ class EarlierEnd(Record):
     Attributes:
       plan: Digest of the plan then, which differs from the last one in its rule to stop.
       rounds: How many rounds had been looked at.
-      ended_by: As in `SequentialRecord`.
+      ended_by: What had stopped it.
     """
 
     plan: Text
@@ -167,7 +188,7 @@ class SequentialRecord(Record):
       rounds: Rounds that were evaluated and looked at.
       of_rounds: Rounds that the data have.
       of_examples: Examples that the data have; those of the rounds looked at are `data.examples`.
-      ended_by: Which part of the plan stopped it, one of its `ends`: `all_proved` where every entry had come to the end
+      ended_by: Which part of the plan stopped it: one of its rules, `all_proved` where every entry had come to the end
         of the testing order, `end_of_data` where nothing stopped it.
       continues: Where it had ended before, if it was continued; the earliest first.
     """
@@ -180,7 +201,7 @@ class SequentialRecord(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("of_rounds", self.of_rounds, low=self.rounds)
+        AtLeast(self.rounds)("of_rounds", self.of_rounds)
         if self.ended_by == "end_of_data" and self.rounds != self.of_rounds:
             raise ManifestError(
                 f"ended_by must say what stopped it, since rounds is {self.rounds} of {self.of_rounds}, got end_of_data"
@@ -188,6 +209,13 @@ class SequentialRecord(Record):
         rounds = [*(end.rounds for end in self.continues), self.rounds]
         if any(after < before for before, after in pairwise(rounds)):
             raise ManifestError(f"continues must be of no more rounds than what followed, got {rounds}")
+
+
+def rules_of_ends(plan: type[WatchedPlan]) -> dict[str, Any]:
+    """Returns what a JSON Schema of a manifest says of what may have ended the rounds of such a plan."""
+    ended = {"properties": {"ended_by": OneOf(plan.ends()).schema()}}
+    of_all = {"properties": {**ended["properties"], "continues": {"items": ended}}}
+    return {"allOf": [{"properties": {"sequential": of_all}}]}
 
 
 _Entry = TestedEntry[Any, Any]
@@ -204,13 +232,22 @@ def looks_by_round(entries: Sequence[_Entry], grid: Sequence[object]) -> list[tu
     return list(zip(*of_entries, strict=True))
 
 
-def check_ended(entries: Sequence[_Entry], plan: WatchedPlan | None, ended: SequentialRecord | None) -> None:
-    """Refuses looks that are not one for each round, rounds that nobody planned, and ends that no such plan has.
+def check_rounds(
+    entries: Sequence[_Entry],
+    plan: WatchedPlan | None,
+    ended: SequentialRecord | None,
+    *,
+    grid: Sequence[Any],
+    data: CountedData,
+) -> None:
+    """Refuses rounds that are at odds with the plan, the data or the entries.
 
     Args:
       entries: All of a manifest.
       plan: Its rule; None where all examples count.
       ended: How it ended; None likewise.
+      grid: All that may be tested, in testing order.
+      data: The examples that were counted.
 
     Raises:
       ManifestError: If a value is at odds with another.
@@ -219,65 +256,40 @@ def check_ended(entries: Sequence[_Entry], plan: WatchedPlan | None, ended: Sequ
     if plan is None or ended is None:
         return
     for index, end in enumerate(ended.continues):
-        check_choice(f"sequential.continues[{index}].ended_by", end.ended_by, choices=plan.ends())
-    check_choice("sequential.ended_by", ended.ended_by, choices=plan.ends())
-
-
-def check_part_of_data(ended: SequentialRecord, *, examples: int) -> None:
-    """Refuses rounds that do not have as many examples as were counted.
-
-    Args:
-      ended: How many rounds there were, of how many, and how many examples all rounds have.
-      examples: How many were counted.
-
-    Raises:
-      ManifestError: If all rounds were looked at and not all examples counted, or the other way round.
-    """
-    if ended.of_examples < examples or (ended.rounds == ended.of_rounds) != (ended.of_examples == examples):
+        OneOf(plan.ends())(f"sequential.continues[{index}].ended_by", end.ended_by)
+    OneOf(plan.ends())("sequential.ended_by", ended.ended_by)
+    if ended.ended_by.startswith("stop_") and getattr(plan, ended.ended_by) is None:
+        raise ManifestError(f"sequential.ended_by is {ended.ended_by}, but plan.sequential has no such rule")
+    if isinstance(plan, ExternalSequentialPlan):
+        _check_declared(entries, plan, ended, has_clusters=data.clusters is not None)
+    elif ended.of_examples < data.examples:
         raise ManifestError(
-            f"data.examples is {examples} of {ended.of_examples}, but sequential.rounds {ended.rounds} of "
+            f"sequential.of_examples must be at least data.examples, which is {data.examples}, got {ended.of_examples}"
+        )
+    if (ended.rounds == ended.of_rounds) != (ended.of_examples == data.examples) or ended.of_examples < data.examples:
+        raise ManifestError(
+            f"data.examples is {data.examples} of {ended.of_examples}, but sequential.rounds {ended.rounds} of "
             f"{ended.of_rounds}"
         )
+    if isinstance(plan, ExternalSequentialPlan):
+        _check_end(entries, plan, ended, grid=grid)
 
 
-def check_declared_rounds(
-    entries: Sequence[_Entry],
-    plan: ExternalSequentialPlan | None,
-    ended: SequentialRecord | None,
-    *,
-    order: Sequence[str],
-    examples: int,
-    has_clusters: bool,
+def _check_declared(
+    entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord, *, has_clusters: bool
 ) -> None:
-    """Refuses rounds of declared examples that are at odds with the plan, the data or the entries.
-
-    Args:
-      entries: All of a manifest.
-      plan: Its rule; None where all examples count.
-      ended: How it ended; None likewise.
-      order: The settings in testing order.
-      examples: How many examples were counted.
-      has_clusters: Whether clusters and not examples are counted as units.
-
-    Raises:
-      ManifestError: If a value is at odds with another.
-    """
-    check_ended(entries, plan, ended)
-    if plan is None or ended is None:
-        return
+    """Refuses rounds that are not of the declared examples, or do not say what the rule asks for."""
     if ended.of_examples != plan.examples:
         raise ManifestError(
             f"sequential.of_examples must be plan.sequential.examples, which is {plan.examples}, got "
             f"{ended.of_examples}"
         )
-    check_part_of_data(ended, examples=examples)
     if not has_clusters:
         _check_sizes(entries, plan, ended)
     if plan.needs_costs and any(
         look.setting is not None and look.cost is None for entry in entries for look in entry.looks or ()
     ):
         raise ManifestError("looks must say costs, since plan.sequential stops by them")
-    _check_end(entries, plan, ended, order=order)
 
 
 def _check_sizes(entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord) -> None:
@@ -298,14 +310,14 @@ def _check_sizes(entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended:
 
 
 def _check_end(
-    entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord, *, order: Sequence[str]
+    entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord, *, grid: Sequence[Any]
 ) -> None:
     """Refuses an end other than the first that the rule sees."""
     # What an earlier rule had looked at when it stopped, this one did not.
     first = ended.continues[-1].rounds if ended.continues else 1
-    looks = looks_by_round(entries, order)
+    looks = looks_by_round(entries, grid)
     for rounds in range(first, ended.rounds + 1):
-        end = plan.ended_by(looks[:rounds], grid=order, of_rounds=ended.of_rounds)
+        end = plan.ended_by(looks[:rounds], grid=grid, of_rounds=ended.of_rounds)
         expected = ended.ended_by if rounds == ended.rounds else None
         if end != expected:
             raise ManifestError(

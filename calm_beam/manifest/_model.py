@@ -1,0 +1,326 @@
+"""What was calibrated, and how it decodes: model, vocabulary, engine, exit rule.
+
+Numbers stay as given (1 does not become 1.0): the digest is taken over them.
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar
+
+from calm_beam.exits.measures import MEASURES, Need, is_own
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.schedules import SCHEDULES
+
+from ._record import Record
+from ._values import AnyText, Count, ManifestError, Number, OneOf, Positive, Temperature, Text, shown
+
+VARIANT_MEASURES = tuple(
+    name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
+)
+"""Measures that variants may differ in: those that can be served, and need nothing but a name."""
+
+
+ENGINES = ("native", "xla")
+LOOP = "xla_loop"
+"""The engine of single prompts that XLA decodes in a loop on the device."""
+# Those that earlier versions certified by XLA.
+_GONE_HEADS = ("int8", "bfloat16")
+HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
+_DECAYING = [name for name, schedule in SCHEDULES.items() if schedule.decays]
+# Two correct exponentials differ by a few units in the last place of 2^-52. Less than that moves a float32, whose own
+# are of 2^-23, only where the exact value lies next to the middle between two of them.
+_ROUNDING = 2.0**-48
+
+
+class _MeasureName:
+    """A measure of ours, or `module:name` of a user's."""
+
+    def __call__(self, key: str, value: object, /) -> None:
+        if not isinstance(value, str) or not is_own(value):
+            OneOf(tuple(MEASURES))(key, value)
+
+    def schema(self) -> dict[str, Any]:
+        """Returns our measures, and the form of others' names."""
+        form = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
+        return {"anyOf": [OneOf(tuple(MEASURES)).schema(), {"type": "string", "pattern": form}]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord(Record):
+    """The model that was calibrated.
+
+    Attributes:
+      uri: Where its checkpoint was read from.
+      fingerprint: Identifies its parameters and configuration; serving compares it with its own.
+      layers: Number of decoder layers, at least 1.
+    """
+
+    uri: Text
+    fingerprint: Text
+    layers: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecord(Record):
+    """How prompts were made of texts: by a chat template, which is a part of every prompt.
+
+    Attributes:
+      template: The Jinja template itself.
+      tokens: Texts of special tokens that it may use, by name.
+      system: What every chat began with, before the text; None if it began with that.
+    """
+
+    template: Text
+    tokens: Mapping[Text, AnyText]
+    system: AnyText | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyRecord(Record):
+    """The vocabulary that turned text into token ids, and outputs into text.
+
+    Attributes:
+      fingerprint: Identifies the SentencePiece model, or the tokenizer.
+      extra_ids: Number of sentinel ids above its pieces.
+      chat: How prompts were made of texts; None where a prompt is the text as it is.
+    """
+
+    fingerprint: Text
+    extra_ids: Count
+    chat: ChatRecord | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRecord(Record):
+    """What computed outputs: another engine rounds otherwise, which moves an output now and then.
+
+    Attributes:
+      name: One of `ENGINES`, our own code for CPUs (`native`) or XLA; or `LOOP`, by which nothing is calibrated.
+      instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform with, of CPUs,
+        their vector instructions, of others the kind of device, and how many share a model; then the instruction set of
+        the head where native code decides. None where the machines that decoded did not say.
+      head: Form of the output head that decided exits: `exact`, or `uint8`, which is int8 by native code. In records of
+        earlier versions also `int8` or `bfloat16`, which XLA certified.
+    """
+
+    name: Annotated[str, OneOf((*ENGINES, LOOP))]
+    instructions: Text | None = None
+    head: Annotated[str, OneOf(HEAD_FORMS)]
+
+    def in_words(self) -> str:
+        """Returns the engine in a few words.
+
+        >>> EngineRecord(name="native", instructions="avx2", head="uint8").in_words()
+        'native (avx2), head uint8'
+        """
+        instructions = "" if self.instructions is None else f" ({self.instructions})"
+        return f"{self.name}{instructions}, head {self.head}"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no version decodes by it any more."""
+        return self.head in _GONE_HEADS
+
+    def is_unlike(self, other: "EngineRecord") -> bool:
+        """Returns whether the other is known to be another engine; instructions that one does not say are not told."""
+        known = self.instructions is not None and other.instructions is not None
+        return (self.name, self.head) != (other.name, other.head) or (known and self.instructions != other.instructions)
+
+
+def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) -> tuple[str, ...]:
+    """Returns in words that two jobs are of different engines, and how to take the other; nothing if they are of one.
+
+    Args:
+      ours: That of the job here; None where it was not recorded.
+      theirs: That of the other.
+    """
+    if ours == theirs:
+        return ()
+    here, there = ("one that was not recorded" if each is None else each.in_words() for each in (ours, theirs))
+    if theirs is None:
+        how = "; an earlier version of calm-beam decoded there"
+    elif theirs.is_gone:
+        how = "; an earlier version of calm-beam decoded there, by a head that is gone"
+    elif ours is not None and theirs.name != ours.name:
+        how = f"; --engine={theirs.name} takes the other, on a machine that has it"
+    elif ours is not None and theirs.head != ours.head:
+        how = f"; --exit_head={'int8' if theirs.head == 'uint8' else 'exact'} takes the other"
+    else:
+        how = ""
+    return (f"the engine is {there} there, {here} here{how}",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitRuleRecord(Record):
+    """When a token exits, but for the threshold.
+
+    Attributes:
+      confidence: What is compared with the threshold after each decoder layer: one of
+        `calm_beam.exits.measures.MEASURES`, or `module:name` of a user's own.
+      schedule: How the threshold changes from token to token: not at all, by Eq. 5 of the CALM paper, or by the formula
+        in the released T5X code (which itself, as released, decodes with a constant threshold).
+      tau: Temperature of a decaying schedule, at least 0; None where the schedule has none.
+      min_exit_layer: First layer at which a token may exit, counted from 1.
+      exit_interval: Number of layers from one possible exit to the next.
+      patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
+      confidence_source: Digest of the file that defines a user's own measure; None with ours.
+    """
+
+    SCHEMA_RULES: ClassVar[Mapping[str, Any]] = {
+        "if": {"properties": {"schedule": {"enum": _DECAYING}}},
+        "then": {"properties": {"tau": {"type": "number"}}},
+    }
+
+    confidence: Annotated[str, _MeasureName()]
+    schedule: Annotated[str, OneOf(tuple(SCHEDULES))]
+    tau: Temperature | None
+    min_exit_layer: Positive
+    exit_interval: Positive
+    patience: Positive | None = None
+    confidence_source: Text | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tau is None and self.schedule in _DECAYING:
+            raise ManifestError(f"tau must be a number when schedule is {shown(self.schedule)}, got null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeRecord(ExitRuleRecord):
+    """Everything that can change a generated token; serving must decode in the same way.
+
+    Attributes:
+      state_propagation: How the layers that an earlier token skipped get their keys and values, one of
+        `calm_beam.exits.propagations.PROPAGATIONS`.
+      max_input_length: Longest input in tokens; longer ones are cut.
+      max_decode_length: Longest output in tokens; also N of a decaying schedule.
+      task_prefix: Text put before every input, possibly empty.
+      dtype: Type in which the model computes: `float32` or `bfloat16`.
+      matmul_precision: Precision of products of float32 numbers on GPUs and TPUs: `high` or `default`, as JAX calls
+        them; None for the highest.
+      engine: What computed the outputs; None in manifests that do not say.
+    """
+
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("confidence", "schedule", "tau", "state_propagation", "min_exit_layer", "exit_interval"),
+        *("max_input_length", "max_decode_length", "task_prefix", "dtype"),
+    )
+
+    state_propagation: Annotated[str, OneOf(tuple(PROPAGATIONS))]
+    max_input_length: Positive
+    max_decode_length: Positive
+    task_prefix: AnyText
+    dtype: Text
+    matmul_precision: Text | None = None
+    engine: EngineRecord | None = None
+
+    def rule(self) -> ExitRuleRecord:
+        """Returns when a token exits."""
+        return ExitRuleRecord(**{each.name: getattr(self, each.name) for each in fields(ExitRuleRecord)})
+
+    def arithmetic_in_words(self) -> str:
+        """Returns in which numbers the model computes, in a few words."""
+        if self.matmul_precision is None:
+            return self.dtype
+        return f"{self.dtype} with products of {self.matmul_precision} precision"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(Record):
+    """What tells the ways of decoding apart of a calibration that has several.
+
+    Attributes:
+      tau: As in `decode`.
+      min_exit_layer: As in `decode`.
+      confidence: As in `decode`; None where all variants have one measure.
+      exit_interval: As in `decode`; None where all variants have one.
+    """
+
+    tau: Temperature | None = None
+    min_exit_layer: Positive
+    confidence: Annotated[str, OneOf(VARIANT_MEASURES)] | None = None
+    exit_interval: Positive | None = None
+
+    def fields_of_rule(self) -> dict[str, Any]:
+        """Returns what stands in the place of fields of `DecodeRecord` and of an exit rule, by their names."""
+        given = {"confidence": self.confidence, "exit_interval": self.exit_interval}
+        return {
+            "tau": self.tau,
+            "min_exit_layer": self.min_exit_layer,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+
+    def in_words(self) -> str:
+        """Returns it in a few words.
+
+        >>> Variant(tau=4, min_exit_layer=2).in_words(), Variant(min_exit_layer=1).in_words()
+        ('tau 4, from layer 2', 'from layer 1')
+        >>> Variant(confidence="state", min_exit_layer=2, exit_interval=3).in_words()
+        'state, from layer 2 in steps of 3'
+        """
+        measure = "" if self.confidence is None else f"{self.confidence}, "
+        tau = "" if self.tau is None else f"tau {self.tau:g}, "
+        steps = "" if self.exit_interval in (None, 1) else f" in steps of {self.exit_interval}"
+        return f"{measure}{tau}from layer {self.min_exit_layer}{steps}"
+
+
+def threshold_in_words(threshold: float, variant: Variant | None) -> str:
+    """Returns a threshold, and the way of decoding that it is for where there are several.
+
+    >>> threshold_in_words(0.5, None), threshold_in_words(0.5, Variant(tau=4, min_exit_layer=2))
+    ('0.5', '0.5 (tau 4, from layer 2)')
+    """
+    return f"{threshold:g}" + ("" if variant is None else f" ({variant.in_words()})")
+
+
+def check_positions(key: str, positions: tuple[float, ...], *, threshold: float, decode: DecodeRecord) -> None:
+    """Refuses thresholds that are not those of the schedule.
+
+    The writer computes in float64 and rounds to float32, and so do we. A constant schedule has no arithmetic that could
+    differ: the numbers must be equal. A decaying one has an exponential, which mathematical libraries round differently
+    in the last place: what must be equal is the float32 of a value within 2^-48 of ours, relatively. That is one
+    float32 for all but one in millions of values, and one of two neighbours for those.
+
+    Args:
+      key: Where the positions stand.
+      positions: Threshold of each position.
+      threshold: What they are made of.
+      decode: Names the schedule, and how many positions there are.
+
+    Raises:
+      ManifestError: If their number or a value differs.
+
+    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.schedules`.
+    """
+    if len(positions) != decode.max_decode_length:
+        raise ManifestError(
+            f"{key} must have decode.max_decode_length entries, which is {decode.max_decode_length}, "
+            f"got {len(positions)}"
+        )
+    for position, found in enumerate(positions):
+        at = f"{key}[{position}]"
+        Number(0, 1)(at, found)
+        low, high = _allowed(threshold, decode, position=position)
+        if not low <= found <= high or found != _float32(found):
+            raise ManifestError(
+                f"{at} must be {shown(low)}, which schedule {decode.schedule} makes of threshold {shown(threshold)} "
+                f"in float32, got {shown(found)}"
+            )
+
+
+def _allowed(threshold: float, decode: DecodeRecord, *, position: int) -> Sequence[float]:
+    """Returns the lowest and the highest float32 that the threshold of a position can be."""
+    schedule = SCHEDULES[decode.schedule]
+    if not schedule.decays:
+        return [_float32(threshold)] * 2
+    assert decode.tau is not None
+    scale, shift = schedule.factors(0.1 * math.exp(-float(decode.tau) * position / decode.max_decode_length))
+    value = scale * threshold + shift
+    return [_float32(min(1.0, value * factor)) for factor in (1 - _ROUNDING, 1 + _ROUNDING)]
+
+
+def _float32(value: float) -> float:
+    """Returns the nearest float32, of two equally near the even one."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])

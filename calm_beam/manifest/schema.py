@@ -1,0 +1,123 @@
+"""The JSON Schema of manifests, made of the fields of records: their types, and what their docstrings say of them."""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from ._guarantee import SETTINGS, THRESHOLDS
+from ._manifest import SCHEMA, ExternalManifest, Manifest, WrittenManifest
+from ._record import DigestedRecord, OrNone, Record, definition_name, kinds_of
+
+SCHEMA_FILE = "manifest.schema.json"
+"""The file of the package that describes manifests to other languages."""
+
+_KINDS: tuple[type[WrittenManifest[Any]], ...] = (Manifest, ExternalManifest)
+_SCHEMA = {
+    "description": "Name and version of this form. A reader refuses versions it does not know.",
+    "const": SCHEMA,
+}
+_DIGEST = {
+    "description": '"sha256:" and the hexadecimal SHA-256 of this object as JSON without the key `digest`: keys sorted '
+    'at every level, separators "," and ":", UTF-8 unescaped.',
+    "type": "string",
+    "pattern": "^sha256:[0-9a-f]{64}$",
+}
+
+
+def manifest_schema() -> dict[str, Any]:
+    """Returns the JSON Schema (draft 2020-12) of manifests of the version that is written.
+
+    It says what each value may be. What ties values to each other is checked by the records, and told by their words.
+    """
+    kind = {"description": "What it is about, and which keys it has.", "enum": [each.KIND for each in _KINDS]}
+    of_settings = {"properties": {"kind": {"const": SETTINGS}}}
+    parts = {definition_name(record): _described(record) for each in _KINDS for record in _parts(each)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{SCHEMA.replace('/', ':')}",
+        "title": "calm-beam manifest",
+        "description": "What was proved of exit thresholds of a model, or of settings of a sweep made elsewhere.",
+        "type": "object",
+        "required": ["schema", "kind"],
+        "properties": {"schema": _SCHEMA, "kind": kind},
+        "if": of_settings,
+        "then": {"$ref": f"#/$defs/{SETTINGS}"},
+        "else": {"$ref": f"#/$defs/{THRESHOLDS}"},
+        "$defs": {**{each.KIND: _whole(each) for each in _KINDS}, **parts},
+    }
+
+
+def _whole(manifest: type[WrittenManifest[Any]]) -> dict[str, Any]:
+    """Returns what JSON Schema says of a kind of manifest."""
+    described = _described(manifest)
+    heads = {"schema": _SCHEMA, "kind": {"description": "What it is about.", "const": manifest.KIND}}
+    return {
+        **described,
+        "required": [*heads, *described["required"], "digest"],
+        "properties": {**heads, **described["properties"], "digest": _DIGEST},
+    }
+
+
+def schema_text() -> str:
+    """Returns the content of `SCHEMA_FILE`."""
+    return json.dumps(manifest_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _parts(record: type[Record]) -> Iterator[type[Record]]:
+    """Yields the records that a record is made of, each once, before its own parts."""
+    seen: list[type[Record]] = []
+
+    def visit(each: type[Record]) -> None:
+        for key in each.file_keys():
+            part = kinds_of(each)[key].record
+            if part is not None and part not in seen:
+                seen.append(part)
+                visit(part)
+
+    visit(record)
+    yield from seen
+
+
+def _described(record: type[Record]) -> dict[str, Any]:
+    """Returns what JSON Schema says of a record, in which others stand by their names among the definitions."""
+    properties, said = {}, _attributes(record)
+    for key in record.file_keys():
+        kind, absent = kinds_of(record)[key], "null"
+        if key in record.optional_keys():
+            # What is not there is not written.
+            kind, absent = kind.kind if isinstance(kind, OrNone) else kind, "left out"
+        properties[key] = {"description": _in_json(said[key], absent=absent), **kind.schema()}
+    if issubclass(record, DigestedRecord):
+        properties["digest"] = _DIGEST
+    words, _, _ = inspect.cleandoc(record.__doc__ or "").partition("\n\nAttributes:")
+    return {
+        "description": _in_json(" ".join(words.split()), absent="null"),
+        "type": "object",
+        "additionalProperties": False,
+        "required": [key for key in properties if key not in record.optional_keys()],
+        "properties": properties,
+        **record.SCHEMA_RULES,
+    }
+
+
+def _attributes(record: type[Record]) -> dict[str, str]:
+    """Returns what the docstrings of a record, and of those it extends, say of its fields."""
+    said: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("\n\nAttributes:\n")
+        for name, text in re.findall(r"^  (\w+): (.*(?:\n    .*)*)", attributes, re.MULTILINE):
+            said[name] = " ".join(text.split())
+    return {field.name: said[field.name] for field in fields(record)}  # type: ignore[arg-type]
+
+
+def _in_json(text: str, *, absent: str) -> str:
+    """Returns what a docstring says, with what None is in the file: `null`, or that the key is left out.
+
+    >>> _in_json("The group; None for all. None: as above.", absent="null")
+    'The group; null for all. Null: as above.'
+    """
+    started = re.sub(r"(^|[.:] )None\b", lambda found: found[1] + absent.capitalize(), text)
+    return re.sub(r"\bNone\b", absent, started)

@@ -17,6 +17,8 @@ from .program import Program
 
 # Rows of a call, slots, lanes of each, steps of an output, nodes of a store, tokens of a source.
 _ROWS, _PLACES, _LANES, _STEPS, _NODES, _SOURCE = 512, 128, 4, 64, 1024, 64
+# Prompts that are gone through together.
+_PROMPTS = 16
 # Tokens that all prompts begin with, of those of a prompt that shares them.
 _PREFIX, _LONG_SOURCE = 32, 128
 
@@ -63,7 +65,7 @@ class Steps:
         )
         return jax.tree.map(lambda each: self._at.array(*each.shape, dtype=each.dtype), shapes)[0]
 
-    def prefill(self, *, rows: int = _PLACES, source: int = _SOURCE) -> Program:
+    def prefill(self, *, rows: int = _PROMPTS, source: int = _SOURCE) -> Program:
         """Returns what goes through whole prompts, for keys and values of their own."""
         return Program(
             name=f"prefill, {rows} x {source}",
@@ -73,7 +75,7 @@ class Steps:
             options={"source_tokens": self._at.array(rows, source), "lengths": self._at.array(rows)},
         )
 
-    def admit(self, *, rows: int = _PLACES, source: int = _SOURCE, prefix: int = 0) -> Program:
+    def admit(self, *, rows: int = _PROMPTS, source: int = _SOURCE, prefix: int = 0) -> Program:
         """Returns what goes through prompts and puts what they leave into slots.
 
         Args:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from calm_beam.hosting.questions import NamedPrompt as NamedPrompt
+from calm_beam.serving.questions import NamedPrompt as NamedPrompt
 
 from .calibrate import Calibrate as Calibrate
 from .calibrate import CalibrateGenerations as CalibrateGenerations

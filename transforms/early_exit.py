@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
-from calm_beam.hosting.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
 from calm_beam.manifest import EntryChoice, EntryWords, ExternalManifest, Manifest, read_manifest
+from calm_beam.serving.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
 
 from .metrics import NAMESPACE, DecodeMetrics
 from .shared_host import HostHandle, keep_memory_free, machine_tag
@@ -161,8 +161,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         """Refuses what can be refused here."""
         from calm_beam.decoding.engine_choice import ENGINE_CHOICES
         from calm_beam.exits.head_forms import check_name
-        from calm_beam.hosting.host import check_sampled
         from calm_beam.serving.agreement import servable_settings
+        from calm_beam.serving.host import check_sampled
         from calm_beam.serving.loss_meter import check_exits, check_share
 
         for name in ("batch_size", "token_budget", "model_parallelism"):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from apache_beam.utils.multi_process_shared import MultiProcessShared
 
 if TYPE_CHECKING:
-    from calm_beam.hosting.host import ModelHost
-    from calm_beam.hosting.questions import HostedModel, Question, Reply
+    from calm_beam.serving.host import ModelHost
+    from calm_beam.serving.questions import HostedModel, Question, Reply
 
 # Pickled with what is made here: workers of one launcher share hosts, those of another have their own.
 _LAUNCHER = uuid.uuid4().hex
@@ -72,7 +72,7 @@ def load_host(model: "HostedModel") -> "ModelHost":
     """Returns a host, with the model loaded."""
     keep_memory_free()
     # Imported by whoever computes: JAX must not be initialised in a process that forks or pickles.
-    from calm_beam.hosting.host import ModelHost
+    from calm_beam.serving.host import ModelHost
 
     return ModelHost(model)
 

@@ -1,19 +1,47 @@
-"""Serving under a manifest: the decoder that was calibrated, or a refusal in words. Needs JAX, and no Beam."""
+"""Serving under a manifest: the decoder that was calibrated, or a refusal in words. Needs JAX, and no Beam.
+
+What is asked and answered needs no JAX: what decodes is loaded when it is first used. `questions` and `host` are for
+pipelines, where one process holds the model for others.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .answer import Answer as Answer
 from .answer import OutputError as OutputError
 from .answer import ProbedAnswer as ProbedAnswer
 from .answer import PromptError as PromptError
 from .answer import Unanswered as Unanswered
-from .continuous import BusyError as BusyError
-from .continuous import ContinuousGenerator as ContinuousGenerator
-from .generator import Generator as Generator
-from .late_references import LateReferences as LateReferences
-from .loss_meter import AnsweredRequest as AnsweredRequest
-from .loss_meter import LossMeter as LossMeter
-from .loss_meter import MeasuredLoss as MeasuredLoss
 from .pieces import GrowingText as GrowingText
 from .pieces import token_texts as token_texts
-from .probe import LossProbe as LossProbe
 from .request import ServedRequest as ServedRequest
 from .rows import answer_row as answer_row
+
+if TYPE_CHECKING:
+    from .continuous import BusyError as BusyError
+    from .continuous import ContinuousGenerator as ContinuousGenerator
+    from .generator import Generator as Generator
+    from .late_references import LateReferences as LateReferences
+    from .loss_meter import AnsweredRequest as AnsweredRequest
+    from .loss_meter import LossMeter as LossMeter
+    from .loss_meter import MeasuredLoss as MeasuredLoss
+    from .probe import LossProbe as LossProbe
+
+# Modules that load JAX, by what they have; above, the same for type checkers.
+_DECODING = {
+    "AnsweredRequest": "loss_meter",
+    "BusyError": "continuous",
+    "ContinuousGenerator": "continuous",
+    "Generator": "generator",
+    "LateReferences": "late_references",
+    "LossMeter": "loss_meter",
+    "LossProbe": "probe",
+    "MeasuredLoss": "loss_meter",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _DECODING.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from calm_beam.checkpoints import Declared
-from calm_beam.hosting.questions import HostedModel
+from calm_beam.serving.questions import HostedModel
 from calm_beam.transforms import shared_host
 from calm_beam.transforms.shared_host import HostHandle, keep_memory_free, machine_tag
 

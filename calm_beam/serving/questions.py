@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from calm_beam.decoding.work import Work
 from calm_beam.manifest import EntryChoice
 
+from .answer import Answer, Unanswered
+
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
-    from calm_beam.serving import Answer, Unanswered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ class Outcome:
       calibration: Place of the entry that it was answered by.
     """
 
-    inference: "Answer | Unanswered"
+    inference: Answer | Unanswered
     calibration: int
 
 

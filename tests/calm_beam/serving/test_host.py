@@ -8,11 +8,11 @@ import pytest
 
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.errors import CalmBeamError
-from calm_beam.hosting import host as hosts
-from calm_beam.hosting.host import ModelHost
-from calm_beam.hosting.questions import HostedModel, NamedPrompt, Question, Reply, Sampling
 from calm_beam.manifest import ANY_ENTRY, read_manifest, write_manifest
 from calm_beam.serving import Answer, Generator, ProbedAnswer, Unanswered
+from calm_beam.serving import host as hosts
+from calm_beam.serving.host import ModelHost
+from calm_beam.serving.questions import HostedModel, NamedPrompt, Question, Reply, Sampling
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model
 

@@ -14,21 +14,12 @@ from calm_beam.decoding.recorded import recorded_arithmetic
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, EntryChoice, Manifest, ManifestError, read_manifest
 from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise
-from calm_beam.serving import (
-    Answer,
-    Generator,
-    LossMeter,
-    MeasuredLoss,
-    OutputError,
-    ProbedAnswer,
-    PromptError,
-    ServedRequest,
-    Unanswered,
-)
-from calm_beam.serving.generator import on_device
-from calm_beam.serving.loss_meter import AnsweredRequest, check_watchable
 
+from .answer import Answer, OutputError, ProbedAnswer, PromptError, Unanswered
+from .generator import Generator, on_device
+from .loss_meter import AnsweredRequest, LossMeter, MeasuredLoss, check_watchable
 from .questions import HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
+from .request import ServedRequest
 
 # Each keeps what its decoder makes of the weights. More are forgotten, and made again when they are asked for.
 _MOST_KEPT = 32

@@ -284,7 +284,7 @@ setuptools.setup(
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
         "calm_beam.manifest": ["manifest.schema.json"],
-        "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
+        "calm_beam.inputs.demo": ["model/*", "calibration.jsonl.gz"],
         "calm_beam.report": ["*.html", "*.css", "*.js"],
         "calm_beam": ["py.typed", "__init__.pyi"],
     },

@@ -42,8 +42,8 @@ from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.work import Work
-from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline

@@ -19,8 +19,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from calm_beam.demo import embedded
 from calm_beam.evaluation.cost import Cost, Job, forecast
+from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.launch.plan.pilot_run import read_pilot
 from calm_beam.outputs import DecodeJob

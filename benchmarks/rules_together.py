@@ -21,8 +21,8 @@ from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.demo import embedded
 
 _STEPS = (1, 2, 4)
 

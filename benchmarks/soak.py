@@ -2,7 +2,8 @@ r"""Whether long runs stay within their memory: what is resident after every par
 
     python -m benchmarks.soak --checkpoint=model/ --data=train.jsonl.gz --prompts=20000 --token_budget=60000
     python -m benchmarks.soak --through=continuous --calibration=build/demo-calibration --consistency=textual \
-        --delta=0.05 --checkpoint=calm_beam/demo/model --data=calm_beam/demo/calibration.jsonl.gz --prompts=20000
+        --delta=0.05 --checkpoint=calm_beam/inputs/demo/model --data=calm_beam/inputs/demo/calibration.jsonl.gz \
+        --prompts=20000
 
 `--through` says what the prompts go through: the sweep; `Generator.generate_batch`, a part at a time; or a
 `ContinuousGenerator`, of whose prompts some are waited for together and a tenth is cancelled. The latter two serve an

@@ -49,9 +49,9 @@ from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.work import Work
-from calm_beam.demo import embedded
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.demo import embedded
 
 _CONFIDENCES = ("softmax", "softmax_max", "state", "classifier")
 _MAX_INPUT_LENGTH = 512

@@ -1,7 +1,8 @@
 r"""Throughput and latency of the web service under load, against one prompt at a time and against the full model.
 
-    python -m benchmarks.web_service --calibration=build/demo-calibration --data=calm_beam/demo/calibration.jsonl.gz \
-        --consistency=textual --delta=0.05 --clients 1 8 32 --rates 10 20 --json
+    python -m benchmarks.web_service --calibration=build/demo-calibration \
+        --data=calm_beam/inputs/demo/calibration.jsonl.gz --consistency=textual --delta=0.05 \
+        --clients 1 8 32 --rates 10 20 --json
 
 Starts each service on loopback in a process of its own: the example's, which decodes all requests in one batch; the
 same with the full model; and a plain one that decodes a prompt in each of two threads by `Generator.generate`, as the

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
-from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading
+from calm_beam.inputs.demo import embedded
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
 from calm_beam.outputs.request import SweepRequest

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from calm_beam.checkpoints import Declared, load_checkpoint
-from calm_beam.demo import embedded
+from calm_beam.inputs.demo import embedded
 from calm_beam.manifest import ModelRecord, write_manifest
 from calm_beam.outputs import AnswerJob
 from calm_beam.outputs.answers import write_answers

@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from calm_beam.demo import embedded
+from calm_beam.inputs.demo import embedded
 from calm_beam.manifest import read_manifest
 from calm_beam.outputs import read_answers
 from tests.answers import write_embedded_manifest

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.demo import embedded
 from calm_beam.exits.measures import measure_named
+from calm_beam.inputs.demo import embedded
 from calm_beam.metrics.registry import get_metric
 from calm_beam.serving import Generator, LossProbe
 from tests.builders import build_arrays, write_hugging_face

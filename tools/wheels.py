@@ -108,7 +108,7 @@ USES: Mapping[tuple[str, str], tuple[Use, ...]] = {
         _code(
             "import gzip, pathlib",
             "import calm_beam as calm",
-            "from calm_beam.demo import embedded",
+            "from calm_beam.inputs.demo import embedded",
             "rows = gzip.open(embedded.CALIBRATION_SET, 'rt', encoding='utf-8').readlines()[:40]",
             "pathlib.Path('some.jsonl').write_text(''.join(rows), encoding='utf-8')",
             "manifest = calm.calibrate(",
@@ -299,7 +299,7 @@ def provide(place: pathlib.Path, trial: Trial, *, wheel: pathlib.Path, output: p
     if trial.distribution == SERVING:
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
-                if name.startswith("calm_beam/demo/model/"):
+                if name.startswith("calm_beam/inputs/demo/model/"):
                     path = place / "model" / pathlib.PurePosixPath(name).name
                     path.parent.mkdir(exist_ok=True)
                     path.write_bytes(archive.read(name))

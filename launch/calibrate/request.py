@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from calm_beam.calibration.guarantee import Guarantee, all_specs, specs_of
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
-from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading
+from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles

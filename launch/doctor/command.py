@@ -97,7 +97,7 @@ def _tried(installed: Installed) -> "tuple[Trial | None, str | None]":
 
         trial = run_trial()
     except ModuleNotFoundError as error:
-        if installed.distribution == "calm-beam-serving" and error.name == "calm_beam.demo":
+        if installed.distribution == "calm-beam-serving" and error.name == "calm_beam.inputs.demo":
             return None, None
         return None, f"the small run failed: {error}."
     # What a device or a library of its fails with is of many kinds, and all of them are findings.

@@ -5,9 +5,9 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.demo import embedded
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.options.groups import Chat, DataSource, Engine, Lengths, Memory, ModelFacts, ModelSource, Precision
 from calm_beam.options.option import shared

@@ -291,7 +291,7 @@ def test_default_flags_name_the_embedded_task(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without model and data, the embedded ones are taken, and stderr says so."""
-    from calm_beam.demo import embedded
+    from calm_beam.inputs.demo import embedded
 
     monkeypatch.setattr(embedded, "MODEL", tmp_path / "none")
     main(["calibrate", f"--output={tmp_path / 'out'}"])

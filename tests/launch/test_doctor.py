@@ -187,7 +187,7 @@ def test_serving_has_no_small_run(
     """In calm-beam-serving there is no embedded model: that is said, and no problem."""
 
     def fail() -> Any:
-        raise ModuleNotFoundError("No module named 'calm_beam.demo'", name="calm_beam.demo")
+        raise ModuleNotFoundError("No module named 'calm_beam.inputs.demo'", name="calm_beam.inputs.demo")
 
     monkeypatch.setattr(trial, "run_trial", fail)
     serving = Installed(distribution="calm-beam-serving", packages=(), extras=())

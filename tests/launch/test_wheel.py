@@ -43,10 +43,10 @@ _DATA = {
     "calm_beam/report/examples.js",
     "calm_beam/report/report.js",
     "calm_beam/manifest/manifest.schema.json",
-    "calm_beam/demo/calibration.jsonl.gz",
-    "calm_beam/demo/model/config.json",
-    "calm_beam/demo/model/model.safetensors",
-    "calm_beam/demo/model/sentencepiece.model",
+    "calm_beam/inputs/demo/calibration.jsonl.gz",
+    "calm_beam/inputs/demo/model/config.json",
+    "calm_beam/inputs/demo/model/model.safetensors",
+    "calm_beam/inputs/demo/model/sentencepiece.model",
 }
 
 pytestmark = pytest.mark.timeout(600)

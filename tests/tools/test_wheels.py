@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.demo import embedded
+from calm_beam.inputs.demo import embedded
 from calm_beam.launch.doctor import installed
 from tests.setup_file import read_setup
 from tools import wheels
@@ -37,8 +37,8 @@ def _wheel(folder: pathlib.Path, name: str, extras: tuple[str, ...] = ()) -> pat
     with zipfile.ZipFile(path, "w") as archive:
         metadata = "".join(f"{line}\n" for line in ("Name: x", *(f"Provides-Extra: {extra}" for extra in extras)))
         archive.writestr(f"{name}-0.1.0.dist-info/METADATA", metadata)
-        archive.writestr("calm_beam/demo/model/config.json", "{}")
-        archive.writestr("calm_beam/demo/embedded.py", "")
+        archive.writestr("calm_beam/inputs/demo/model/config.json", "{}")
+        archive.writestr("calm_beam/inputs/demo/embedded.py", "")
     return path
 
 
@@ -109,7 +109,7 @@ def test_what_is_served_was_made_by_the_whole(both: dict[str, pathlib.Path], tmp
         place.mkdir()
         provide(place, Trial(python="3.12", distribution=name, besides=EXTRAS), wheel=both[WHOLE], output=tmp_path)
         assert {path.relative_to(place).as_posix() for path in place.rglob("*.json")} == found
-    assert embedded.MODEL.parts[-3:] == ("calm_beam", "demo", "model")
+    assert embedded.MODEL.parts[-4:] == ("calm_beam", "inputs", "demo", "model")
 
 
 @pytest.mark.parametrize(("besides", "ends"), [(ALONE, "--no-deps"), (REQUIRED, ".whl"), (EXTRAS, ".whl[gcp,plots]")])

@@ -14,8 +14,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from benchmarks.serving_parity import difference
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.demo.embedded import CALIBRATION_SET, MODEL
 from calm_beam.exits.measures import MeasureError
+from calm_beam.inputs.demo.embedded import CALIBRATION_SET, MODEL
 from calm_beam.manifest import ManifestError, read_manifest, write_manifest
 from calm_beam.outputs import Output
 from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered

@@ -13,8 +13,8 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
+from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import DataRecord, GroupRecord, Manifest, ManifestError, read_manifest, write_manifest
 from calm_beam.outputs import read_answers

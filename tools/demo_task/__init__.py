@@ -1,1 +1,4 @@
-"""The sentences of the embedded task, from a lexicon and a grammar of our own; calm_beam/demo holds what they wrote."""
+"""The sentences of the embedded task, from a lexicon and a grammar of our own.
+
+What they wrote is in calm_beam/inputs/demo.
+"""

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
-from calm_beam.demo import embedded
+from calm_beam.inputs.demo import embedded
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.storage import replacing

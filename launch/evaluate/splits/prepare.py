@@ -10,12 +10,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.plan import plan_of
 from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.demo import embedded
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.launch.evaluate.output import checked_output
 from calm_beam.launch.evaluate.sweeps import sweep_measures

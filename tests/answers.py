@@ -15,7 +15,7 @@ from calm_beam.outputs.answers import write_answers
 from calm_beam.outputs.assignment import AnswerAssignment
 from calm_beam.outputs.shards import AnsweredShard, Failure
 from calm_beam.serving import Answer
-from calm_beam.tally import Tally
+from calm_beam.serving.tally import Tally
 from calm_beam.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from tests.calm_beam.manifest.builders import build_manifest
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.inputs.examples import Example
+from calm_beam.serving.tally import Tally
 from calm_beam.storage import absolute, replacing
-from calm_beam.tally import Tally
 
 from .finished import FinishedAnswers
 from .job import AnswerJob, OutputsError

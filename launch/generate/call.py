@@ -9,7 +9,7 @@ from calm_beam.launch.terminal import said_as
 from calm_beam.options import options_of
 from calm_beam.options.call import taking
 from calm_beam.options.option import in_python
-from calm_beam.tally import Tally
+from calm_beam.serving.tally import Tally
 
 from .pipeline import answer_in_shards
 from .request import GenerateRequest

@@ -13,7 +13,7 @@ from calm_beam.outputs.answers import publish_rows
 from calm_beam.outputs.job import Probe
 from calm_beam.outputs.shards import ProbedLoss
 from calm_beam.outputs.stored_shards import finish
-from calm_beam.tally import Tally
+from calm_beam.serving.tally import Tally
 from tests.answers import build_answer_assignment, write_shard
 
 

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from calm_beam.text.counted import check_count
 
-if TYPE_CHECKING:
-    from calm_beam.serving import Answer
+from .answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Tally:
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
 
-    def answered(self, answer: "Answer") -> Self:
+    def answered(self, answer: Answer) -> Self:
         """Returns the counts with one more answer."""
         return dataclasses.replace(
             self,

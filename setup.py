@@ -171,7 +171,6 @@ _SERVING_PACKAGES = [
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",
-    "calm_beam.text",
     "calm_beam.vocabularies",
 ]
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError, os_error_in_words
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 from .commands import COMMANDS, command_module, left_out
 from .flags import HelpShown, UsageError

@@ -28,8 +28,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 from calm_beam.vocabularies.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags

@@ -56,9 +56,7 @@ from calm_beam.storage import (
     strict_json,
     why_no_file,
 )
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
-from calm_beam.text.written_numbers import written_float
+from calm_beam.text import counted, printable_line, written_float
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .flags.manifest import add_entry_flags, add_setting_flags, entry_choice, entry_in_words, find_manifest

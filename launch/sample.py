@@ -6,7 +6,7 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example, mixed_prompts
 from calm_beam.outputs.prepared import PreparedSweep
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 
 def read_all_examples(paths: Sequence[str], reading: Reading) -> list[Example]:

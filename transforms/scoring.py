@@ -16,7 +16,7 @@ from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
 from calm_beam.outputs.failures import check_failures, failure_limit
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .metrics import CLIPPED_SCORES, NAMESPACE
 

@@ -13,7 +13,7 @@ from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import content_digest
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .declared import DeclaredExamples
 from .loss_table import LossTable, check_every_cost, loss_fingerprint

@@ -11,8 +11,7 @@ from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import GroupRecord
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredGenerations, stored_groups
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 
 MOST_GROUPS = 100
 """A field with more values than this tells examples apart rather than groups."""

@@ -13,7 +13,7 @@ from calm_beam.outputs import FinishedSweep, Generation, OutputsError
 from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.totals import RiskTotals
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .contrast import Contrast
 from .fingerprint import content_sum_of, fingerprint_text, merged_sums

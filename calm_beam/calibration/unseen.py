@@ -16,7 +16,7 @@ from calm_beam.extras import MissingExtraError
 from calm_beam.manifest import UnseenRecord
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.metrics.sight import Sight
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 _MOST_SHARE = 10
 """The run ends above one of so many examples."""

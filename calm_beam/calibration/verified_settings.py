@@ -9,7 +9,7 @@ from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
 from calm_beam.risk.betting_table import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .anytime import AnytimeEvidence
 from .fingerprint import come_again, fingerprint_text

@@ -21,7 +21,7 @@ from calm_beam.errors import UsageError
 from calm_beam.model import ModelConfig
 from calm_beam.model.partitioning import PARTS
 from calm_beam.model.sharding import Division
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 
 class DeviceGroup:

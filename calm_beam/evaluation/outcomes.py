@@ -22,7 +22,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import hoeffding_bentkus_p_value
 from calm_beam.risk.statistics import Loss
 from calm_beam.risk.testing import p_values_for
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .splits import SplitTotals
 

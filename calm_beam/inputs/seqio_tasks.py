@@ -15,7 +15,7 @@ from calm_beam.errors import UserCode
 from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.inputs.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.inputs.seqio_names import SeqIOShard, task_and_split
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .features import as_texts, single
 from .parts import FilePart, WholeFiles

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from ._data import UnseenRecord
 from ._entries import Calibration

@@ -11,7 +11,7 @@ from typing import Any
 
 from calm_beam.exits.head_forms import GONE
 from calm_beam.exits.measures import MEASURES, is_measure_name
-from calm_beam.text.written_numbers import written_float, written_int
+from calm_beam.text import written_float, written_int
 
 _LARGEST = 2**31 - 1
 

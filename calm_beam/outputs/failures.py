@@ -7,7 +7,7 @@ them point at a broken device or model rather than at prompts.
 from collections.abc import Sequence
 
 from calm_beam.inputs.examples import DataError
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 _SHARE = 100
 _FEWEST = 10

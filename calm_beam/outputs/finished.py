@@ -10,7 +10,7 @@ from calm_beam.serving.tally import Tally, merged
 from calm_beam.storage import is_file, joined
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .job import AnswerJob, DecodeJob, Job, OutputsError, Words
 from .shards import AnsweredShard, StoredShard

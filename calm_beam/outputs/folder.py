@@ -45,7 +45,7 @@ from calm_beam.storage import (
     remove_file,
     remove_folder,
 )
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .finished import COMPLETE, FAILURES, STOPPED
 from .job import PARTS, AnswerJob, DecodeJob, Job, OutputsError

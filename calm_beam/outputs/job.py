@@ -22,7 +22,7 @@ from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engi
 from calm_beam.storage import base_name, joined, list_files
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import differences, read_sealed, write_sealed
-from calm_beam.text.counted import check_count
+from calm_beam.text import check_count
 from calm_beam.vocabularies.vocabulary import EOS_ID
 
 FORMATS = {"parquet": "parquet", "jsonl": "jsonl.gz"}

@@ -22,7 +22,7 @@ from calm_beam.manifest.versions import decoding_versions
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.model.input_length import default_input_length
 from calm_beam.storage import absolute
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.vocabularies.chat import chosen_chat
 from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from calm_beam.errors import CalmBeamError
 from calm_beam.serving.tally import Tally
 from calm_beam.storage import open_input, replacing, strict_json
-from calm_beam.text.counted import check_count, counted
+from calm_beam.text import check_count, counted
 
 from .job import OutputsError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.storage import is_cloud_path, is_file, is_folder, joined, remove_file, replacing
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .answers import publish_rows, write_outcomes
 from .assignment import AnswerAssignment, Assignment, SweepAssignment

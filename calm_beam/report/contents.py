@@ -16,8 +16,7 @@ from calm_beam.manifest import (
     rounds_in_words,
 )
 from calm_beam.storage import base_name, parent
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable, printable_line
+from calm_beam.text import counted, printable, printable_line
 
 from .elements import short_place, software_fact, with_short_places
 from .promise import (

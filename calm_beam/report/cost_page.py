@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, Pilot, forecast
 from calm_beam.manifest.versions import certifying_versions
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .document import Document, Section
 from .elements import Cell, number, paragraphs, sentence, software_fact, table, tiles

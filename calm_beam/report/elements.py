@@ -1,7 +1,7 @@
 """Pieces of HTML that pages are made of: texts of others, sentences, numbers and tables.
 
 A page stands for itself and is passed on. Ids, prompts, names and messages come from data, models and machines. What
-has no shape in them is written out (`calm_beam.text.printable`), and of local paths the last names are kept: so they
+has no shape in them is written out (`calm_beam.text`), and of local paths the last names are kept: so they
 turn nothing around, and do not tell where a page was made. Heads of tables sort them, and what does not fit scrolls, by
 keyboard too.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from calm_beam.storage import is_cloud_path
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 _FIRST_STRONG_ISOLATE, _POP_ISOLATE = "\u2068", "\u2069"
 _NAMES_KEPT = 2

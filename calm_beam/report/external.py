@@ -15,8 +15,7 @@ from calm_beam.manifest import (
     rounds_in_words,
 )
 from calm_beam.storage import joined
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 
 from .document import Section
 from .elements import Cell, details, isolated, number, scrolled, sentence, short_place, software_fact, table

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 
 from .contents import facts
 from .document import file_text

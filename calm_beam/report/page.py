@@ -8,7 +8,7 @@ from typing import Any
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.manifest import Calibration
-from calm_beam.text.printable import printable
+from calm_beam.text import printable
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds

@@ -18,7 +18,7 @@ from calm_beam.manifest import (
     unseen_in_words,
 )
 from calm_beam.risk.tails import split_tail
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 Sentence = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""

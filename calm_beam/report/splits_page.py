@@ -21,7 +21,7 @@ from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.tails import split_tail, tail_in_words
 from calm_beam.storage import joined
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .document import Document, Section
 from .elements import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from calm_beam.calibration.result import RiskRow
 from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words
 from calm_beam.risk.tails import tail_in_words
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .contents import facts, short_name
 from .elements import Cell, number, table, threshold_cell

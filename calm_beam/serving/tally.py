@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Self
 
-from calm_beam.text.counted import check_count
+from calm_beam.text import check_count
 
 from .answer import Answer
 

@@ -29,7 +29,7 @@ from calm_beam.outputs import FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import joined, remove_folder
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.transforms import ConfirmThresholds, DecodeExamples, ReadExamples, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
 

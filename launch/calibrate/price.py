@@ -6,7 +6,7 @@ from calm_beam.evaluation.flops import DecoderSizes, share_at_mean
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import Manifest
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 
 def price_of_tests(manifest: Manifest, sizes: DecoderSizes | None) -> Iterator[str]:

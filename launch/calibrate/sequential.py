@@ -22,7 +22,7 @@ from calm_beam.metrics.registry import get_metric, metric_source_digest
 from calm_beam.outputs import STOPPED, FinishedSweep, OutputsError, stored_shard, whole_shard
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.storage import is_file, joined, make_folder, remove_file
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .run import CalibrationRun
 from .sources import Block, DecodedSource

@@ -13,7 +13,7 @@ from calm_beam.manifest import MANIFEST, plans_in_words
 from calm_beam.manifest.plan_list import AskedPlan, PlanList
 from calm_beam.manifest.versions import certifying_versions
 from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, remove_file
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .asked import groups_of, tests_of
 from .flags import fill_in_sequential

@@ -10,7 +10,7 @@ from calm_beam.manifest import EXTERNAL_DIRECTIONS
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
-from calm_beam.text.written_numbers import written_float
+from calm_beam.text import written_float
 
 _SEQUENTIAL = ("ids", "round_examples", "stop_at_setting", "stop_at_cost", "stop_gain", "next_rounds", "resume")
 _ROUND_EXAMPLES = 100

@@ -34,7 +34,7 @@ from calm_beam.manifest import (
 from calm_beam.manifest.plan_list import AskedPlan, PlanList
 from calm_beam.manifest.versions import certifying_versions
 from calm_beam.storage import joined, remove_file, replacing, version
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .asked import groups_of, tests_of
 from .published import NEXT_IDS, prepare_output, publish_and_tell, report_if_missing

@@ -19,7 +19,7 @@ from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.outputs.data_order import write_in_data_order
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import base_name, replacing
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.transforms import ReadExamples
 
 from .request import DecodeRequest

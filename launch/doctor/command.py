@@ -13,7 +13,7 @@ from calm_beam import __version__
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import PlainConsole, tell
 from calm_beam.launch.terminal.tables import PlainTable
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .installed import Installed
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from calm_beam.exits.measures import COMPARABLE
 from calm_beam.launch.flags import FlagParser, add_exit_flags, numbers, texts, whole_number
-from calm_beam.text.written_numbers import written_int
+from calm_beam.text import written_int
 
 DEFAULT_POSITIONS = 20
 

@@ -17,7 +17,7 @@ from calm_beam.manifest import (
 from calm_beam.options import Options, option
 from calm_beam.options.kinds import confidence, number
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 from . import FlagParser, UsageError, add_options, naming
 

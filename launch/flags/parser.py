@@ -12,7 +12,7 @@ from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.manifest import ManifestError
 from calm_beam.options import options_of
 from calm_beam.options.groups import DataSource
-from calm_beam.text.written_numbers import written_float, written_int
+from calm_beam.text import written_float, written_int
 
 from .config import CONFIG_HELP, OptionOfFile, with_config
 from .help_pages import HelpFormatter, ShowAll, help_page, summary

@@ -21,7 +21,7 @@ from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.serving.tally import Tally
 from calm_beam.storage import replacing
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 from .request import SHOWS_WHAT_IS_PRINTED, GenerateRequest
 from .words import entry_with_layers, unknown_groups

@@ -23,8 +23,7 @@ from calm_beam.outputs.folder import AnswerHome
 from calm_beam.outputs.request import AnswerRequest
 from calm_beam.outputs.shard_count import prompt_shards
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 from calm_beam.transforms.decode import DecodeExamples
 from calm_beam.transforms.prompts import ReadPrompts
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from calm_beam.launch.flags.manifest import entry_in_words
 from calm_beam.manifest import Calibration
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 
 def entry_with_layers(entry: Calibration, *, num_layers: int) -> str:

@@ -8,7 +8,7 @@ from calm_beam.arithmetic import DTYPES
 from calm_beam.launch.flags import FlagParser, UsageError, add_device_flag, naming, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent
-from calm_beam.text.written_numbers import written_float
+from calm_beam.text import written_float
 
 # Flags that mean something for one of the three questions only; without a default.
 POWER_FLAGS = ("risk_guess", "loss_std", "p_value")

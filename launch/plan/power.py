@@ -39,8 +39,7 @@ from calm_beam.risk.sample_size import (
     simulated_power,
 )
 from calm_beam.storage import is_file, open_input, why_no_file
-from calm_beam.text.counted import counted
-from calm_beam.text.written_numbers import written_float
+from calm_beam.text import counted, written_float
 
 from .flags import PAGE, check_fractions, check_output
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from apache_beam.metrics.metric import MetricResults, MetricsFilter
 from apache_beam.runners.runner import PipelineResult
 
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.transforms.metrics import CLIPPED_SCORES, EMPTY_REFERENCES, NAMESPACE
 
 

@@ -12,7 +12,7 @@ from calm_beam.manifest import (
     plans_in_words,
     rounds_in_words,
 )
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 from . import PlainConsole
 from .tables import PlainTable

@@ -7,7 +7,7 @@ from rich.table import Table
 from calm_beam.evaluation.device_forecast import DeviceForecast
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .tables import PlainTable
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.style import Style
 from rich.text import Text
 
-from calm_beam.text.printable import printable_line
+from calm_beam.text import printable_line
 
 from . import PlainConsole
 

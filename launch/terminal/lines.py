@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from calm_beam.text.printable import printable
+from calm_beam.text import printable
 
 _words: contextvars.ContextVar[Callable[[str], str]] = contextvars.ContextVar("_words", default=str)
 

@@ -23,8 +23,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.risk.tails import split_tail, tail_in_words
 from calm_beam.storage import joined
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 
 from . import PlainConsole
 from .tables import PlainTable

@@ -12,7 +12,7 @@ from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.launch.terminal.tables import PlainTable
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .flags import checked_output, classifier_config

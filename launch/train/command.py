@@ -21,7 +21,7 @@ from calm_beam.launch.terminal.interrupts import INTERRUPTED
 from calm_beam.metrics.registry import MetricError
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.storage import refuse_links
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.training.batches import Pair
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.generation_score import GenerationScore

@@ -10,7 +10,7 @@ from calm_beam.launch.flags import FlagParser, UsageError
 from calm_beam.launch.terminal import say
 from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, joined, parent, version
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 STATE = "verification.json"
 _SCHEMA = "calm-beam/verification/v1"

@@ -39,8 +39,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.tails import tail_in_words
 from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 from calm_beam.transforms import ReadExamples
 from calm_beam.vocabularies.chat import NO_TEMPLATE
 

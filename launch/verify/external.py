@@ -21,8 +21,7 @@ from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
-from calm_beam.text.counted import counted
-from calm_beam.text.printable import printable_line
+from calm_beam.text import counted, printable_line
 
 from .carried import add_anytime_flags, take_up
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words

@@ -7,7 +7,7 @@ from calm_beam.calibration.anytime import AnytimeEvidence
 from calm_beam.calibration.verification import Verdict
 from calm_beam.errors import UsageError
 from calm_beam.launch.terminal import PlainConsole
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 BROKEN = 3
 """Exit status if a promise is broken."""

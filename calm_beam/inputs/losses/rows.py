@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.text.written_numbers import written_float
+from calm_beam.text import written_float
 
 from .shown import value_in_words
 from .tables import Reading

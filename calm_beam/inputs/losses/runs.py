@@ -10,7 +10,7 @@ import numpy as np
 from calm_beam.risk.losses import losses_of_scores
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import base_name, exists, is_file, joined, list_files
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .direction import LOWER
 from .frameworks import FRAMEWORKS, ScoredExample, ScoreFormat, format_of, glob_of

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection
 
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 _MOST = 5
 _LONGEST = 80

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .chunks import chunk_numbers
 from .config import LlamaConfig, parameter_shapes

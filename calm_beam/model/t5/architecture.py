@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.architecture import Architecture
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 
 from .config import PAD_ID, T5Config, parameter_shapes
 

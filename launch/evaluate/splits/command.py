@@ -27,7 +27,7 @@ from calm_beam.outputs import DecodeJob, stored_examples
 from calm_beam.report import write_page
 from calm_beam.report.splits_page import split_notes, splits_page, write_split_figures
 from calm_beam.storage import joined, replacing
-from calm_beam.text.counted import counted
+from calm_beam.text import counted
 from calm_beam.transforms.splits import SplitGenerations
 
 from .prepare import ModelOfGenerations, PreparedSplits, prepared_splits

@@ -1,11 +1,27 @@
-"""Numbers that people write in files and flags."""
+"""Numbers and texts as people write and read them."""
 
 import math
+import sys
+import unicodedata
 
 import pytest
 
 from calm_beam.launch.flags import FlagParser, UsageError, numbers, share, whole_number
-from calm_beam.text.written_numbers import written_float, written_int
+from calm_beam.text import counted, printable, printable_line, written_float, written_int
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "0 losses"), (1, "1 loss"), (2, "2 losses"), (1000, "1,000 losses"), (-1, "-1 losses")]
+)
+def test_only_one_is_one(number: int, words: str) -> None:
+    """One thing is named in the singular, any other number of them in the plural."""
+    assert counted(number, "loss", several="losses") == words
+
+
+def test_the_plural_of_most_words_is_known() -> None:
+    """Without a plural, words take an s."""
+    assert (counted(1, "measure"), counted(3, "measure")) == ("1 measure", "3 measures")
+
 
 _NO_NUMBERS = (
     *("", " ", "1_0", "1_0e-1_0", "0_1", "٠.١", "１", "0x1", "1e", "e1", "1e1.5", ".", "+-1", "1,5", "1 0", "−1"),
@@ -45,3 +61,28 @@ def test_flags_read_numbers_strictly(kind: type, text: str) -> None:
     for flag in ("--here", "--there"):
         with pytest.raises(UsageError, match=f"argument {flag}: "):
             parser.parse_args([f"{flag}={text}"])
+
+
+_DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def test_no_control_of_a_terminal_is_left() -> None:
+    """Of all characters, no control, separator of lines, mark of direction or half of a pair is shown as it is."""
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    for shown, kept in ((printable(everything), "\t\n"), (printable_line(everything), "")):
+        left = {character for character in shown if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")}
+        assert left == set(kept)
+        assert not set(shown) & set(_DIRECTIONS)
+        shown.encode("utf-8")
+
+
+@pytest.mark.parametrize("text", ["", "plain", "été 東京 עברית العربية 👩‍🔬", "[red]brackets[/]", "a\\x1b"])
+def test_other_text_stays_as_it_is(text: str) -> None:
+    """Letters of every script, joined symbols, brackets and backslashes included."""
+    assert printable(text) == printable_line(text) == text
+
+
+def test_what_is_escaped_can_be_read() -> None:
+    """Characters are shown as Python writes them; lines of a text stay lines, a value stays in one."""
+    assert printable("a\x1b[31mb\r\x7f\x9b\n\u202ec\ud800") == "a\\x1b[31mb\\r\\x7f\\x9b\n\\u202ec\\ud800"
+    assert printable_line("a\nb\tc\u2028") == "a\\nb\\tc\\u2028"

@@ -12,8 +12,8 @@ PARALLEL := $(PROCESSES) --dist loadfile
 STEALING := $(PROCESSES) --dist worksteal
 TESTS = $(sort $(shell find tests -name 'test_*.py'))
 # What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly. Not
-# models on several devices, which are compared with one device.
-COMPILED = $(filter-out $(addprefix %/test_,device_groups.py compilation.py), \
+# models on several devices, which are compared with one device, nor native code, which XLA does not compile.
+COMPILED = $(filter-out $(addprefix %/test_,device_groups.py compilation.py) tests/calm_beam/model/native/%, \
     $(filter $(addprefix tests/calm_beam/,decoding/% exits/% model/% serving/%),$(TESTS)))
 # What rather runs than compiles, and for long.
 RUNNING := $(addprefix tests/,calm_beam/test_reference_goldens.py test_accelerator_benchmark.py test_benchmarks.py test_tutorials.py)
@@ -26,7 +26,7 @@ COMPUTING = $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/se
 FAST := calm_beam tests/tools/demo_task tests/validity \
     $(filter-out $(addprefix tests/calm_beam/,__pycache__/ decoding/ evaluation/ exits/ model/ serving/ test_reference_goldens.py training/), \
         $(wildcard tests/calm_beam/*/ tests/calm_beam/test_*.py)) \
-    $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,prompts.py settings.py) \
+    $(addprefix tests/calm_beam/,model/native exits/test_rule.py $(addprefix decoding/test_,prompts.py settings.py) \
         $(addprefix evaluation/test_,cost.py device_forecast.py flops.py outcomes.py speedup.py splits.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \
@@ -94,7 +94,7 @@ demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded
 	    --output=build/demo/model --overwrite
 
 # Installed again whenever the requirements or native code change, and not otherwise.
-$(INSTALLED): setup.py pyproject.toml $(wildcard calm_beam/native/*.[ch]) $(addprefix calm_beam/native/,build.py structures.py)
+$(INSTALLED): setup.py pyproject.toml $(wildcard calm_beam/model/native/*.[ch]) $(addprefix calm_beam/model/native/,build.py structures.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -114,4 +114,4 @@ $(BUILDERS): pyproject.toml
 	touch $(BUILDERS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info calm_beam/native/*.so
+	rm -rf $(VENV) build dist *.egg-info calm_beam/model/native/*.so

@@ -165,8 +165,8 @@ _SERVING_PACKAGES = [
     "calm_beam.metrics.bleurt",
     "calm_beam.model",
     "calm_beam.model.llama",
+    "calm_beam.model.native",
     "calm_beam.model.t5",
-    "calm_beam.native",
     "calm_beam.options",
     "calm_beam.risk",
     "calm_beam.serving",
@@ -194,7 +194,7 @@ if not _IS_WHOLE and "sdist" in sys.argv:
     # It would not know which of the two it is.
     sys.exit(f"of {_NAME}, wheels are built only: python -m build --wheel")
 
-_NATIVE = "calm_beam/native"
+_NATIVE = "calm_beam/model/native"
 _RECIPE = runpy.run_path(str(_ROOT / _NATIVE / "build.py"))
 
 

@@ -31,7 +31,7 @@ from calm_beam.exits.measures import measure_named
 from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
-from calm_beam.native import library
+from calm_beam.model.native import library
 
 from .machine import describe_machine
 from .prompts import read_prompts

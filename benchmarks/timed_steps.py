@@ -10,7 +10,7 @@ from unittest import mock
 import jax
 
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.native import calls
+from calm_beam.model.native import calls
 
 STEPS = {
     "source": ((device_steps, "admit"), (device_steps, "prefill")),

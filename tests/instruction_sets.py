@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from calm_beam.native import build, library
+from calm_beam.model.native import build, library
 
 
 def _available() -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import jax
 
-from calm_beam.native import build
+from calm_beam.model.native import build
 
 _COMPILER, _EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _NEEDED = (_COMPILER, _EMULATOR, "apt-get", "dpkg")
@@ -37,7 +37,7 @@ _WHEELS = (
     *("flax", "jinja2", "ml_dtypes", "msgpack", "numpy", "packaging", "protobuf", "rich", "safetensors"),
     *("sentencepiece", "tensorstore", "tokenizers", "hypothesis", "pytest", "pytest-timeout"),
 )
-_TESTS = ("tests/calm_beam/native/test_heads.py", "tests/calm_beam/native/test_measures.py")
+_TESTS = ("tests/calm_beam/model/native/test_heads.py", "tests/calm_beam/model/native/test_measures.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,7 +81,7 @@ def _code(*lines: str, shows: str) -> Use:
 _INSTALLED = "{environment}"
 _IMPORTED = _code("import calm_beam", "print(calm_beam.__file__)", shows=_INSTALLED)
 _NATIVE = _code(
-    "from calm_beam.native import build",
+    "from calm_beam.model.native import build",
     "paths = [build.FOLDER / build.file_name(name) for name in build.instruction_sets()]",
     "print('not built:', [path.name for path in paths if not path.is_file()])",
     shows="not built: []",

@@ -19,8 +19,8 @@ from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ENGINES, LOOP, EngineRecord
 from calm_beam.model import ModelConfig, native_decoder
-from calm_beam.native import library
-from calm_beam.native.build import TUNED
+from calm_beam.model.native import library
+from calm_beam.model.native.build import TUNED
 from calm_beam.storage.free_memory import has_accelerators
 
 ENGINE_CHOICES = ("auto", *ENGINES)

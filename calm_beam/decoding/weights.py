@@ -15,9 +15,9 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, KeysValues, of_layer
+from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.model.partitioning import divided
-from calm_beam.native import calls
 
 from .compilation import compiled
 from .device_groups import DeviceGroup

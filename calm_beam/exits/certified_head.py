@@ -26,8 +26,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from calm_beam.model.native import library
 from calm_beam.model.numerics import widened
-from calm_beam.native import library
 
 from .logit_summary import DistributionBounds
 from .measures import Measure

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.native import calls
+from calm_beam.model.native import calls
 
 from .architecture import ModelConfig
 from .registry import parameter_shapes

@@ -7,7 +7,7 @@ from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.manifest import Calibration, EngineRecord, Manifest, ManifestError
 from calm_beam.model import ModelConfig
-from calm_beam.native import library
+from calm_beam.model.native import library
 from calm_beam.risk.other_engine import differing_upper, epsilon_elsewhere
 
 # What a comparison of two engines usually has, in which no output differed.

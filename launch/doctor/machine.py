@@ -6,7 +6,7 @@ import pathlib
 
 import jax
 
-from calm_beam.native.library import instruction_set, instruction_sets_here, why_unavailable
+from calm_beam.model.native.library import instruction_set, instruction_sets_here, why_unavailable
 from calm_beam.storage import cache_folder
 from calm_beam.storage.free_memory import available_bytes
 

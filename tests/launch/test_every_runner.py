@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calm_beam.launch.cli import main
-from calm_beam.native import library
+from calm_beam.model.native import library
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 from tests.worker_pools import flags_of_two_workers
 

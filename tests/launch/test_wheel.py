@@ -16,7 +16,7 @@ import pytest
 from calm_beam import __version__
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.manifest import read_manifest, write_manifest
-from calm_beam.native import build
+from calm_beam.model.native import build
 from calm_beam.serving import Generator
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
@@ -26,7 +26,9 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
 _NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so")
 _NATIVE = (
-    {f"calm_beam/native/{build.file_name(name)}" for name in build.instruction_sets()} if shutil.which("cc") else set()
+    {f"calm_beam/model/native/{build.file_name(name)}" for name in build.instruction_sets()}
+    if shutil.which("cc")
+    else set()
 )
 _DATA = {
     "calm_beam/__init__.pyi",
@@ -133,7 +135,7 @@ def test_the_sdist_holds_the_floors(built: pathlib.Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "pyproject.toml", "launch/cli.py", "transforms/decode.py", "calm_beam/__init__.py"} <= names
     assert not {name for name in names if name.startswith(("tests", "benchmarks", "calm_beam/launch"))}
-    assert {f"calm_beam/native/{path.name}" for path in build.FOLDER.glob("*.[ch]")} <= names
+    assert {f"calm_beam/model/native/{path.name}" for path in build.FOLDER.glob("*.[ch]")} <= names
     assert not {name for name in names if name.endswith(".so")}
 
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from calm_beam.native import build
+from calm_beam.model.native import build
 from tools import aarch64
 
 

@@ -22,7 +22,7 @@ from calm_beam.decoding.xla.tiles import whole_tiles
 from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.model.interface import EarlyExitModel
-from calm_beam.native import calls
+from calm_beam.model.native import calls
 
 from .sources import NativeSources
 

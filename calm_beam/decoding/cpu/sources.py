@@ -12,7 +12,7 @@ from calm_beam.decoding.engine import Slots
 from calm_beam.decoding.weights import Weights, prefixes_by_width
 from calm_beam.decoding.xla import steps
 from calm_beam.model.interface import EarlyExitModel, KeysValues
-from calm_beam.native import calls
+from calm_beam.model.native import calls
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from calm_beam.model.interface import of_layer
+from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of, norms_before_heads
-from calm_beam.native import calls
 
 from .config import LlamaConfig
 from .rotary import inverse_frequencies

@@ -8,8 +8,8 @@ import numpy as np
 
 from calm_beam.model.heads import has_own_head
 from calm_beam.model.interface import of_layer
+from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of, norms_before_heads
-from calm_beam.native import calls
 
 from .config import T5Config
 from .layers import NORM_EPSILON

@@ -14,7 +14,7 @@ from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
-from calm_beam.native import calls
+from calm_beam.model.native import calls
 from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")

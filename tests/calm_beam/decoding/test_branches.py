@@ -8,7 +8,7 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
-from calm_beam.native import library
+from calm_beam.model.native import library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule
 from tests.calm_beam.decoding.decoders import STEPS, in_order
 from tests.calm_beam.exits.measures import own_measures

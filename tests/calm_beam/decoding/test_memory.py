@@ -31,8 +31,8 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.interface import EarlyExitModel
+from calm_beam.model.native import calls, library
 from calm_beam.model.sharding import Division
-from calm_beam.native import calls, library
 from tests.builders import build_checkpoint, build_config
 from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS
 from tests.sampling import sampled

@@ -17,7 +17,7 @@ from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from calm_beam.model.llama import LlamaConfig
-from calm_beam.native import library
+from calm_beam.model.native import library
 from tests.builders import build_arrays, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_same, count_as_numpys
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config

@@ -23,7 +23,7 @@ from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
-from calm_beam.native import library
+from calm_beam.model.native import library
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, assert_same, in_order
 from tests.instruction_sets import needs_native

@@ -20,7 +20,7 @@ from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import KnownOutput, PromptResult
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
-from calm_beam.native import calls, library
+from calm_beam.model.native import calls, library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import STEPS, assert_same, in_order
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config

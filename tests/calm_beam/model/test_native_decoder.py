@@ -20,8 +20,8 @@ from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
 from calm_beam.model.interface import Position, of_layer
 from calm_beam.model.llama import LlamaConfig
+from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder
-from calm_beam.native import calls
 from tests.builders import build_arrays, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 

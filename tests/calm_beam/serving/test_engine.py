@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.manifest import EngineRecord, Manifest, ManifestError
-from calm_beam.native import library
+from calm_beam.model.native import library
 from calm_beam.serving import Generator
 from calm_beam.serving import generator as generator_module
 from tests.builders import build_checkpoint

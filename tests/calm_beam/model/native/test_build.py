@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from calm_beam.native import build, structures
+from calm_beam.model.native import build, structures
 
-_ROOT = pathlib.Path(__file__).parents[3]
+_ROOT = pathlib.Path(__file__).parents[4]
+_FOLDER = pathlib.Path("calm_beam", "model", "native")
 _COMPILES = pytest.mark.skipif(shutil.which("cc") is None, reason="this machine has no C compiler")
 # Of all instruction sets, the quickest to compile, which every processor has.
 _ONE = "portable"
@@ -24,8 +25,8 @@ def sources(tmp_path: pathlib.Path) -> pathlib.Path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(_ROOT / name, tmp_path / name)
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(_ROOT / "calm_beam" / "native", tmp_path / "calm_beam" / "native", ignore=ignored)
-    recipe = tmp_path / "calm_beam" / "native" / "build.py"
+    shutil.copytree(_ROOT / _FOLDER, tmp_path / _FOLDER, ignore=ignored)
+    recipe = tmp_path / _FOLDER / "build.py"
     recipe.write_text(
         recipe.read_text().replace("return INSTRUCTION_SETS", f"return {{'{_ONE}': ()}} or INSTRUCTION_SETS")
     )
@@ -48,7 +49,7 @@ def _built(sources: pathlib.Path, **variables: str) -> str:
 
 
 def _library(sources: pathlib.Path) -> pathlib.Path:
-    return sources / "calm_beam" / "native" / build.file_name(_ONE)
+    return sources / _FOLDER / build.file_name(_ONE)
 
 
 @_COMPILES
@@ -73,7 +74,7 @@ def test_arithmetic_is_ieee(sources: pathlib.Path, flags: str) -> None:
 @_COMPILES
 def test_structures_that_differ_are_refused(sources: pathlib.Path) -> None:
     """A field of another place or size in Python is found when the code is compiled, and says where to look."""
-    file = sources / "calm_beam" / "native" / "structures.py"
+    file = sources / _FOLDER / "structures.py"
     file.write_text(file.read_text().replace('("heads", _NUMBER)', "").replace('"scores", _NUMBER', '"scores", _FLOAT'))
     said = _built(sources)
     assert "native/structures.py differs" in said

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from calm_beam.errors import UsageError
-from calm_beam.native import build, library
+from calm_beam.model.native import build, library
 from tests.instruction_sets import AVAILABLE
 
 _LOADS = pytest.mark.skipif(not AVAILABLE, reason="this machine has no native code")
@@ -138,7 +138,7 @@ def test_code_that_xla_refuses_is_done_without(monkeypatch: pytest.MonkeyPatch) 
 
 def _printed(code: str) -> str:
     """Returns what a process prints."""
-    command = [sys.executable, "-c", f"from calm_beam.native import library\n{code}"]
+    command = [sys.executable, "-c", f"from calm_beam.model.native import library\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.strip()
 

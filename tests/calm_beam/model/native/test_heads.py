@@ -10,8 +10,8 @@ import pytest
 
 from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import MEASURES
+from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder, Packing
-from calm_beam.native import calls
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 

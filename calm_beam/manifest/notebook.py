@@ -1,5 +1,10 @@
 """What notebooks show of a value: asked of the reports where they are installed."""
 
+import pkgutil
+
+# By its name: reports are made of manifests, and manifests are read without anything but the standard library.
+_VIEWS = "calm_beam.report.notebook"
+
 
 def html_of(value: object, view: str) -> str | None:
     """Returns a value as HTML; None, for its text, in calm-beam-serving, which has no reports.
@@ -8,12 +13,10 @@ def html_of(value: object, view: str) -> str | None:
       value: A manifest or an answer.
       view: Name of the function of `calm_beam.report.notebook` that shows such values.
     """
-    # Here, since manifests are read without anything but the standard library, and services do without reports.
     try:
-        from calm_beam.report import notebook
+        shown: str = pkgutil.resolve_name(f"{_VIEWS}:{view}")(value)
     except ModuleNotFoundError as error:
         if error.name != "calm_beam.report":
             raise
         return None
-    shown: str = getattr(notebook, view)(value)
     return shown

@@ -1,10 +1,11 @@
 """Imports point down: core, then transforms, then launch; and what is light to import stays light."""
 
 import ast
+import graphlib
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -91,6 +92,56 @@ def test_the_scan_sees_a_violation(source: str) -> None:
 def test_the_scan_lets_others_pass(source: str) -> None:
     """Names that only begin alike, and imports within the floor, are no violation."""
     assert _violations(source, package="calm_beam.risk", forbidden=_FORBIDDEN["calm_beam"]) == []
+
+
+class _WithoutTypes(ast.NodeTransformer):
+    """Leaves out what only type checkers import."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+
+def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[str]:
+    """Returns modules of which each imports the one before it, from one back to itself; none if there is no circle.
+
+    Args:
+      sources: By name of a module.
+      packages: The package of each, against which it names others.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        seen = ast.unparse(_WithoutTypes().visit(ast.parse(source)))
+        # Of `from a import b`, b is a module, or something in a.
+        names = {name if name in sources else name.rpartition(".")[0] for name in _imported(seen, packages[module])}
+        graph[module] = (names & sources.keys()) - {module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """No module of any floor imports, at its top or deeper, what imports it, directly or through others."""
+    sources, packages = {}, {}
+    for floor in _FORBIDDEN:
+        for path in _modules(floor):
+            parts = path.relative_to(_ROOT).parent.parts
+            package = ".".join(parts if floor == "calm_beam" else ("calm_beam", *parts))
+            name = package if path.stem == "__init__" else f"{package}.{path.stem}"
+            sources[name], packages[name] = path.read_text(encoding="utf-8"), package
+    assert len(sources) > 300
+    assert _circle(sources, packages=packages) == []
+
+
+def test_the_check_sees_a_circle() -> None:
+    """A circle through three modules is found where one import stands in a function; imports for types make none."""
+    sources = {"p": "from .a import f", "p.a": "import p.b", "p.b": "def f():\n    from . import a\n    import p"}
+    packages = dict.fromkeys(sources, "p")
+    assert set(_circle(sources, packages=packages)) >= {"p.a", "p.b"}
+    sources["p.b"] = "if TYPE_CHECKING:\n    from . import a\n    import p"
+    assert _circle(sources, packages=packages) == []
 
 
 def _loaded_by(module: str, *names: str) -> list[str]:

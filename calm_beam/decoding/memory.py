@@ -393,4 +393,4 @@ def _packed_bytes(config: ModelConfig, exit_head: str) -> int:
     """Bytes of the weights as native code keeps them beside the model's own. It comes with JAX, hence not before."""
     from calm_beam.model.native_decoder import packed_bytes
 
-    return packed_bytes(config, has_exact_heads=exit_head == "exact")
+    return packed_bytes(config, parameter_shapes(config), has_exact_heads=exit_head == "exact")

@@ -14,7 +14,6 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.native import calls
 
 from .architecture import ModelConfig
-from .registry import parameter_shapes
 
 
 def why_not_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> str | None:
@@ -29,14 +28,14 @@ def why_not_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) ->
     return None
 
 
-def packed_bytes(config: ModelConfig, *, has_exact_heads: bool) -> int:
+def packed_bytes(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, has_exact_heads: bool) -> int:
     """Returns what weights take as native code has them, beside those that prompts go through.
 
     Args:
       config: Sizes of the model.
+      shapes: Name and shape of each of its parameters.
       has_exact_heads: Whether its heads are among them, and not only its layers.
     """
-    shapes = parameter_shapes(config)
     layers = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("decoder/layers_"))
     heads = (config.num_decoder_layers if config.exit_heads else 1) if has_exact_heads else 0
     return 4 * (layers + heads * config.vocab_size * config.emb_dim)

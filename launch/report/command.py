@@ -25,7 +25,7 @@ from calm_beam.report import (
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
 from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
-from . import report_parser
+from .flags import report_parser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.attended import grouped, source_positions
 from calm_beam.exits.measures import MEASURES, Need
-from calm_beam.model import T5Config, architecture_of, native_decoder, network_of
+from calm_beam.model import T5Config, architecture_of, native_decoder, network_of, parameter_shapes
 from calm_beam.model.interface import Position, of_layer
 from calm_beam.model.llama import LlamaConfig
 from calm_beam.model.native import calls
@@ -467,9 +467,10 @@ def test_what_it_is_for() -> None:
 def test_what_packed_weights_take() -> None:
     """As many bytes as the kernels of the layers have, and the head where it is exact."""
     config = build_config()
-    layers = native_decoder.packed_bytes(config, has_exact_heads=False)
+    shapes = parameter_shapes(config)
+    layers = native_decoder.packed_bytes(config, shapes, has_exact_heads=False)
     head = 4 * config.vocab_size * config.emb_dim
-    assert native_decoder.packed_bytes(config, has_exact_heads=True) == layers + head
+    assert native_decoder.packed_bytes(config, shapes, has_exact_heads=True) == layers + head
     assert layers % (4 * config.num_decoder_layers) == 0
 
 

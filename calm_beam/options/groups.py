@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
-from calm_beam.decoding.settings import descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -289,6 +288,9 @@ class ExitGrid(Options):
         Raises:
           ValueError: If they are no grid.
         """
+        # Here, since they compute with numpy, and help does without.
+        from calm_beam.decoding.settings import descending_grid, uniform_grid
+
         if isinstance(self.thresholds, tuple):
             return descending_grid(self.thresholds)
         return None if self.grid_step is None else uniform_grid(self.grid_step)

@@ -94,8 +94,10 @@ class XlaEngine:
         for layer, chosen, confidences in parts:
             count = len(chosen)
             work += Work(layer_rows=count, padded_rows=whole_tiles(count) - count)
-            for index, made in zip(self._of_states, np.asarray(confidences), strict=True):
-                measured[index, layer - layers.start, chosen] = made[:count]
+            # Where logits decide, nobody waits for a layer.
+            made = np.asarray(confidences) if self._of_states else ()
+            for index, values in zip(self._of_states, made, strict=True):
+                measured[index, layer - layers.start, chosen] = values[:count]
         return measured, work
 
     def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.exits.head_forms import GONE
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.text import written_float, written_int
@@ -16,7 +17,7 @@ from calm_beam.text import written_float, written_int
 _LARGEST = 2**31 - 1
 
 
-class ValueRefusedError(argparse.ArgumentTypeError, ValueError):
+class ValueRefusedError(CalmBeamError, argparse.ArgumentTypeError, ValueError):
     """A value that an option does not take: says what was expected, and what was given."""
 
 

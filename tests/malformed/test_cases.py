@@ -19,7 +19,7 @@ _MOST_MIB = 2048
 
 _MEMORY = re.compile(r"\S+ KiB of weights(, .* room for \S+ positions|; a position takes \S+ KiB)")
 _LISTED_PLAN = re.compile(r"\w+/plans/\d{5}\.json")
-_PROGRESS = ("plan sha256:", "engine: ", "reading", "loading", "compiling", "decoded ")
+_PROGRESS = ("plan sha256:", "tested by ", "engine: ", "reading", "loading", "compiling", "decoded ")
 
 
 ALL_CASES = {**CASES, **ODD_CASES}

@@ -27,11 +27,6 @@ from .work import Work
 _MOST_AHEAD = 8.0
 
 
-def most_asked(slots: int) -> int:
-    """Returns how many rows heads are asked about at a time at most, where so many prompts are decoded."""
-    return 2 * slots
-
-
 class _Undecided(NamedTuple):
     """Rows that have not left yet.
 
@@ -72,7 +67,8 @@ class SingleStep(Step):
         layers = branches.layers
         (self._measure,), self._exit_layers = branches.measures, branches.exit_layers
         self._decides_by_logits = self._measure.needs.asks_head
-        self._paths, self._most_asked = paths, most_asked(len(paths.step))
+        # How many rows heads are asked about at a time at most.
+        self._paths, self._most_asked = paths, 2 * len(paths.step)
         # By layer: rows that came to where they might leave, and those of them that did.
         self._came, self._left = [0] * (layers + 1), [0] * (layers + 1)
 

@@ -1,7 +1,6 @@
 """What an architecture provides, beside its network; needs no JAX."""
 
 import abc
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,11 +21,6 @@ class ArrayType(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str = "float32"
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that it takes."""
-        return math.prod(self.shape) * Arithmetic(dtype=self.dtype).number_bytes
 
 
 class ModelConfig(Protocol):

@@ -29,8 +29,6 @@ from .parser import FlagParser
 
 TASK = (ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine)
 """Groups that name model and data, and how much of them is decoded at a time."""
-DECODING = (*TASK, ExitGrid, OneRule, Failures, Spread, Replacing)
-"""Groups that say what to decode, and how, as a pipeline."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from calm_beam.decoding.padding import padded
 from calm_beam.model.interface import KeysValues
 from calm_beam.model.numerics import MASKED
 
-from .tiles import is_host, tile_rows
+from .tiles import is_host, made_by_part, tile_rows
 
 # Positions of a block. On a host, what a tile gathers at a time stays near the processor; on an accelerator, starting
 # a step takes longer than it does.
@@ -86,14 +86,14 @@ class Blocks:
         """See `Attended`."""
         if self.positions == self.size:
             return of_keys(self.keys(0))
-        of_block = jax.eval_shape(lambda: of_keys(self.keys(0)))
-
-        def put(index: Any, logits: jax.Array) -> jax.Array:
-            first = index * self.size
-            return jax.lax.dynamic_update_slice_in_dim(logits, of_keys(self.keys(first)), first, axis=-1)
-
-        nothing = jnp.full((*of_block.shape[:-1], self.positions), MASKED)
-        made: jax.Array = jax.lax.fori_loop(0, self.count, put, nothing)
+        made: jax.Array = made_by_part(
+            lambda first: of_keys(self.keys(first)),
+            size=self.positions,
+            part=self.size,
+            parts=self.count,
+            axis=-1,
+            fill=float(MASKED),
+        )
         return made
 
     def total(self, values: jax.Array) -> jax.Array:
@@ -177,19 +177,7 @@ class GroupedSources:
         if together == len(self.places):
             return some(0)
         count = jnp.max(jnp.where(self.groups < len(self.places), self.groups + 1, 0))
-        nothing = jax.tree.map(
-            lambda each: jnp.zeros((len(self.places), *each.shape[1:]), each.dtype), jax.eval_shape(some, 0)
-        )
-        return jax.lax.fori_loop(
-            0,
-            -(-count // together),
-            lambda index, made: jax.tree.map(
-                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, index * together, axis=0),
-                made,
-                some(index * together),
-            ),
-            nothing,
-        )
+        return made_by_part(some, size=len(self.places), part=together, parts=-(-count // together), axis=0)
 
     def _of_places(self, places: jax.Array) -> tuple[Blocks, jax.Array]:
         """Returns the sources of some groups, and which of their positions have a token."""

@@ -26,7 +26,7 @@ from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
 
 from .attended import GroupedSources, over_path
-from .tiles import is_host, made_of_tiles, over_tiles
+from .tiles import is_host, made_by_part, made_of_tiles, over_tiles
 
 Parameters = Any
 
@@ -113,23 +113,17 @@ def _gone_through(
     most = on_host if is_host() else _TOGETHER_ON_DEVICE
     together = max(1, most // width)
     padding = -count % together
-    tokens_of, lengths_of = (
-        jnp.pad(values, ((0, padding), *((0, 0),) * (values.ndim - 1))).reshape(-1, together, *values.shape[1:])
-        for values in (source_tokens, lengths)
+    tokens, counts = (
+        jnp.pad(values, ((0, padding), *((0, 0),) * (values.ndim - 1))) for values in (source_tokens, lengths)
     )
 
-    def some(part: Numbers) -> Any:
-        return model.apply(parameters, tokens_of[part], lengths_of[part], prefix, method="prefill")
+    def some(first: Numbers) -> Any:
+        part = (jax.lax.dynamic_slice_in_dim(values, first, together) for values in (tokens, counts))
+        return model.apply(parameters, *part, prefix, method="prefill")
 
-    parts = len(tokens_of)
-    nothing = jax.tree.map(lambda made: jnp.zeros((parts, *made.shape), made.dtype), jax.eval_shape(some, 0))
-    found = jax.lax.fori_loop(
-        0,
-        -(-jnp.sum(lengths > 0) // together),
-        lambda part, made: jax.tree.map(lambda old, new: old.at[part].set(new), made, some(part)),
-        nothing,
-    )
-    keys_values, mask = jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[:count], found)
+    parts = -(-jnp.sum(lengths > 0) // together)
+    found = made_by_part(some, size=count + padding, part=together, parts=parts, axis=0)
+    keys_values, mask = jax.tree.map(lambda values: values[:count], found)
     return keys_values, mask
 
 

@@ -59,12 +59,36 @@ def made_of_tiles(compute: Callable[[Any], Any], rows: Any, *, count: Numbers) -
       count: Likewise.
     """
     (size, *_), tile = jax.tree.leaves(rows)[0].shape, tile_rows()
-    of_tile = jax.eval_shape(lambda: compute(jax.tree.map(lambda each: each[:tile], rows)))
-    nothing = jax.tree.map(lambda each: jnp.zeros((*each.shape[:-1], size), each.dtype), of_tile)
 
-    def put(made: Any, some: Any, first: Numbers) -> Any:
+    def of_tile(first: Any) -> Any:
+        return compute(jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, first, tile), rows))
+
+    return made_by_part(of_tile, size=size, part=tile, parts=-(-jnp.asarray(count) // tile), axis=-1)
+
+
+def made_by_part(
+    compute: Callable[[Any], Any], *, size: int, part: int, parts: Numbers, axis: int, fill: float = 0
+) -> Any:
+    """Returns arrays of which a part is computed after the other.
+
+    Args:
+      compute: Takes the place at which a part begins, and returns its arrays.
+      size: Of the arrays along the axis.
+      part: Of a part of them.
+      parts: int32 scalar. How many are computed.
+      axis: Along which they follow each other.
+      fill: What the others are.
+    """
+
+    def whole(of_part: jax.ShapeDtypeStruct) -> jax.Array:
+        shape = list(of_part.shape)
+        shape[axis] = size
+        return jnp.full(shape, fill, of_part.dtype)
+
+    def put(index: Any, made: Any) -> Any:
+        first = index * part
         return jax.tree.map(
-            lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=-1), made, compute(some)
+            lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=axis), made, compute(first)
         )
 
-    return over_tiles(put, nothing, rows, count=count)
+    return jax.lax.fori_loop(0, parts, put, jax.tree.map(whole, jax.eval_shape(compute, 0)))

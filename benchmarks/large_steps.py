@@ -9,10 +9,10 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.attended import grouped, source_positions
+from calm_beam.decoding.xla.rows import AskedRows, LayerRows
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
-from calm_beam.model.interface import Position
 
 from .multiply_adds import layer_row, projection_row, seconds_per_call
 
@@ -25,7 +25,7 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
     """Returns the multiply-adds per second of the output head when it decides `ROWS` rows."""
     config, weights = checkpoint.config, jax.device_put({"params": checkpoint.parameters()})
     states = _states(config.num_decoder_layers, config.emb_dim)
-    layers, lanes = np.ones(ROWS, np.int32), np.arange(ROWS, dtype=np.int32)
+    asked = AskedRows(lanes=np.arange(ROWS, dtype=np.int32), layers=np.ones(ROWS, np.int32))
     seconds = seconds_per_call(
         lambda: device_steps.decide_rows(
             network_of(config),
@@ -33,9 +33,7 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
             head_layer=1,
             parameters=weights,
             states=states,
-            layers=layers,
-            lanes=lanes,
-            count=np.int32(ROWS),
+            rows=asked.joined(),
         )
     )
     return ROWS * projection_row(config) / seconds
@@ -67,14 +65,15 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
     keys_values = tuple(_normal(part, _PLACES, config.num_heads, width, config.head_dim) for part in range(2))
     lanes = np.arange(ROWS, dtype=np.int32)
     paths = np.arange(ROWS * steps, dtype=np.int32).reshape(ROWS, steps)
-    rows = device_steps.LayerRows(
+    rows = LayerRows(
         below=lanes,
         lanes=lanes,
         nodes=paths[:, -1],
         paths=paths,
-        position=Position(np.full(ROWS, steps - 1, np.int32), np.full(ROWS, source, np.int32)),
+        steps=np.full(ROWS, steps - 1, np.int32),
+        prompt_lengths=np.full(ROWS, source, np.int32),
         **grouped(lanes // np.int32(ROWS // _PLACES), ROWS),
-    )
+    ).joined()
 
     def run() -> tuple[jax.Array, jax.Array]:
         # The step takes its buffers over and gives them back.
@@ -88,7 +87,6 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
             terms=jnp.zeros((config.num_heads, steps)),
             layer=np.int32(1),
             rows=rows,
-            count=np.int32(ROWS),
         )
         return state["states"], confidences
 

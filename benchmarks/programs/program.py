@@ -23,6 +23,7 @@ class Program:
       donated: Names of the options whose buffers it writes into, instead of copying them.
       conditionals: Layers, or heads, that it passes by where nobody needs them; None if that is not counted.
       sums: How often devices that share the model exchange numbers; None if that is not counted.
+      smallest: The same step for one prompt, which has to compute a row in the same way; None if it may differ.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Program:
     donated: tuple[str, ...] = ()
     conditionals: int | None = None
     sums: int | None = None
+    smallest: "Program | None" = None
 
     @property
     def donated_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """The steps of batches, as `XlaEngine` has them run."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,37 +9,70 @@ import jax
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.decoding import weights
 from calm_beam.decoding.xla import steps as device_steps
+from calm_beam.decoding.xla.rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
 from calm_beam.model import ArrayType, ModelConfig, architecture_of, network_of
 from calm_beam.model.heads import head_parameters
-from calm_beam.model.interface import Position
 
 from .placement import Placement
 from .program import Program
 
-# Rows of a call, slots, lanes of each, steps of an output, nodes of a store, tokens of a source.
-_ROWS, _PLACES, _LANES, _STEPS, _NODES, _SOURCE = 512, 128, 4, 64, 1024, 64
+# Steps of an output, tokens of a source.
+_STEPS, _SOURCE = 64, 64
 # Prompts that are gone through together.
 _PROMPTS = 16
 # Tokens that all prompts begin with, of those of a prompt that shares them.
 _PREFIX, _LONG_SOURCE = 32, 128
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of a batch.
+
+    Attributes:
+      rows: Of a call, in whole tiles.
+      places: Prompts.
+      lanes: Of each.
+      nodes: Of a store.
+    """
+
+    rows: int
+    places: int
+    lanes: int
+    nodes: int
+
+
+_OF_A_SWEEP = Sizes(rows=512, places=128, lanes=4, nodes=1024)
+# One prompt with one output: whatever could be left out for it is.
+_SMALLEST = Sizes(rows=256, places=1, lanes=1, nodes=_STEPS)
+
+
 class Steps:
     """The steps of one model."""
 
-    def __init__(self, config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> None:
+    def __init__(
+        self, config: ModelConfig, arithmetic: Arithmetic, placement: Placement, *, sizes: Sizes = _OF_A_SWEEP
+    ) -> None:
         """Describes their arguments."""
-        self._config, self._arithmetic, self._at = config, arithmetic, placement
+        self._config, self._arithmetic, self._at, self._sizes = config, arithmetic, placement, sizes
         self._model = network_of(config, arithmetic=arithmetic)
         self._layers = config.num_decoder_layers
         self._tree = placement.tree(arithmetic)
-        self._rows = placement.array(_ROWS)
-        self._position = Position(self._rows, self._rows)
-        slots = _PLACES * _LANES
+        slots = sizes.places * sizes.lanes
         self._states = placement.array(self._layers + 1, slots, config.emb_dim, dtype=arithmetic.dtype)
 
     def all(self) -> Iterator[Program]:
-        """Yields every step."""
+        """Yields every step; with those that rows of any number go through, the same for one prompt."""
+        smallest = Steps(self._config, self._arithmetic, self._at, sizes=_SMALLEST)
+        alike = {each.name: each for each in smallest._every()}
+        for program in self._every():
+            is_alike = program.function in (
+                device_steps.run_layer,
+                device_steps.decide_rows,
+                device_steps.fill_skipped,
+            )
+            yield dataclasses.replace(program, smallest=alike[program.name] if is_alike else None)
+
+    def _every(self) -> Iterator[Program]:
         yield from self._admissions()
         yield self._embedding()
         for measure in ("softmax", "state", "classifier"):
@@ -55,9 +89,12 @@ class Steps:
 
     def _store(self) -> tuple[Any, Any]:
         config = self._config
-        shape = (_NODES, config.num_kv_heads * config.head_dim)
+        shape = (self._sizes.nodes, config.num_kv_heads * config.head_dim)
         store = self._at.array(*shape, dtype=self._arithmetic.dtype, axis=1, of=config.num_kv_heads)
         return store, store
+
+    def _told(self, kind: type[ToldRows], several: int = 0) -> Any:
+        return self._at.array(self._sizes.rows, kind.num_columns(several))
 
     def _terms(self) -> Any:
         shapes = jax.eval_shape(
@@ -119,7 +156,7 @@ class Steps:
             placement=self._at,
             function=device_steps.embed,
             arguments=(self._model, {"params": {"token_embedder": self._tree["token_embedder"]}}),
-            options={"states": self._states, "tokens": self._rows, "lanes": self._rows},
+            options={"states": self._states, "rows": self._told(EmbeddedRows)},
             donated=("states",),
             # Each device looks up what it has of the vocabulary.
             sums=1,
@@ -133,16 +170,6 @@ class Steps:
         if measure == "classifier":
             parameters["classifier"] = {"params": {"decoder": {"meta_cls": self._tree["decoder"]["meta_cls"]}}}
         is_encoder = bool(architecture_of(self._config).encoder_width(self._config))
-        rows = device_steps.LayerRows(
-            below=self._rows,
-            lanes=self._rows,
-            nodes=self._rows,
-            paths=self._at.array(_ROWS, _STEPS),
-            position=self._position,
-            groups=self._rows,
-            ranks=self._rows,
-            places=self._rows,
-        )
         return Program(
             name=f"decoder layer, {measure}",
             placement=self._at,
@@ -153,27 +180,24 @@ class Steps:
                 "parameters": parameters,
                 "states": self._states,
                 "cache": self._store(),
-                "keys_values": self._keys_values(_PLACES, positions=_SOURCE),
-                "source_mask": self._at.array(_PLACES, _SOURCE, dtype="bool"),
+                "keys_values": self._keys_values(self._sizes.places, positions=_SOURCE),
+                "source_mask": self._at.array(self._sizes.places, _SOURCE, dtype="bool"),
                 "terms": self._terms(),
                 "layer": self._at.array(),
-                "rows": rows,
-                "count": self._at.array(),
+                "rows": self._told(LayerRows, _STEPS),
             },
             donated=("states", "cache"),
             # Without an encoder, prompt and output are one attention.
             sums=3 if is_encoder else 2,
         )
 
-    def _looked_up(self) -> dict[str, Any]:
-        return {"states": self._states, "layers": self._rows, "lanes": self._rows}
-
     def _heads(self) -> Iterator[Program]:
+        states = self._at.array(self._sizes.rows, self._config.emb_dim, dtype="float32")
         yield Program(
             name="confidence of states",
             placement=self._at,
             function=device_steps.measure_states,
-            arguments=("state", *[self._at.array(_ROWS, self._config.emb_dim, dtype="float32")] * 2, self._at.array()),
+            arguments=("state", *[states] * 2, self._at.array()),
             sums=0,
         )
         applied_as, parameters = head_parameters(self._tree, self._config, 1)
@@ -186,8 +210,8 @@ class Steps:
                 options={
                     "head_layer": applied_as,
                     "parameters": {"params": parameters},
-                    "count": self._at.array(),
-                    **self._looked_up(),
+                    "states": self._states,
+                    "rows": self._told(AskedRows),
                 },
                 sums=1,
             )
@@ -201,10 +225,8 @@ class Steps:
             arguments=(self._model, [self._layer(index) for index in range(1, self._layers)]),
             options={
                 "cache": [self._store()] * above,
-                **self._looked_up(),
-                "nodes": self._at.array(above, _ROWS),
-                "position": self._position,
-                "count": self._at.array(),
+                "states": self._states,
+                "rows": self._told(SkippedRows, above),
             },
             donated=("cache",),
             sums=0,
@@ -216,9 +238,7 @@ class Steps:
             arguments=(self._model,),
             options={
                 "cache": [self._store()] * self._layers,
-                "source_layers": self._rows,
-                "source_nodes": self._rows,
-                "nodes": self._at.array(above, _ROWS),
+                "rows": self._told(CopiedRows, above),
             },
             donated=("cache",),
             sums=0,
@@ -231,7 +251,9 @@ class Steps:
             function=weights._path_terms,
             arguments=(self._model, _STEPS, {"params": self._tree}),
         )
-        store = ArrayType((_NODES, self._config.num_kv_heads * self._config.head_dim), self._arithmetic.dtype)
+        store = ArrayType(
+            (self._sizes.nodes, self._config.num_kv_heads * self._config.head_dim), self._arithmetic.dtype
+        )
         yield Program(
             name="room for keys and values",
             placement=self._at,

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, programs
 from benchmarks.programs.loops import served
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.decoding.xla import attended, tiles
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.evaluation.device_forecast import StepParts
 from calm_beam.exits.decision import decide
@@ -52,6 +53,24 @@ def test_a_buffer_that_is_copied_is_noticed() -> None:
     copying = jax.jit(vars(device_steps.embed)["__wrapped__"], static_argnums=0)
     (fault,) = _found(dataclasses.replace(program, function=copying))
     assert fault == f"buffers are copied: {program.donated_bytes:,} bytes are given away, and 0 written in place"
+
+
+@pytest.mark.parametrize("name", ["decoder layer, state", "propagation of states"])
+def test_rows_that_are_computed_in_another_way_beside_others_are_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, where what reads rows from buffers is compiled with what computes with them."""
+
+    def found() -> list[str]:
+        program = _program(name, device="H100")
+        assert program.smallest
+        made, smallest = (compiled(each, platform="gpu") for each in (program, program.smallest))
+        return faults(made, _BFLOAT16, smallest=smallest)
+
+    assert found() == []
+    for module in (tiles, attended, device_steps):
+        monkeypatch.setattr(module, "apart", lambda values: values)
+    assert found()[0].startswith("a row is computed in another way beside others: ")
 
 
 @pytest.mark.parametrize("device", ["v5e", "H100"])

@@ -112,7 +112,9 @@ def _compile(text: str) -> None:
             "program": program.name,
         }
         try:
-            made = compiled(program, platform=platform_of(target.device), with_assembly=target.dtype == "float32")
+            platform = platform_of(target.device)
+            made = compiled(program, platform=platform, with_assembly=target.dtype == "float32")
+            smallest = compiled(program.smallest, platform=platform) if program.smallest else None
         except Exception as error:
             # Whatever a compiler raises: the others are compiled all the same.
             print(json.dumps({**row, "faults": [f"{type(error).__name__}: {str(error)[:300]}"]}), flush=True)
@@ -131,7 +133,7 @@ def _compile(text: str) -> None:
                     "bytes_accessed": made.cost.get("bytes accessed"),
                     "conditionals": made.conditionals,
                     "collectives": dict(made.collectives),
-                    "faults": faults(made, target.arithmetic),
+                    "faults": faults(made, target.arithmetic, smallest=smallest),
                 }
             ),
             flush=True,

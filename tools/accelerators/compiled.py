@@ -17,6 +17,12 @@ from benchmarks.programs import Program
 
 _COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
 _HIGHEST = re.compile(r"operand_precision=\{highest,highest\}|\"operand_precision\":\[\"HIGHEST\",\"HIGHEST\"\]")
+# Names, where something is in the source, how it is scheduled and laid out.
+_UNSAID = re.compile(r"%[\w.\-]+|\w[\w.\-]*(?=: )|, (?:metadata|backend_config|sharding)=\{.*|\{[\d,]*(?::[^}]*)?\}")
+_ARITHMETIC = re.compile(
+    r"= \(?(?:f32|bf16)\[\S* (?:add|subtract|multiply|divide|exponential|rsqrt|sqrt|tanh|logistic|reduce|dot|"
+    r"convolution|custom-call)\((?!.*\"ConcatBitcast\")"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,7 @@ class Compiled:
 
     Attributes:
       program: As it was asked for.
+      platform: `tpu` or `gpu`.
       seconds: Of processors, that tracing, lowering and compiling took.
       text: The program as the compiler has optimised it.
       memory: The compiler's `memory_analysis`.
@@ -34,6 +41,7 @@ class Compiled:
     """
 
     program: Program
+    platform: str
     seconds: float
     text: str
     memory: Any
@@ -55,6 +63,20 @@ class Compiled:
     def rounded_products(self) -> list[str]:
         """Products of float32 factors that the compiler may round, each as a line of the text."""
         return [line for line in _products(self.text) if not _HIGHEST.search(line)]
+
+    @property
+    def arithmetic(self) -> Counter[str]:
+        """What computes float numbers, without names: each fused computation, and each product that stands alone."""
+        found: Counter[str] = Counter()
+        for computation in self.text.split("\n\n"):
+            # Sorted, since the compiler writes what does not depend on each other in any order.
+            lines = sorted(_UNSAID.sub("", line).strip() for line in computation.splitlines())
+            of_floats = [line for line in lines if _ARITHMETIC.search(line)]
+            if any(" while(" in line or " fusion(" in line for line in lines):
+                found.update(of_floats)
+            elif of_floats:
+                found["\n".join(lines)] += 1
+        return found
 
     @property
     def brought_whole(self) -> list[str]:
@@ -100,6 +122,7 @@ def compiled(program: Program, *, platform: str, with_assembly: bool = False) ->
     memory = made.memory_analysis()
     return Compiled(
         program=program,
+        platform=platform,
         seconds=seconds,
         text=made.as_text() or "",
         memory=memory,

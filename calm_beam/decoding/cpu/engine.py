@@ -12,12 +12,13 @@ from calm_beam.decoding.branches import Branches
 from calm_beam.decoding.decisions import Decisions
 from calm_beam.decoding.engine import RunStep, Slots
 from calm_beam.decoding.outputs import StepOutputs
-from calm_beam.decoding.padding import parts_of
+from calm_beam.decoding.padding import padded, parts_of
 from calm_beam.decoding.paths import Rows
 from calm_beam.decoding.weights import Weights, decides_natively
 from calm_beam.decoding.work import Work
 from calm_beam.decoding.xla import steps
 from calm_beam.decoding.xla.heads import HeadDecisions
+from calm_beam.decoding.xla.rows import AskedRows
 from calm_beam.decoding.xla.tiles import whole_tiles
 from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import Measure, Need
@@ -180,10 +181,11 @@ class NativeEngine:
             tokens[rows], facts[:, rows] = of_head, facts_of_head
         return tokens, facts
 
-    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns some states as all that there are: XLA would copy the rest."""
         some = _padded(self._states[layers, lanes], size)
-        return some[None], np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
+        lanes = padded(np.arange(len(lanes)), size, fill=size)
+        return some[None], AskedRows(lanes=lanes, layers=np.zeros(size, np.int32)).joined()
 
     def _measured(self, layers: range, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Returns the confidences of rows at layers, (measures, layers, rows), by measures that are made of states."""

@@ -17,7 +17,7 @@ from calm_beam.decoding.padding import padded
 from calm_beam.model.interface import KeysValues
 from calm_beam.model.numerics import MASKED
 
-from .tiles import is_host, made_by_part, tile_rows
+from .tiles import apart, is_host, made_by_part, tile_rows
 
 # Positions of a block. On a host, what a tile gathers at a time stays near the processor; on an accelerator, starting
 # a step takes longer than it does.
@@ -105,8 +105,8 @@ class Blocks:
         """See `Attended`."""
 
         def of_block(first: Any) -> jax.Array:
-            parts = (jax.lax.dynamic_slice_in_dim(each, first, self.size, axis=-1) for each in by_position)
-            return of_values(self.values(first), *parts)
+            parts = [jax.lax.dynamic_slice_in_dim(each, first, self.size, axis=-1) for each in by_position]
+            return of_values(self.values(first), *apart(parts))
 
         if self.positions == self.size:
             return of_block(0)
@@ -132,7 +132,7 @@ def over_path(store: KeysValues, paths: jax.Array, steps: jax.Array, *, kv_heads
 
     def gathered(values: jax.Array, first: Any) -> jax.Array:
         nodes = jax.lax.dynamic_slice_in_dim(paths, first, size, axis=1)
-        of_block = values.at[nodes].get(mode="clip")
+        of_block: jax.Array = apart(values.at[nodes].get(mode="clip"))
         return of_block.reshape(*nodes.shape, kv_heads, -1)
 
     keys, values = (functools.partial(gathered, each) for each in store)
@@ -172,7 +172,8 @@ class GroupedSources:
 
         def some(first: Any) -> Any:
             of_groups = [jax.lax.dynamic_slice_in_dim(each, first, together) for each in (self.places, *placed)]
-            return attend(*self._of_places(of_groups[0]), *of_groups[1:])
+            places, *others = apart(of_groups)
+            return attend(*self._of_places(places), *others)
 
         if together == len(self.places):
             return some(0)
@@ -181,7 +182,7 @@ class GroupedSources:
 
     def _of_places(self, places: jax.Array) -> tuple[Blocks, jax.Array]:
         """Returns the sources of some groups, and which of their positions have a token."""
-        is_token = self.mask.at[places].get(mode="clip")
+        is_token = apart(self.mask.at[places].get(mode="clip"))
         width = is_token.shape[1]
         size = _HOST_SOURCE if is_host() else width
         assert width % size == 0, "see `source_positions`"
@@ -189,9 +190,11 @@ class GroupedSources:
 
         def gathered(values: jax.Array, first: Any) -> jax.Array:
             _, heads, _, head_dim = values.shape
-            return jax.vmap(
+            of_places = jax.vmap(
                 lambda place: jax.lax.dynamic_slice(values, (place, 0, first, 0), (1, heads, size, head_dim))
-            )(places)[:, 0]
+            )(places)
+            made: jax.Array = apart(of_places[:, 0])
+            return made
 
         keys, values = (functools.partial(gathered, each) for each in self.keys_values)
         return Blocks(positions=width, size=size, count=-(-longest // size), keys=keys, values=values), is_token

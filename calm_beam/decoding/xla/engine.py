@@ -17,11 +17,12 @@ from calm_beam.decoding.work import Work
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.model import ArrayType
-from calm_beam.model.interface import EarlyExitModel, Position
+from calm_beam.model.interface import EarlyExitModel
 
 from . import steps
 from .attended import grouped
 from .heads import HeadDecisions
+from .rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows
 from .sources import sources_by_width
 from .tiles import whole_tiles
 
@@ -48,6 +49,8 @@ class XlaEngine:
         self._of_states = {index: branches.rules[index].confidence for index in of_states}
         config, dtype = model.config, model.arithmetic.dtype
         self._layers = config.num_decoder_layers
+        # Kept there: to be told a number takes a device as long as to be told of all rows.
+        self._numbers = [jnp.int32(layer) for layer in range(self._layers + 1)]
         inner = config.num_kv_heads * config.head_dim
         self._rows = whole_tiles(min(_MOST_ROWS, slots.num_lanes))
         self._sources = sources_by_width(model, weights, slots)
@@ -76,8 +79,9 @@ class XlaEngine:
                 self._model,
                 self._weights.embedding,
                 states=self._states,
-                tokens=padded(tokens[part], self._rows),
-                lanes=padded(lanes[part], self._rows, fill=self._slots.num_lanes),
+                rows=EmbeddedRows(
+                    lanes=self._padded_lanes(lanes[part]), tokens=padded(tokens[part], self._rows)
+                ).joined(),
             )
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
@@ -104,8 +108,10 @@ class XlaEngine:
         """Returns what the heads decide of states, and what was asked for it."""
         return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
 
-    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[jax.Array, np.ndarray, np.ndarray]:
-        return self._states, padded(layers, size), padded(lanes, size)
+    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[jax.Array, np.ndarray]:
+        beyond = self._slots.num_lanes
+        asked = AskedRows(lanes=padded(lanes, size, fill=beyond), layers=padded(layers, size))
+        return self._states, asked.joined()
 
     def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
         """Gives nodes of the layers that tokens skipped what these make of states."""
@@ -118,11 +124,12 @@ class XlaEngine:
             self._weights.layers[1:],
             cache=self._cache[1:],
             states=self._states,
-            layers=padded(layers, self._rows),
-            lanes=padded(lanes, self._rows),
-            nodes=self._padded_nodes(nodes),
-            position=self._position(lanes // self._slots.lanes),
-            count=np.int32(len(lanes)),
+            rows=SkippedRows(
+                lanes=self._padded_lanes(lanes),
+                layers=padded(layers, self._rows),
+                **self._position(lanes // self._slots.lanes),
+                nodes=self._padded_nodes(nodes),
+            ).joined(),
         )
 
     def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
@@ -134,13 +141,19 @@ class XlaEngine:
         self._cache = steps.copy_skipped(
             self._model,
             self._cache,
-            source_layers=padded(layers, self._rows),
-            source_nodes=padded(self._slots.tree.newest(layers, lanes), self._rows),
-            nodes=self._padded_nodes(nodes),
+            rows=CopiedRows(
+                layers=padded(layers, self._rows),
+                source_nodes=padded(self._slots.tree.newest(layers, lanes), self._rows),
+                nodes=self._padded_nodes(nodes),
+            ).joined(),
         )
 
     def _padded_nodes(self, nodes: np.ndarray) -> np.ndarray:
-        return padded(nodes.T, self._rows, fill=self._slots.tree.capacity).T
+        """Returns nodes that are given by layer and row, by row and layer."""
+        return padded(nodes.T, self._rows, fill=self._slots.tree.capacity)
+
+    def _padded_lanes(self, lanes: np.ndarray) -> np.ndarray:
+        return padded(lanes, self._rows, fill=self._slots.num_lanes)
 
     def run_on_padding(self) -> None:
         """Compiles whatever prompts may need."""
@@ -186,23 +199,24 @@ class XlaEngine:
             keys_values=sources.keys_values[layer - 1],
             source_mask=sources.mask,
             terms=self._weights.path_terms(layer),
-            layer=np.int32(layer),
-            rows=steps.LayerRows(
+            layer=self._numbers[layer],
+            rows=LayerRows(
+                lanes=self._padded_lanes(lanes),
                 below=padded(below[chosen], size),
-                lanes=padded(lanes, size, fill=slots.num_lanes),
                 nodes=padded(rows.nodes[chosen], size, fill=slots.tree.capacity),
                 paths=padded(slots.tree.paths(layer, lanes, length=slots.steps), size),
-                position=self._position(of_slot),
+                **self._position(of_slot),
                 **grouped(slots.places[of_slot], size),
-            ),
-            count=np.int32(len(chosen)),
+            ).joined(),
         )
         return confidences
 
-    def _position(self, slots: np.ndarray) -> Position:
+    def _position(self, slots: np.ndarray) -> dict[str, np.ndarray]:
         """Returns where the newest tokens of slots stand, padded."""
-        steps, lengths = self._slots.tree.step[slots], self._slots.lengths[slots]
-        return Position(padded(steps, self._rows), padded(lengths, self._rows, fill=1))
+        return {
+            "steps": padded(self._slots.tree.step[slots], self._rows),
+            "prompt_lengths": padded(self._slots.lengths[slots], self._rows, fill=1),
+        }
 
     def _by_width(self, rows: Rows) -> Iterator[tuple[int, np.ndarray]]:
         """Yields rows that are run together, with the width of their sources."""

@@ -23,9 +23,9 @@ from . import steps
 # they leave open is put to them again: few rows are open, and eight in a call take a third of the exact head's time.
 _CERTIFYING: tuple[bool, ...] = (False, True)
 
-LookUp = Callable[[np.ndarray, np.ndarray, int], tuple[jax.Array | np.ndarray, np.ndarray, np.ndarray]]
-"""Takes layers and lanes of states, and a size; returns an array of states, (entries, lanes, width), and the layers and
-lanes in it, padded to that size."""
+LookUp = Callable[[np.ndarray, np.ndarray, int], tuple[jax.Array | np.ndarray, np.ndarray]]
+"""Takes layers and lanes of states, and a size; returns an array of states, (entries, lanes, width), and where they are
+in it: `AskedRows`, padded to that size and joined."""
 
 
 class HeadDecisions:
@@ -123,20 +123,18 @@ class HeadDecisions:
         self, look_up: LookUp, head: Head, *, layers: np.ndarray, lanes: np.ndarray, is_thorough: bool | None
     ) -> Sequence[jax.Array]:
         """Returns what a head makes of states, padded."""
-        count = np.int32(len(layers))
-        states, layers, lanes = look_up(layers, lanes, FEW_ROWS if is_thorough else self._rows)
+        states, rows = look_up(layers, lanes, FEW_ROWS if is_thorough else self._rows)
         asked: dict[str, Any] = {
             "head_layer": head.layer,
             "parameters": head.parameters,
             "states": states,
-            "layers": layers,
-            "lanes": lanes,
+            "rows": rows,
         }
         made: Sequence[jax.Array]
         if is_thorough is None:
-            made = steps.decide_rows(self._model, self._measures, count=count, **asked)
+            made = steps.decide_rows(self._model, self._measures, **asked)
         else:
             (measure,) = self._measures
             how = {"head": head.certified, "is_thorough": is_thorough}
-            made = steps.certify_rows(self._model, measure, count=count, **how, **asked)
+            made = steps.certify_rows(self._model, measure, **how, **asked)
         return made

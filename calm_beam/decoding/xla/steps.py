@@ -1,7 +1,7 @@
 """The steps of the shared sweep that run on the device: one function each, of fixed shapes, compiled once per shape.
 
 Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to whole tiles (see
-`tiles`). Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
+`rows`). Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
 
 States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
 of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
@@ -10,7 +10,7 @@ values, (nodes, heads of keys * head_dim), of which a row attends to what its pa
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,13 @@ from calm_beam.exits.decision import decide_by_each
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.quantised_head import CertifiedHead
 from calm_beam.model import packed_layer_of
-from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
 
 from .attended import GroupedSources, over_path
-from .tiles import is_host, made_by_part, made_of_tiles, over_tiles
+from .rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows
+from .tiles import apart, is_host, made_by_part, made_of_tiles, over_tiles
 
 Parameters = Any
 
@@ -118,8 +119,8 @@ def _gone_through(
     )
 
     def some(first: Numbers) -> Any:
-        part = (jax.lax.dynamic_slice_in_dim(values, first, together) for values in (tokens, counts))
-        return model.apply(parameters, *part, prefix, method="prefill")
+        part = [jax.lax.dynamic_slice_in_dim(values, first, together) for values in (tokens, counts)]
+        return model.apply(parameters, *apart(part), prefix, method="prefill")
 
     parts = -(-jnp.sum(lengths > 0) // together)
     found = made_by_part(some, size=count + padding, part=together, parts=parts, axis=0)
@@ -135,35 +136,11 @@ def go_through(model: EarlyExitModel, parameters: Parameters, tokens: jax.Array)
 
 
 @functools.partial(compiled, static_argnums=0, donate_argnames="states")
-def embed(
-    model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, tokens: jax.Array, lanes: jax.Array
-) -> jax.Array:
-    """Returns the states with the embeddings of tokens, (rows,), as the input of layer 1."""
-    return whole(states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop"))
-
-
-class LayerRows(NamedTuple):
-    """Rows of a layer, ordered by prompt; whole tiles of them, of which those of padding come last.
-
-    Attributes:
-      below: int32, shape (rows,). Where the layer's input stands in the entry below.
-      lanes: int32, likewise. Where the output goes.
-      nodes: int32, likewise. Where the keys and values made here go.
-      paths: int32, shape (rows, steps). The nodes that each attends to, its own included.
-      position: Of each row, (rows,).
-      groups: As of `GroupedSources`, for the rows of each tile by themselves; like the next two.
-      ranks: As of `GroupedSources`.
-      places: shape (rows,). As of `GroupedSources`, of as many groups as there are rows.
-    """
-
-    below: Numbers
-    lanes: Numbers
-    nodes: Numbers
-    paths: Numbers
-    position: Position
-    groups: Numbers
-    ranks: Numbers
-    places: Numbers
+def embed(model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns the states with the embeddings of tokens as the input of layer 1; `rows` is of `EmbeddedRows`, joined."""
+    told = EmbeddedRows.of(rows)
+    embedded = apart(model.apply(parameters, told.tokens, method="embed"))
+    return whole(states.at[0, told.lanes].set(embedded, mode="drop"))
 
 
 @functools.partial(compiled, static_argnums=(0, 1), donate_argnames=("states", "cache"))
@@ -178,8 +155,7 @@ def run_layer(
     source_mask: jax.Array,
     terms: Any,
     layer: jax.Array,
-    rows: LayerRows,
-    count: jax.Array,
+    rows: jax.Array,
 ) -> tuple[jax.Array, KeysValues, jax.Array]:
     """Runs a decoder layer for one token of every row.
 
@@ -193,23 +169,23 @@ def run_layer(
       source_mask: shape (places, source).
       terms: Of this layer, one of the network's `path_terms`.
       layer: int32 scalar, from 1.
-      rows: Those that go through it.
-      count: int32 scalar. How many are no padding.
+      rows: Those that go through it: `LayerRows`, joined.
 
     Returns:
       The buffer, the store, and float32 confidences, (measures, rows).
     """
     apply = functools.partial(packed_layer_of(model).apply, {"params": parameters["layer"]})
 
-    def of_tile(made: tuple[Any, ...], some: Any, first: Numbers) -> tuple[Any, ...]:
+    def of_tile(made: tuple[Any, ...], joined: jax.Array, first: Numbers) -> tuple[Any, ...]:
         states, cache, confidences = made
-        inputs = states.at[layer - 1, some.below].get(mode="clip")
+        some = LayerRows.of(joined)
+        inputs = _looked_up(states, layer - 1, some.below)
         cache = _written(model, cache, apply(inputs, position=some.position, method="self_keys_values"), some.nodes)
         output = apply(
             inputs,
             position=some.position,
             terms=terms,
-            path=over_path(cache, some.paths, some.position.steps, kv_heads=model.config.num_kv_heads),
+            path=over_path(cache, some.paths, some.steps, kv_heads=model.config.num_kv_heads),
             sources=GroupedSources(
                 keys_values=keys_values,
                 mask=source_mask,
@@ -219,15 +195,28 @@ def run_layer(
             ),
             method="in_rows",
         )
+        output = apart(output)
         states = whole(states.at[layer, some.lanes].set(output, mode="drop"))
         if measures:
             of_rows = jnp.stack([_confidence(model, name, parameters, output, inputs, layer) for name in measures])
-            confidences = jax.lax.dynamic_update_slice_in_dim(confidences, of_rows, first, axis=1)
+            confidences = jax.lax.dynamic_update_slice_in_dim(confidences, apart(of_rows), first, axis=1)
         return states, cache, confidences
 
-    nothing = jnp.zeros((len(measures), len(rows.lanes)), jnp.float32)
+    nothing = jnp.zeros((len(measures), len(rows)), jnp.float32)
+    count = _count(states, rows[:, 0])
     states, cache, confidences = over_tiles(of_tile, (states, tuple(cache), nothing), rows, count=count)
     return states, cache, confidences
+
+
+def _looked_up(states: jax.Array, layers: Numbers, lanes: jax.Array) -> jax.Array:
+    """Returns states of rows, given by layer and lane."""
+    found: jax.Array = apart(states.at[layers, lanes].get(mode="clip"))
+    return found
+
+
+def _count(states: jax.Array, lanes: jax.Array) -> jax.Array:
+    """Returns how many rows are no padding."""
+    return jnp.sum(lanes < states.shape[1])
 
 
 def _confidence(
@@ -256,27 +245,25 @@ def decide_rows(
     head_layer: int,
     parameters: Parameters,
     states: jax.Array,
-    layers: jax.Array,
-    lanes: jax.Array,
-    count: jax.Array,
+    rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns token, confidences and finiteness of what a head makes of states, given by layer and lane.
+    """Returns token, confidences and finiteness of what a head makes of states, of shape (entries, lanes, width).
 
-    The head is that after `head_layer`, with the parameters of whichever layer it is asked for. Confidences are of
-    shape (measures, rows), the others (rows,); of the rows, `count` are no padding.
+    The head is that after `head_layer`, with the parameters of whichever layer it is asked for; `rows` are `AskedRows`,
+    joined. Confidences are of shape (measures, rows), the others (rows,).
     """
     weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
 
-    def of_tile(where: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def of_tile(some: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         return decide_by_each(
-            _head_inputs(model, parameters, states.at[where].get(mode="clip"), head_layer),
+            _head_inputs(model, parameters, states, some, head_layer),
             weights,
             vocab_axis=vocab_axis,
             measures=[measure_named(measure) for measure in measures],
             arithmetic=model.arithmetic,
         )
 
-    made: tuple[jax.Array, jax.Array, jax.Array] = made_of_tiles(of_tile, (layers, lanes), count=count)
+    made: tuple[jax.Array, jax.Array, jax.Array] = made_of_tiles(of_tile, rows, count=_count(states, rows[:, 0]))
     return made
 
 
@@ -290,22 +277,20 @@ def certify_rows(
     head: CertifiedHead,
     is_thorough: bool,
     states: jax.Array,
-    layers: jax.Array,
-    lanes: jax.Array,
-    count: jax.Array,
+    rows: jax.Array,
 ) -> Certificate:
-    """Returns what a certified head proves of states, given by layer and lane, (rows,); see `decide_rows`.
+    """Returns what a certified head proves of states; see `decide_rows`.
 
     Whoever asks thoroughly asks about few rows, which are one call.
     """
 
-    def of_rows(where: tuple[jax.Array, jax.Array]) -> Certificate:
-        inputs = _head_inputs(model, parameters, states.at[where].get(mode="clip"), head_layer)
+    def of_rows(some: jax.Array) -> Certificate:
+        inputs = _head_inputs(model, parameters, states, some, head_layer)
         return certify(inputs, head, measure=measure_named(measure), is_thorough=is_thorough)
 
     if is_thorough:
-        return of_rows((layers, lanes))
-    made: Certificate = made_of_tiles(of_rows, (layers, lanes), count=count)
+        return of_rows(rows)
+    made: Certificate = made_of_tiles(of_rows, rows, count=_count(states, rows[:, 0]))
     return made
 
 
@@ -316,11 +301,7 @@ def fill_skipped(
     *,
     cache: list[KeysValues],
     states: jax.Array,
-    layers: jax.Array,
-    lanes: jax.Array,
-    nodes: jax.Array,
-    position: Position,
-    count: jax.Array,
+    rows: jax.Array,
 ) -> list[KeysValues]:
     """Returns the stores with what skipped layers make of propagated states, all layers in one step.
 
@@ -329,60 +310,47 @@ def fill_skipped(
       parameters: Of layers 2 to L.
       cache: Of layers 2 to L.
       states: The buffer of states.
-      layers: shape (rows,). Entry of each propagated state.
-      lanes: shape (rows,). Its place there.
-      nodes: shape (layers - 1, rows). Where its keys and values go; beyond the store where the layer was not skipped.
-      position: Of each row, (rows,).
-      count: int32 scalar. How many rows are no padding.
+      rows: `SkippedRows`, joined.
     """
     layer_module = packed_layer_of(model)
 
-    def of_tile(cache: list[KeysValues], some: tuple[Any, ...], _: Numbers) -> list[KeysValues]:
-        layers, lanes, nodes, position = some
-        kept = states.at[layers, lanes].get(mode="clip")
+    def of_tile(cache: list[KeysValues], joined: jax.Array, _: Numbers) -> list[KeysValues]:
+        some = SkippedRows.of(joined)
+        kept = _looked_up(states, some.layers, some.lanes)
         return [
             _written(
                 model,
                 pair,
-                layer_module.apply({"params": of_layer}, kept, position=position, method="self_keys_values"),
-                nodes[:, index],
+                layer_module.apply({"params": of_layer}, kept, position=some.position, method="self_keys_values"),
+                some.nodes[:, index],
             )
             for index, (of_layer, pair) in enumerate(zip(parameters, cache, strict=True))
         ]
 
-    made: list[KeysValues] = over_tiles(
-        of_tile, [tuple(pair) for pair in cache], (layers, lanes, nodes.T, position), count=count
-    )
+    stores = [tuple(pair) for pair in cache]
+    made: list[KeysValues] = over_tiles(of_tile, stores, rows, count=_count(states, rows[:, 0]))
     return made
 
 
 @functools.partial(compiled, static_argnums=0, donate_argnames="cache")
-def copy_skipped(
-    model: EarlyExitModel,
-    cache: list[KeysValues],
-    *,
-    source_layers: jax.Array,
-    source_nodes: jax.Array,
-    nodes: jax.Array,
-) -> list[KeysValues]:
+def copy_skipped(model: EarlyExitModel, cache: list[KeysValues], *, rows: jax.Array) -> list[KeysValues]:
     """Returns the stores with what skipped layers copy of an exit layer's keys and values (`projected`).
 
     Args:
       model: The network.
       cache: Of layers 1 to L.
-      source_layers: shape (rows,). Exit layer of each.
-      source_nodes: shape (rows,). Its node there.
-      nodes: shape (layers - 1, rows), for layers 2 to L, as in `fill_skipped`.
+      rows: `CopiedRows`, joined.
     """
+    told = CopiedRows.of(rows)
     copied = []
     for part in range(2):
-        chosen = cache[0][part][source_nodes]
+        chosen = cache[0][part][told.source_nodes]
         for layer, pair in enumerate(cache[1:], start=2):
-            chosen = jnp.where((source_layers == layer)[:, None], pair[part][source_nodes], chosen)
+            chosen = jnp.where((told.layers == layer)[:, None], pair[part][told.source_nodes], chosen)
         copied.append(chosen)
     above = [
         tuple(
-            divided(old.at[nodes[index]].set(new, mode="drop"), 1, of=model.config.num_kv_heads)
+            divided(old.at[told.nodes[:, index]].set(new, mode="drop"), 1, of=model.config.num_kv_heads)
             for old, new in zip(pair, copied, strict=True)
         )
         for index, pair in enumerate(cache[1:])
@@ -390,8 +358,12 @@ def copy_skipped(
     return [cache[0], *above]
 
 
-def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array, head_layer: int) -> jax.Array:
-    inputs: jax.Array = model.apply(parameters, states, head_layer, method="head_inputs")
+def _head_inputs(
+    model: EarlyExitModel, parameters: Parameters, states: jax.Array, rows: jax.Array, head_layer: int
+) -> jax.Array:
+    asked = AskedRows.of(rows)
+    found = _looked_up(states, asked.layers, asked.lanes)
+    inputs: jax.Array = model.apply(parameters, found, head_layer, method="head_inputs")
     return inputs
 
 
@@ -399,7 +371,7 @@ def _written(model: EarlyExitModel, cache: KeysValues, new: KeysValues, nodes: j
     """Returns a store with new keys and values, each (heads, rows, head_dim), at the node of each row."""
     return tuple(
         divided(
-            old.at[nodes].set(jnp.swapaxes(values, 0, 1).reshape(len(nodes), -1), mode="drop"),
+            old.at[nodes].set(apart(jnp.swapaxes(values, 0, 1).reshape(len(nodes), -1)), mode="drop"),
             1,
             of=model.config.num_kv_heads,
         )

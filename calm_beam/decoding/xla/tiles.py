@@ -32,6 +32,16 @@ def whole_tiles(count: int) -> int:
     return max(1, -(-count // tile_rows())) * tile_rows()
 
 
+def apart(values: Any) -> Any:
+    """Returns arrays that the compiler is to make before it goes on, so that neither side is compiled with the other.
+
+    Compilers join what reads rows from a buffer, or writes them there, to what computes with them, where that pays for
+    buffers of such a size; and what is joined may add up in another order. With this between the two, only the sizes of
+    a tile decide how a row is computed.
+    """
+    return jax.lax.optimization_barrier(values)
+
+
 def over_tiles(compute: Callable[[Any, Any, Numbers], Any], made: Any, rows: Any, *, count: Numbers) -> Any:
     """Returns what is made of rows, tile by tile.
 
@@ -45,7 +55,7 @@ def over_tiles(compute: Callable[[Any, Any, Numbers], Any], made: Any, rows: Any
 
     def of_tile(index: Any, made: Any) -> Any:
         first = index * tile
-        return compute(made, jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, first, tile), rows), first)
+        return compute(made, apart(_part(rows, first, tile)), first)
 
     return jax.lax.fori_loop(0, -(-jnp.asarray(count) // tile), of_tile, made)
 
@@ -61,7 +71,7 @@ def made_of_tiles(compute: Callable[[Any], Any], rows: Any, *, count: Numbers) -
     (size, *_), tile = jax.tree.leaves(rows)[0].shape, tile_rows()
 
     def of_tile(first: Any) -> Any:
-        return compute(jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, first, tile), rows))
+        return compute(apart(_part(rows, first, tile)))
 
     return made_by_part(of_tile, size=size, part=tile, parts=-(-jnp.asarray(count) // tile), axis=-1)
 
@@ -88,7 +98,13 @@ def made_by_part(
     def put(index: Any, made: Any) -> Any:
         first = index * part
         return jax.tree.map(
-            lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=axis), made, compute(first)
+            lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=axis),
+            made,
+            apart(compute(first)),
         )
 
     return jax.lax.fori_loop(0, parts, put, jax.tree.map(whole, jax.eval_shape(compute, 0)))
+
+
+def _part(rows: Any, first: Numbers, size: int) -> Any:
+    return jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, first, size), rows)

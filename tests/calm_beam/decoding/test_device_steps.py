@@ -15,9 +15,9 @@ import scipy.special
 
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.attended import RANKS, grouped, source_positions
+from calm_beam.decoding.xla.rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
 from calm_beam.decoding.xla.tiles import tile_rows, whole_tiles
 from calm_beam.model import network_of
-from calm_beam.model.interface import Position
 from tests.builders import build_arrays, build_config, checkpoint_of
 
 _ROWS = 2048
@@ -74,10 +74,6 @@ def _kept(layer: int, states: np.ndarray) -> list[np.ndarray]:
     return [normed @ _weights(f"{name}/self_attention/{kernel}/kernel") for kernel in ("key", "value")]
 
 
-def _position(steps: Any) -> Position:
-    return Position(steps, jnp.ones_like(steps))
-
-
 @pytest.mark.parametrize("measure", ["state", "classifier"])
 @pytest.mark.parametrize("length", [16, 64])
 def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> None:
@@ -110,15 +106,15 @@ def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> No
             source_mask=mask,
             terms=bias,
             layer=np.int32(2),
-            rows=device_steps.LayerRows(
+            rows=LayerRows(
                 below=_BELOW[part],
                 lanes=_LANES[part],
                 nodes=nodes[part],
                 paths=paths[part],
-                position=_position(steps[part]),
+                steps=steps[part],
+                prompt_lengths=np.ones(size, np.int32),
                 **grouped(places[part], size),
-            ),
-            count=np.int32(size),
+            ).joined(),
         )
         kept = (np.asarray(values)[nodes[part]] for values in cache)
         return np.asarray(states)[2, _LANES[part]], np.asarray(confidence), *kept
@@ -216,9 +212,7 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
             head_layer=_DEPTH,
             parameters=_HEAD_WEIGHTS,
             states=_STATES,
-            layers=layers[part],
-            lanes=_LANES[part],
-            count=np.int32(len(layers[part])),
+            rows=AskedRows(lanes=_LANES[part], layers=layers[part]).joined(),
         )
         return tuple(map(np.asarray, (token, confidence, is_finite)))
 
@@ -260,11 +254,9 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
         _LAYERS[1:],
         cache=_stores(slice(1, None)),
         states=_STATES,
-        layers=layers,
-        lanes=_LANES,
-        nodes=nodes,
-        position=_position(layers),
-        count=np.int32(_ROWS),
+        rows=SkippedRows(
+            lanes=_LANES, layers=layers, steps=layers, prompt_lengths=np.ones_like(layers), nodes=nodes.T
+        ).joined(),
     )
     kept = _STATES[layers, _LANES]
     expected = {(layer, part): new for layer in range(2, _DEPTH + 1) for part, new in enumerate(_kept(layer, kept))}
@@ -275,9 +267,8 @@ def test_many_rows_are_copied() -> None:
     """Skipped layers take over 2,048 keys and values, bit for bit; all other nodes stay as they are."""
     layers, nodes = _skipped()
     source_nodes = np.random.default_rng(4).permutation(_ROWS).astype(np.int32)
-    first, *made = device_steps.copy_skipped(
-        _MODEL, _stores(slice(None)), source_layers=layers, source_nodes=source_nodes, nodes=nodes
-    )
+    told = CopiedRows(layers=layers, source_nodes=source_nodes, nodes=nodes.T)
+    first, *made = device_steps.copy_skipped(_MODEL, _stores(slice(None)), rows=told.joined())
     stores = np.array(_STORES)
     expected = {
         (layer, part): stores[layers - 1, part, source_nodes] for layer in range(2, _DEPTH + 1) for part in range(2)
@@ -341,16 +332,14 @@ def test_what_an_earlier_prompt_left_in_a_place_is_gone() -> None:
 
 def _lowered(step: str) -> Any:
     """Returns a step, or a layer's end with a measure, lowered for 64 of 2,048 rows."""
-    rows = jnp.zeros(_PART, jnp.int32)
     states = jnp.array(_STATES)
-    nodes = jnp.zeros((_DEPTH - 1, _PART), jnp.int32)
     # As large as no other array here.
     shape = (_ROWS // _RANKS, _HEADS, source_positions(_SOURCE), _HEAD)
     cross = (jnp.zeros(shape), jnp.zeros(shape))
     mask = jnp.ones((_ROWS // _RANKS, source_positions(_SOURCE)), bool)
     if step == "embed":
         embedding = {"params": {"token_embedder": {"embedding": jnp.zeros((_CONFIG.vocab_size, _WIDTH))}}}
-        return device_steps.embed.lower(_MODEL, embedding, states=states, tokens=rows, lanes=rows)
+        return device_steps.embed.lower(_MODEL, embedding, states=states, rows=_no_rows(EmbeddedRows))
     if step == "admit":
         tokens = jnp.ones((_RANKS, _SOURCE), jnp.int32)
         return device_steps.admit.lower(
@@ -359,26 +348,15 @@ def _lowered(step: str) -> Any:
             keys_values=[cross] * _DEPTH,
             source_mask=mask,
             source_tokens=tokens,
-            lengths=rows[:_RANKS],
-            places=rows[:_RANKS],
+            lengths=jnp.zeros(_RANKS, jnp.int32),
+            places=jnp.zeros(_RANKS, jnp.int32),
         )
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
-        return device_steps.fill_skipped.lower(
-            _MODEL,
-            _LAYERS[1:],
-            cache=stores,
-            states=states,
-            layers=rows,
-            lanes=rows,
-            nodes=nodes,
-            position=_position(rows),
-            count=np.int32(_PART),
-        )
+        rows = _no_rows(SkippedRows, _DEPTH - 1)
+        return device_steps.fill_skipped.lower(_MODEL, _LAYERS[1:], cache=stores, states=states, rows=rows)
     if step == "copy_skipped":
-        return device_steps.copy_skipped.lower(
-            _MODEL, _stores(slice(None)), source_layers=rows, source_nodes=rows, nodes=nodes
-        )
+        return device_steps.copy_skipped.lower(_MODEL, _stores(slice(None)), rows=_no_rows(CopiedRows, _DEPTH - 1))
     return device_steps.run_layer.lower(
         _MODEL,
         () if step == "softmax" else (step,),
@@ -389,18 +367,12 @@ def _lowered(step: str) -> Any:
         source_mask=mask,
         terms=jnp.zeros((_HEADS, 16)),
         layer=np.int32(2),
-        rows=device_steps.LayerRows(
-            below=rows,
-            lanes=rows,
-            nodes=rows,
-            paths=jnp.zeros((_PART, 16), jnp.int32),
-            position=_position(rows),
-            groups=rows,
-            ranks=rows,
-            places=rows,
-        ),
-        count=np.int32(_PART),
+        rows=_no_rows(LayerRows, 16),
     )
+
+
+def _no_rows(kind: type[ToldRows], several: int = 0) -> jax.Array:
+    return jnp.zeros((_PART, kind.num_columns(several)), jnp.int32)
 
 
 @pytest.mark.parametrize(

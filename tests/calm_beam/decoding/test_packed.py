@@ -185,9 +185,9 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
     sizes: list[tuple[bool, int]] = []
     certify_rows = device_steps.certify_rows
 
-    def watched(*arguments: Any, is_thorough: bool, lanes: np.ndarray, **others: Any) -> Any:
-        sizes.append((is_thorough, len(lanes)))
-        return certify_rows(*arguments, is_thorough=is_thorough, lanes=lanes, **others)
+    def watched(*arguments: Any, is_thorough: bool, rows: np.ndarray, **others: Any) -> Any:
+        sizes.append((is_thorough, len(rows)))
+        return certify_rows(*arguments, is_thorough=is_thorough, rows=rows, **others)
 
     monkeypatch.setattr(device_steps, "certify_rows", watched)
     rule = build_rule(confidence)

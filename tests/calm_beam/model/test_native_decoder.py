@@ -16,9 +16,10 @@ import pytest
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.attended import grouped, source_positions
+from calm_beam.decoding.xla.rows import LayerRows
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of, parameter_shapes
-from calm_beam.model.interface import Position, of_layer
+from calm_beam.model.interface import of_layer
 from calm_beam.model.llama import LlamaConfig
 from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder
@@ -178,15 +179,15 @@ def _by_xla(case: _Case) -> list[np.ndarray]:
         source_mask=jnp.array(mask),
         terms=case.terms,
         layer=np.int32(_LAYER),
-        rows=device_steps.LayerRows(
+        rows=LayerRows(
             below=by_row["below"],
             lanes=by_row["lanes"],
             nodes=by_row["nodes"],
             paths=case.paths[by_row["lanes"]],
-            position=Position(by_row["steps"], case.lengths[by_row["prompts"]].astype(np.int32)),
+            steps=by_row["steps"],
+            prompt_lengths=case.lengths[by_row["prompts"]].astype(np.int32),
             **grouped(by_row["places"], _ROWS),
-        ),
-        count=np.int32(_ROWS),
+        ).joined(),
     )
     return [np.asarray(states)[_LAYER, by_row["lanes"]], *(np.asarray(each)[by_row["nodes"]] for each in cache)]
 

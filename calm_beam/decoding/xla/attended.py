@@ -22,9 +22,14 @@ from .tiles import apart, is_host, made_by_part, tile_rows
 # Positions of a block. On a host, what a tile gathers at a time stays near the processor; on an accelerator, starting
 # a step takes longer than it does.
 _HOST_STEPS, _DEVICE_STEPS, _HOST_SOURCE = 16, 256, 32
-# Rows of a prompt that attend to its source together, and groups of them at a time.
-RANKS = 4
-_HOST_GROUPS = 8
+# Rows of a prompt that attend to its source together, and groups of them at a time. On an accelerator each attends
+# alone, since a tile has room for as many sources as rows in any case: no row has neighbours in a small product.
+_HOST_RANKS, _HOST_GROUPS = 4, 8
+
+
+def ranks() -> int:
+    """Returns how many rows of a prompt attend to its source together."""
+    return _HOST_RANKS if is_host() else 1
 
 
 def grouped(places: np.ndarray, size: int) -> dict[str, np.ndarray]:
@@ -39,13 +44,13 @@ def grouped(places: np.ndarray, size: int) -> dict[str, np.ndarray]:
     begins = np.append(True, places[1:] != places[:-1])[: len(places)]
     # Of the rows of a prompt, those before the tile do not count.
     before = np.minimum(index - np.maximum.accumulate(np.where(begins, index, 0)), of_tile)
-    begun = np.cumsum(before % RANKS == 0)
+    begun = np.cumsum(before % ranks() == 0)
     groups = begun - begun[index - of_tile]
     of_groups = np.zeros(size, np.int32)
     of_groups[index - of_tile + groups] = places
     return {
         "groups": padded(groups, size, fill=size),
-        "ranks": padded(before % RANKS, size),
+        "ranks": padded(before % ranks(), size),
         "places": of_groups,
     }
 
@@ -147,7 +152,7 @@ class GroupedSources:
       keys_values: Of a layer, each (places, heads of keys, source, head_dim).
       mask: bool, shape (places, source).
       groups: int32, shape (rows,). The group of each; the number of groups or more for padding.
-      ranks: int32, shape (rows,). Below `RANKS`, different for the rows of a group.
+      ranks: int32, shape (rows,). Below `ranks()`, different for the rows of a group.
       places: int32, shape (groups,). Where the source of each stands.
     """
 
@@ -159,7 +164,7 @@ class GroupedSources:
 
     def place(self, rows: jax.Array) -> jax.Array:
         """See `Sources`."""
-        spread = jnp.zeros((len(self.places), RANKS, rows.shape[-1]), rows.dtype)
+        spread = jnp.zeros((len(self.places), ranks(), rows.shape[-1]), rows.dtype)
         return spread.at[self.groups, self.ranks].set(rows, mode="drop")
 
     def pick(self, placed: jax.Array) -> jax.Array:

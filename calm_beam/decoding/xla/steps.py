@@ -198,7 +198,10 @@ def run_layer(
         output = apart(output)
         states = whole(states.at[layer, some.lanes].set(output, mode="drop"))
         if measures:
-            of_rows = jnp.stack([_confidence(model, name, parameters, output, inputs, layer) for name in measures])
+            # Each apart: which other measures there are must not matter.
+            of_rows = jnp.stack(
+                [_confidence(model, name, parameters, *apart((output, inputs)), layer) for name in measures]
+            )
             confidences = jax.lax.dynamic_update_slice_in_dim(confidences, apart(of_rows), first, axis=1)
         return states, cache, confidences
 

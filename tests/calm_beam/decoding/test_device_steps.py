@@ -14,14 +14,14 @@ import pytest
 import scipy.special
 
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.decoding.xla.attended import RANKS, grouped, source_positions
+from calm_beam.decoding.xla.attended import grouped, ranks, source_positions
 from calm_beam.decoding.xla.rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
 from calm_beam.decoding.xla.tiles import tile_rows, whole_tiles
 from calm_beam.model import network_of
 from tests.builders import build_arrays, build_config, checkpoint_of
 
 _ROWS = 2048
-_PART = 64
+_PART = max(64, tile_rows())
 _RANKS = 8
 _SOURCE = 5
 _NODES = 3 * _ROWS
@@ -77,7 +77,7 @@ def _kept(layer: int, states: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("measure", ["state", "classifier"])
 @pytest.mark.parametrize("length", [16, 64])
 def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> None:
-    """Output, keys, values and confidence of 2,048 rows are those of 64 at a time to the bit, and numpy's."""
+    """Output, keys, values and confidence of 2,048 rows are those of few at a time to the bit, and numpy's."""
     generator = np.random.default_rng(length)
     steps = generator.integers(0, length, _ROWS).astype(np.int32)
     paths = generator.integers(0, _ROWS, (_ROWS, length)).astype(np.int32)
@@ -191,18 +191,18 @@ def test_groups_of_rows(lengths: list[int]) -> None:
     of_rows = tiles[: len(places)], found["groups"][: len(places)], found["ranks"][: len(places)]
     assert len(set(zip(*of_rows, strict=True))) == len(places)
     assert (found["groups"][: len(places)] < tile_rows()).all()
-    assert (found["ranks"] < RANKS).all()
+    assert (found["ranks"] < ranks()).all()
     np.testing.assert_array_equal(found["places"][of_rows[0] * tile_rows() + of_rows[1]], places)
     assert (found["groups"][len(places) :] >= tile_rows()).all()
     # Of each prompt in each tile, full groups and one more.
     for tile, place in set(zip(of_rows[0].tolist(), places.tolist(), strict=True)):
         here = (of_rows[0] == tile) & (places == place)
-        assert len(set(of_rows[1][here])) == -(-here.sum() // RANKS)
+        assert len(set(of_rows[1][here])) == -(-here.sum() // ranks())
 
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max"])
 def test_many_rows_are_decided_as_few_are(measure: str) -> None:
-    """Token and confidence of 2,048 states, of any layers, are those of 64 at a time, and numpy's."""
+    """Token and confidence of 2,048 states, of any layers, are those of few at a time, and numpy's."""
     layers = np.random.default_rng(2).integers(1, _DEPTH + 1, _ROWS).astype(np.int32)
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
@@ -331,7 +331,7 @@ def test_what_an_earlier_prompt_left_in_a_place_is_gone() -> None:
 
 
 def _lowered(step: str) -> Any:
-    """Returns a step, or a layer's end with a measure, lowered for 64 of 2,048 rows."""
+    """Returns a step, or a layer's end with a measure, lowered for few of 2,048 rows."""
     states = jnp.array(_STATES)
     # As large as no other array here.
     shape = (_ROWS // _RANKS, _HEADS, source_positions(_SOURCE), _HEAD)

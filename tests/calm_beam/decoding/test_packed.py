@@ -252,7 +252,7 @@ def test_thresholds_in_any_order_give_the_same() -> None:
     ("module", "sizes"),
     [
         (tiles, {"_HOST_ROWS": 8}),
-        (attended, {"_HOST_STEPS": 2, "_HOST_SOURCE": 8, "RANKS": 1, "_HOST_GROUPS": 1}),
+        (attended, {"_HOST_STEPS": 2, "_HOST_SOURCE": 8, "_HOST_RANKS": 1, "_HOST_GROUPS": 1}),
     ],
 )
 def test_xlas_tiles_and_blocks_may_have_any_size(

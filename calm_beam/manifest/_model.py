@@ -123,6 +123,11 @@ class EngineRecord(Record):
         """Whether no version decodes by it any more."""
         return self.head in _GONE_HEADS
 
+    @property
+    def depends_on_company(self) -> bool:
+        """Whether a prompt may be rounded otherwise beside others: on an H100 it was; others have not been tried."""
+        return self.name == "xla" and self.instructions is not None and not self.instructions.startswith("cpu")
+
     def is_unlike(self, other: "EngineRecord") -> bool:
         """Returns whether the other is known to be another engine; instructions that one does not say are not told."""
         known = self.instructions is not None and other.instructions is not None

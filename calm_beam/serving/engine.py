@@ -31,8 +31,8 @@ class ServedEngine:
     asked: dict[str, Any]
 
     def is_other(self, served: EngineRecord) -> bool:
-        """Returns whether an engine is known to be another one than was calibrated."""
-        return self.calibrated is not None and served.is_unlike(self.calibrated)
+        """Returns whether an engine is known to round otherwise than what was calibrated."""
+        return self.calibrated is not None and _rounds_otherwise(served, self.calibrated)
 
 
 def served_engine(
@@ -74,11 +74,15 @@ def served_engine(
     return ServedEngine(calibrated=calibrated, batch=batch, single=single, asked=asked)
 
 
+def _rounds_otherwise(served: EngineRecord, calibrated: EngineRecord) -> bool:
+    return served.is_unlike(calibrated) or served.depends_on_company
+
+
 def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
-    """Refuses another engine than was calibrated.
+    """Refuses an engine that rounds otherwise than what was calibrated.
 
     Raises:
-      ManifestError: If it is one, or the manifest does not say which was calibrated.
+      ManifestError: If it does, or the manifest does not say which was calibrated.
     """
     if calibrated is None:
         raise ManifestError(
@@ -91,6 +95,12 @@ def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
             f"calibrated. {_way_there(calibrated) or 'Serve on a machine with the processor of the calibration'}, or "
             "calibrate by the engine that serves (--engine)."
         )
+    if served.depends_on_company:
+        raise ManifestError(
+            f"exact_engine is asked for, but {served.in_words()} would serve, which rounds a prompt otherwise beside "
+            "others: what it serves is not to the bit what it calibrated. Calibrate and serve on CPUs, or leave "
+            "exact_engine out."
+        )
 
 
 def _way_there(calibrated: EngineRecord) -> str:
@@ -101,7 +111,9 @@ def _way_there(calibrated: EngineRecord) -> str:
 
 
 def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: EngineRecord) -> str:
-    """Returns what another engine leaves of a promise; empty where none is known to serve.
+    """Returns what another engine leaves of a promise, or one that rounds a prompt otherwise beside others.
+
+    Nothing is said where neither is known to serve.
 
     Args:
       manifest: What was promised.
@@ -109,7 +121,7 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
       served: What serves.
     """
     calibrated = manifest.engine
-    if calibrated is None or not served.is_unlike(calibrated):
+    if calibrated is None or not _rounds_otherwise(served, calibrated):
         return ""
     step = entry.deciding
     q = differing_upper(0, _COMPARED_PROMPTS)
@@ -120,8 +132,11 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
             example = (
                 f", and then a promise may be broken with probability {found:.2g} instead of {entry.promised_epsilon:g}"
             )
+    cause = f", but {calibrated.in_words()} was calibrated"
+    if not served.is_unlike(calibrated):
+        cause = ", as was calibrated, but it rounds a prompt otherwise beside others"
     return (
-        f"{served.in_words()} serves, but {calibrated.in_words()} was calibrated: outputs differ at near ties. The "
+        f"{served.in_words()} serves{cause}: outputs differ at near ties. The "
         "risk as served is at most that of the calibration plus q, the share of prompts whose output differs. q is "
         f"not known here; even where 0 of {_COMPARED_PROMPTS:,} prompts differ it may be {q:.1%} (at 95 %){example}."
         + (f" {way}, to serve by what was calibrated." if (way := _way_there(calibrated)) else "")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from calm_beam.manifest import EngineRecord, Manifest, ManifestError
 from calm_beam.model.native import library
 from calm_beam.serving import Generator
 from calm_beam.serving import generator as generator_module
+from calm_beam.serving.engine import check_exact, other_engine_in_words
 from tests.builders import build_checkpoint
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.instruction_sets import TUNED, forced
@@ -100,6 +102,22 @@ def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None)
     else:
         assert calibrated.in_words() in str(error.value)
         assert "--engine" in str(error.value)
+
+
+def test_the_same_accelerator_is_not_the_same_to_the_bit() -> None:
+    """It rounds a prompt otherwise beside others, which is said with the bound, and refused on request."""
+    on_gpu = EngineRecord(name="xla", instructions="gpu NVIDIA H100 80GB HBM3", head="exact")
+    manifest = _manifest(on_gpu)
+    sentence = other_engine_in_words(manifest, manifest.calibrations[0], served=on_gpu)
+    assert sentence.startswith(
+        f"{on_gpu.in_words()} serves, as was calibrated, but it rounds a prompt otherwise beside"
+    )
+    assert "plus q" in sentence
+    with pytest.raises(ManifestError, match=re.escape(f"exact_engine is asked for, but {on_gpu.in_words()} would")):
+        check_exact(on_gpu, on_gpu)
+    on_cpu = dataclasses.replace(on_gpu, instructions="cpu avx512f")
+    check_exact(on_cpu, on_cpu)
+    assert other_engine_in_words(_manifest(on_cpu), manifest.calibrations[0], served=on_cpu) == ""
 
 
 @pytest.mark.skipif(len(TUNED) < 2, reason="this machine has no two instruction sets")

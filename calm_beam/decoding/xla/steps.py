@@ -198,10 +198,7 @@ def run_layer(
         output = apart(output)
         states = whole(states.at[layer, some.lanes].set(output, mode="drop"))
         if measures:
-            # Each apart: which other measures there are must not matter.
-            of_rows = jnp.stack(
-                [_confidence(model, name, parameters, *apart((output, inputs)), layer) for name in measures]
-            )
+            of_rows = jnp.stack([_confidence(model, name, parameters, output, inputs, layer) for name in measures])
             confidences = jax.lax.dynamic_update_slice_in_dim(confidences, apart(of_rows), first, axis=1)
         return states, cache, confidences
 
@@ -226,6 +223,8 @@ def _confidence(
     model: EarlyExitModel, name: str, parameters: Parameters, output: jax.Array, inputs: jax.Array, layer: jax.Array
 ) -> jax.Array:
     measure = measure_named(name)
+    # Which other measures there are must not matter.
+    output, inputs = apart((output, inputs))
     if measure.needs is Need.STATES:
         confidence: jax.Array = measure.confidence(widened(output), widened(inputs), layer)
         return confidence

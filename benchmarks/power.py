@@ -16,8 +16,7 @@ import numpy as np
 
 from calm_beam.metrics.registry import Metric, checked_score, get_metric
 from calm_beam.outputs import Generation, read_generations
-from calm_beam.risk.betting_table import BettingTable
-from calm_beam.risk.evidence import EvidenceError
+from calm_beam.risk.evidence import BettingTable, EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.in_memory import p_values_of

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Self
 
 from calm_beam.inputs.losses.rows import check_there, name_of
 from calm_beam.inputs.losses.shown import named
-from calm_beam.risk.betting_table import betting_order
-from calm_beam.risk.digest_sums import sum_of_digests
+from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.setting_sums import LossesError
+from calm_beam.risk.totals import sum_of_digests
 
 from .fingerprint import fingerprint_text
 

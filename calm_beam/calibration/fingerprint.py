@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import MOST_SAMPLED_IDS
-from calm_beam.risk.digest_sums import MODULUS
+from calm_beam.risk.totals import MODULUS
 
 
 def content_sum_of(examples: Iterable[Example]) -> int:

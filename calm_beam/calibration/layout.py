@@ -7,8 +7,8 @@ from typing import Self
 import numpy as np
 
 from calm_beam.manifest import Objective, PlannedTest
+from calm_beam.risk.evidence import Loss, Statistic
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import Loss, Statistic
 from calm_beam.risk.testing import statistics_for
 
 

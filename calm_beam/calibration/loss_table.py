@@ -13,15 +13,13 @@ import numpy as np
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ExternalTest
-from calm_beam.risk.betting_table import BettingTable
-from calm_beam.risk.digest_sums import sum_of_digests
-from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.evidence import BettingTable, Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.testing import statistics_for
-from calm_beam.risk.totals import means_up
+from calm_beam.risk.totals import means_up, sum_of_digests
 
 from .fingerprint import fingerprint_text, merged_sums
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from calm_beam.manifest import PlannedTest
 from calm_beam.outputs import FinishedSweep, Generation, OutputsError
-from calm_beam.risk.betting_table import BettingTable
-from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.evidence import BettingTable, Evidence
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.text import counted
 

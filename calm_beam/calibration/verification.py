@@ -25,7 +25,7 @@ from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import AskedTest, Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
-from calm_beam.risk.betting_table import BettingTable
+from calm_beam.risk.evidence import BettingTable
 from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test

@@ -7,7 +7,7 @@ import numpy as np
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
-from calm_beam.risk.betting_table import BettingTable
+from calm_beam.risk.evidence import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.text import counted
 

@@ -16,11 +16,10 @@ from calm_beam.evaluation.output_counts import BLEU_ROWS
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.metrics.corpus_bleu import bleu_of
-from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.evidence import Evidence, Loss
 from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import hoeffding_bentkus_p_value
-from calm_beam.risk.statistics import Loss
 from calm_beam.risk.testing import p_values_for
 from calm_beam.text import counted
 

@@ -7,8 +7,8 @@ loss L in [0, 1] turns into 1 - L, and the tolerance into 1 - delta. Signed loss
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk.fixed_point import require_signed_unit_interval, require_unit_interval
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
 
 
 def excess_p_values(losses: ArrayLike, *, p_value: str, delta: float, is_signed: bool = False) -> np.ndarray:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.log_capital import log_capital
 from calm_beam.risk.pvalues.signed_mixture import BETS
 
 

@@ -1,4 +1,6 @@
-"""Losses as integers, so that sums do not depend on the order in which workers add them.
+"""Losses as checked integers, so that sums do not depend on the order in which workers add them.
+
+Scores and losses have to lie in the range on which the guarantee rests; that is checked here, and nowhere else.
 
 Float addition is not associative, and a threshold may hang on the last digit of a sum. A loss is therefore rounded
 to a multiple of 2^-32 and added in int64. Rounding goes up, always: a bound on the larger loss is a bound on the
@@ -8,10 +10,64 @@ loss itself, so the guarantee survives the rounding exactly, at a price of at mo
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
-
 _FRACTION_BITS = 32
 LOSS_SCALE = 2**_FRACTION_BITS
+
+
+def require_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
+    """Returns `values` as float64, having checked that each lies in [0, 1].
+
+    Args:
+      values: Any shape.
+      name: What to call the values in the message, as the caller wrote it.
+
+    Returns:
+      The same shape, float64.
+
+    Raises:
+      ValueError: If any value is NaN or outside [0, 1]; the message names the first such value and its index.
+
+    Source: CALM, sec. "Calibrating Local Early Exits from Global Constraints" (D and R in [0, 1]).
+
+    >>> require_unit_interval([0, 0.5], name="loss")
+    array([0. , 0.5])
+    """
+    return _require_range(values, low=0, name=name)
+
+
+def require_signed_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
+    """Returns `values` as float64, having checked that each lies in [-1, 1].
+
+    Args:
+      values: Any shape.
+      name: What to call the values in the message, as the caller wrote it.
+
+    Returns:
+      The same shape, float64.
+
+    Raises:
+      ValueError: If any value is NaN or outside [-1, 1]; the message names the first such value and its index.
+
+    Source: CALM Definition 2 (a difference of two risks in [0, 1]).
+
+    >>> require_signed_unit_interval([-1, 0.5], name="loss")
+    array([-1. ,  0.5])
+    """
+    return _require_range(values, low=-1, name=name)
+
+
+def _require_range(values: ArrayLike, *, low: int, name: str) -> np.ndarray:
+    checked = np.asarray(values, dtype=np.float64)
+    # Asked this way round because every comparison with NaN is false.
+    is_inside = (checked >= low) & (checked <= 1)
+    if not is_inside.all():
+        index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        where = f"{name}[{', '.join(map(str, index))}]" if index else name
+        raise ValueError(
+            f"{where} must be in [{low}, 1], got {float(checked[index])}. "
+            "The bounds hold for values in that range only: normalize the metric first."
+        )
+    return checked
 
 
 def to_fixed_point(losses: ArrayLike) -> np.ndarray:

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk.fixed_point import require_unit_interval
 from calm_beam.risk.tails import split_tail
-from calm_beam.risk.unit_interval import require_unit_interval
 
 
 def textual_loss(similarity: ArrayLike) -> np.ndarray:

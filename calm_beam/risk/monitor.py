@@ -23,9 +23,13 @@ from typing import Self
 import numpy as np
 
 from calm_beam.risk import elementary
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.fixed_point import (
+    LOSS_SCALE,
+    require_signed_unit_interval,
+    require_unit_interval,
+    to_signed_fixed_point,
+)
 from calm_beam.risk.sampled_loss import WatchedPromise
-from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
 
 # Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)

@@ -17,12 +17,11 @@ from typing import Self
 import numpy as np
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.risk.digest_sums import MODULUS, sum_of_digests
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.testing import TestedSetting, check_asked, outcomes_of, statistics_for
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.risk.totals import MODULUS, RiskTotals, sum_of_digests
 
 # Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
 _ID_BYTES = 16

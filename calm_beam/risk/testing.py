@@ -7,10 +7,9 @@ from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
-from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.evidence import Evidence, Loss, Statistic
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import Loss, Statistic
 
 
 class Asked(Protocol):

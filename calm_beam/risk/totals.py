@@ -1,4 +1,8 @@
-"""Exact totals over a calibration set: what workers send each other."""
+"""Exact totals over a calibration set: what workers send each other.
+
+Sums of losses are made of integers, so they do not depend on the order of the set. Nor do sums of digests modulo 2^256:
+they are a fingerprint of a set, added in batches.
+"""
 
 import dataclasses
 import operator
@@ -9,6 +13,10 @@ import numpy as np
 _INT64_MAX = int(np.iinfo(np.int64).max)
 # Integers below this are float64s, so that a sum of integers that stays below it is exact in any order of addition.
 _EXACT_IN_FLOAT = 2**53
+MODULUS = 2**256
+DIGEST_BYTES = 32
+# A digest is eight numbers of 32 bits; sums of 2^32 of them still fit into 64.
+_WORDS = np.dtype(">u4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,7 +25,7 @@ class RiskTotals:
 
     So are the losses of the examples of one cluster summed, of which the mean is its loss.
 
-    What a row sums is up to the caller: see `calm_beam.risk.statistics`. Merging is exactly associative and
+    What a row sums is up to the caller: see `calm_beam.risk.evidence`. Merging is exactly associative and
     commutative, with `zero` as its unit, so the totals do not depend on how the calibration set was sharded, ordered or
     retried. Values compare, hash and pickle by content; the arrays are read-only.
 
@@ -193,3 +201,21 @@ def _largest(values: np.ndarray) -> int:
 
 def _restore(cls: type[RiskTotals], n: int, sums: np.ndarray) -> RiskTotals:
     return cls(n=n, sums=sums)
+
+
+def sum_of_digests(digests: bytes) -> int:
+    r"""Returns the sum of digests modulo 2^256, each a number with its highest byte first.
+
+    Args:
+      digests: Of 32 bytes each, one after the other; at most 2^32 of them.
+
+    Source: ours.
+
+    >>> sum_of_digests(bytes(31) + b"\x02" + b"\xff" * 32)
+    1
+    """
+    words = np.frombuffer(digests, _WORDS).reshape(-1, DIGEST_BYTES // _WORDS.itemsize)
+    total = 0
+    for word in words.sum(axis=0, dtype=np.uint64).tolist():
+        total = (total << 8 * _WORDS.itemsize) + word
+    return total % MODULUS

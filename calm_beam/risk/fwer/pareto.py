@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calm_beam.risk.unit_interval import require_unit_interval
+from calm_beam.risk.fixed_point import require_unit_interval
 
 from .arguments import require_arguments
 from .fixed_sequence import fixed_sequence_test

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from calm_beam.risk.evidence import Evidence, EvidenceError
+from calm_beam.risk.evidence import Evidence, EvidenceError, IsFraction, LogCapital, Loss, SquaredLoss, Statistic
 from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.statistics import IsFraction, LogCapital, Loss, SquaredLoss, Statistic
 
 from . import star_bets, wsr
 from .empirical_bernstein import empirical_bernstein_p_value

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calm_beam.risk import elementary
+from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
-from calm_beam.risk.log_capital import log_capital
 
 from ._arguments import require_n_and_delta
 from ._rounding import rounded_up

@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam.calibration.declared import DeclaredExample, DeclaredExamples, IdReading
 from calm_beam.inputs.losses.tables import read_rows, table_files
-from calm_beam.risk.betting_table import BettingTable
+from calm_beam.risk.evidence import BettingTable
 from calm_beam.risk.setting_sums import LossesError
 from tests.calm_beam.inputs.losses.builders import declared_examples
 

@@ -15,9 +15,9 @@ from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.outputs import Generation
+from calm_beam.risk.evidence import IsFraction, Loss, SquaredLoss
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import IsFraction, Loss, SquaredLoss
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 
 # Every statistic there is, and a table: one spec for each p-value and loss.

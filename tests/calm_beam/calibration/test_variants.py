@@ -18,7 +18,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.outputs import Generation, OutputsError
-from calm_beam.risk.betting_table import betting_order
+from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.in_memory import p_values_of
 from tests.calm_beam.calibration.builders import build_example, build_output

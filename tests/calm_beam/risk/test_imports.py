@@ -7,7 +7,7 @@ _MODULES = ", ".join(
     f"calm_beam.risk.{name}"
     for name in (
         "totals",
-        "betting_table",
+        "evidence",
         "excess",
         "monitor",
         "pvalues",

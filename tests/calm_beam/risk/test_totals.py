@@ -1,7 +1,11 @@
-"""The exact totals: the merge laws, by value, for any sharding, order and merge tree."""
+"""The exact totals: the merge laws, by value, for any sharding, order and merge tree.
+
+Sums of digests, added in batches, are those of Python's integers.
+"""
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 import operator
@@ -10,13 +14,14 @@ import random
 import re
 from fractions import Fraction
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies
 from hypothesis import strategies as st
 
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.risk.totals import MODULUS, RiskTotals, sum_of_digests
 
 _ROWS, _THRESHOLDS = 2, 3
 _INT64_MAX, _INT64_MIN = 2**63 - 1, -(2**63)
@@ -199,3 +204,17 @@ def test_one_example_is_its_own_mean() -> None:
     """Clusters of one change nothing, whatever the shape."""
     losses = np.array([[0, 7], [LOSS_SCALE, -LOSS_SCALE]])
     assert RiskTotals(n=1, sums=losses).mean_up().tolist() == losses.tolist()
+
+
+@hypothesis.given(strategies.lists(strategies.binary(min_size=32, max_size=32), max_size=20))
+def test_sums_are_those_of_integers(digests: list[bytes]) -> None:
+    """Carries pass from word to word, and what leaves 256 bits is dropped."""
+    assert sum_of_digests(b"".join(digests)) == sum(int.from_bytes(each, "big") for each in digests) % MODULUS
+
+
+def test_many_digests() -> None:
+    """Of many, no word overflows."""
+    digests = [hashlib.sha256(str(index).encode()).digest() for index in range(5000)]
+    expected = sum(int.from_bytes(each, "big") for each in digests) % MODULUS
+    assert sum_of_digests(b"".join(digests)) == expected
+    assert sum_of_digests(b"\xff" * 32 * 1000) == -1000 % MODULUS

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.evidence import Evidence, IsFraction, LogCapital, Loss, SquaredLoss
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.statistics import IsFraction, LogCapital, Loss, SquaredLoss
 
 
 def test_names() -> None:

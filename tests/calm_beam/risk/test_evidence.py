@@ -1,4 +1,4 @@
-"""Single losses come in one order, whatever the way they came by."""
+"""What is summed, of losses that can be checked by hand; single losses come in one order, whatever way they came."""
 
 import hashlib
 import pickle
@@ -8,12 +8,30 @@ import re
 import numpy as np
 import pytest
 
-from calm_beam.risk import betting_table
-from calm_beam.risk.betting_table import BettingTable
-from calm_beam.risk.evidence import EvidenceError
+from calm_beam.risk import evidence
+from calm_beam.risk.elementary import log_capital
+from calm_beam.risk.evidence import BettingTable, EvidenceError, IsFraction, LogCapital, Loss, SquaredLoss
+from calm_beam.risk.fixed_point import LOSS_SCALE
 
+_FEW_LOSSES = np.array([[0, LOSS_SCALE], [LOSS_SCALE // 2, 1]])
 _LOSSES = np.arange(20 * 2 * 3).reshape(20, 2, 3)
 _KEYS = [f"example-{index}" for index in range(20)]
+
+
+def test_statistics() -> None:
+    """Losses, squares rounded up, and marks of what is neither 0 nor 1; shapes are kept."""
+    assert Loss().values(_FEW_LOSSES).tolist() == _FEW_LOSSES.tolist()
+    assert SquaredLoss().values(_FEW_LOSSES).tolist() == [[0, LOSS_SCALE], [LOSS_SCALE // 4, 1]]
+    assert IsFraction().values(_FEW_LOSSES).tolist() == [[0, 0], [1, 1]]
+    assert IsFraction().values(-_FEW_LOSSES).tolist() == [[0, 1], [1, 1]]
+    bet = LogCapital(delta=0.1, share=0.3)
+    assert bet.values(_FEW_LOSSES).tolist() == log_capital(_FEW_LOSSES, delta=0.1, share=0.3).tolist()
+
+
+def test_equal_statistics_are_one_key() -> None:
+    """A statistic that two specs need is summed once."""
+    assert len({Loss(), Loss(), SquaredLoss(), LogCapital(delta=0.1, share=0.3), LogCapital(delta=0.1, share=0.3)}) == 3
+    assert LogCapital(delta=0.1, share=0.3) != LogCapital(delta=0.2, share=0.3)
 
 
 def _table(places: list[int], *, salt: str = "salt") -> BettingTable:
@@ -67,7 +85,7 @@ def test_equality_is_by_content() -> None:
 
 def test_more_than_fits_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many losses end the run with their size, the limit and the way out, before they fill the memory."""
-    monkeypatch.setattr(betting_table, "MOST_BYTES", 10 * 2 * 3 * 8)
+    monkeypatch.setattr(evidence, "MOST_BYTES", 10 * 2 * 3 * 8)
     half = _table(list(range(10)))
     message = (
         "the losses of 20 examples take 0.0 GiB, and p-value wsr keeps up to 4.47035e-07 GiB of them in memory. Take "

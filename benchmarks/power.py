@@ -19,9 +19,8 @@ from calm_beam.outputs import Generation, read_generations
 from calm_beam.risk.evidence import BettingTable, EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.losses import signed_risk_loss, textual_loss
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
 
 def main() -> None:

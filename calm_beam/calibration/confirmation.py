@@ -31,7 +31,7 @@ from calm_beam.manifest import (
 from calm_beam.risk import elementary
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import p_values_of
 from calm_beam.risk.testing import p_values_for
 
 from .plan import promise_of

@@ -13,8 +13,7 @@ import numpy as np
 from calm_beam.inputs.set_parts import is_drawn
 from calm_beam.manifest import ParetoPlan, Variant
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
-from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
 from .split import check_parts, check_split
 

@@ -26,10 +26,9 @@ from calm_beam.manifest import AskedTest, Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import BettingTable
-from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import excess_p_values, p_values_of
 from calm_beam.risk.totals import RiskTotals
 
 from .contrast import Contrast

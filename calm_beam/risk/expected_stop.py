@@ -12,7 +12,7 @@ import numpy as np
 
 from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.pvalues.signed_mixture import BETS
+from calm_beam.risk.pvalues.betting import BETS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

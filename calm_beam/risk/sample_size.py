@@ -13,8 +13,7 @@ import numpy as np
 
 from calm_beam.risk.evidence import Evidence, Statistic
 from calm_beam.risk.fixed_point import LOSS_SCALE, require_signed_unit_interval
-from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES, exact_binomial_p_value
+from calm_beam.risk.pvalues import P_VALUES, exact_binomial_p_value, p_values_of
 
 # Calibration sets simulated together; part of what a seed means.
 _SETS_AT_A_TIME = 50

@@ -17,7 +17,7 @@ from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.risk.evidence import betting_order
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import p_values_of
 from calm_beam.serving import Generator, LossProbe
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, opened, started_browser

@@ -3,8 +3,7 @@
 import numpy as np
 
 from calm_beam.risk.evidence import EvidenceError
-from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
 
 def registered_p_values(name: str, losses: np.ndarray, *, delta: float, epsilon: float = 0.05) -> np.ndarray | None:

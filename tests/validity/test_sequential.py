@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
 from .sequential import (
     END,

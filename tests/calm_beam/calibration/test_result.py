@@ -16,8 +16,7 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Calibration, PlannedTest
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES, hoeffding_p_value
+from calm_beam.risk.pvalues import P_VALUES, hoeffding_p_value, p_values_of
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 
 _GRID = (0.9, 0.6, 0.3, 0.0)

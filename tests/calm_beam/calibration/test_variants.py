@@ -20,7 +20,7 @@ from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.outputs import Generation, OutputsError
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.fixed_point import to_signed_fixed_point
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import p_values_of
 from tests.calm_beam.calibration.builders import build_example, build_output
 
 _VARIANTS = (Variant(min_exit_layer=1), Variant(min_exit_layer=2), Variant(min_exit_layer=3))

@@ -12,7 +12,7 @@ from calm_beam.calibration.verified_settings import check_fresh, promised, verif
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import ExternalManifest
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import p_values_of
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 

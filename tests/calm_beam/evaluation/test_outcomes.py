@@ -23,10 +23,9 @@ from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import PlannedTest
-from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import fixed_sequence_test
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import excess_p_values, p_values_of
 
 _THRESHOLDS = (0.9, 0.5, 0.0)
 _SPLITS = Splits(trials=12, calibration_share=0.7, seed=1)

@@ -22,11 +22,9 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.risk.binomial_interval import binomial_interval
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.monitor import RiskMonitor
-from calm_beam.risk.pvalues import P_VALUES, hoeffding_bentkus_p_value
+from calm_beam.risk.pvalues import P_VALUES, excess_p_values, hoeffding_bentkus_p_value, p_values_of
 from calm_beam.risk.sample_size import exact_power
 
 OUTPUT = pathlib.Path(__file__).with_name("bits.json")

@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam.risk.expected_stop import expected_stop, looks_at
 from calm_beam.risk.fixed_point import to_signed_fixed_point
-from calm_beam.risk.pvalues.signed_mixture import BETS, signed_mixture_p_value
+from calm_beam.risk.pvalues.betting import BETS, signed_mixture_p_value
 
 _TEST: dict[str, Any] = {"delta": 0.1, "epsilon": 0.05}
 

@@ -8,7 +8,6 @@ _MODULES = ", ".join(
     for name in (
         "totals",
         "evidence",
-        "excess",
         "monitor",
         "pvalues",
         "fwer",

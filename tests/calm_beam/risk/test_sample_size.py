@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from calm_beam.risk import sample_size
-from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, p_values_of
 from calm_beam.risk.sample_size import (
     COIN_P_VALUES,
     beta_losses,

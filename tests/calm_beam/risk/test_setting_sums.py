@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.risk.evidence import EvidenceError
-from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import p_values_of
 from calm_beam.risk.setting_sums import LossesError, LossSums, RiskTest, control_risk
 
 _TESTS = (

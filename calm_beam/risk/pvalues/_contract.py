@@ -1,12 +1,21 @@
-"""The checks that every p-value makes of its arguments."""
+"""What every p-value owes: it checks its arguments, and is rounded outwards.
+
+What is published as a p-value is never below the exact one.
+"""
 
 import operator
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk import elementary
+
 # No sum of losses tells smaller tolerances apart, and quotients by them would leave the range of float64.
 _LEAST_DELTA = 1e-280
+# What a computed argument may be wrong by, as a share of it: 16 roundings of 2^-53.
+_ARGUMENT = 2.0**-49
+# The least p-value that we publish. 0 would be certainty, and far below are numbers that some processors take for 0.
+LEAST = 1e-300
 
 
 def require_n_and_delta(n: int, delta: float) -> tuple[int, float]:
@@ -45,3 +54,24 @@ def require_loss_sum(loss_sum: ArrayLike, *, n: int, delta: float) -> tuple[np.n
     count, delta = require_n_and_delta(n, delta)
     meaning = "It is the sum of n losses in [0, 1], not their mean."
     return require_sums(loss_sum, n=count, name="loss_sum", meaning=meaning), count, delta
+
+
+def exp_upper(exponents: np.ndarray, *, factor: float = 1.0) -> np.ndarray:
+    """Returns min(1, factor e^exponent), rounded up.
+
+    Args:
+      exponents: Any shape, at most 0, each right to a share of 2^-49.
+      factor: Exact, and above 0.
+
+    Returns:
+      The same shape, in (0, 1]: above the exact value by a share of 2^-49 and of 2^-48 times the exponent.
+    """
+    return rounded_up(factor * elementary.exp(exponents * (1 - _ARGUMENT)))
+
+
+def rounded_up(values: np.ndarray) -> np.ndarray:
+    """Returns values that are right to 2^-50 of themselves as p-values that are none too small.
+
+    They lie in [1e-300, 1].
+    """
+    return np.asarray(np.clip(values * (1 + 2 * elementary.RELATIVE_ERROR), LEAST, 1.0))

@@ -169,6 +169,7 @@ _SERVING_PACKAGES = [
     "calm_beam.model.t5",
     "calm_beam.options",
     "calm_beam.risk",
+    "calm_beam.risk.pvalues",
     "calm_beam.serving",
     "calm_beam.storage",
     "calm_beam.vocabularies",

@@ -42,8 +42,7 @@ from calm_beam.manifest import (
     ManifestError,
     read_any_manifest,
 )
-from calm_beam.risk.monitor import RiskMonitor
-from calm_beam.risk.sampled_loss import WatchedPromise
+from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.storage import (
     check_writable,
     exists,

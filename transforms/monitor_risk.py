@@ -16,9 +16,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms import trigger, userstate, window
 
 from calm_beam.manifest import Manifest, read_manifest
-from calm_beam.risk.monitor import RiskMonitor
-from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise
-from calm_beam.risk.watched_risk import WatchedRisk
+from calm_beam.risk.monitor import RiskMonitor, SampledLoss, WatchedPromise, WatchedRisk
 
 from .metrics import NAMESPACE
 from .results import prediction_of

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 
 from calm_beam.manifest import PlannedTest
-from calm_beam.risk.binomial_interval import binomial_interval
+from calm_beam.risk.counts import binomial_interval
 from calm_beam.storage import open_input, replacing
 
 from .outcomes import GridRow, SplitResults, Spread, Summary, TrialOutcome

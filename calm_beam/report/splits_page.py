@@ -18,7 +18,7 @@ from calm_beam.evaluation.outcomes import (
     score_in_words,
 )
 from calm_beam.manifest import Objective, PlannedTest
-from calm_beam.risk.binomial_interval import binomial_interval
+from calm_beam.risk.counts import binomial_interval
 from calm_beam.risk.tails import split_tail, tail_in_words
 from calm_beam.storage import joined
 from calm_beam.text import counted

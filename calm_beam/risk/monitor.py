@@ -13,12 +13,18 @@ Some losses are missing: a label never came, or an output could not be measured.
 loss counts as the lowest there is, so that it is never above the capital of the true losses: only that one proves that
 the risk exceeds delta. In the other it counts as 1: that one says that the risk exceeds delta or losses are missing.
 Where none is missing both are the same, so one alpha is enough for the two alarms.
+
+The capital depends on the order of the losses, and so does its promise: who lets large losses come first sees alarms
+that mean nothing. A hash of the ids is an order that knows nothing of losses, is the same wherever they were measured,
+and whichever came first. So each loss of a sampled request comes with its id and with the promise that it is about, and
+the losses of a promise are watched in parts that come one after the other.
 """
 
 import dataclasses
+import hashlib
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -29,7 +35,9 @@ from calm_beam.risk.fixed_point import (
     require_unit_interval,
     to_signed_fixed_point,
 )
-from calm_beam.risk.sampled_loss import WatchedPromise
+
+if TYPE_CHECKING:
+    from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
 
 # Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -39,6 +47,114 @@ _LISTS = ("stakes", "worst_stakes")
 _RICHEST = 2.0**1000
 # A trillion. Beyond, what is staked anew with each loss would be lost in rounding.
 _MOST_LOSSES = 10**12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchedPromise:
+    """An entry of a manifest, as far as losses are held against it.
+
+    Attributes:
+      manifest: The manifest's digest.
+      calibration: The entry's place in it.
+      group: Group that it is about; None for all prompts.
+      delta: Risk tolerance, in (0, 1).
+      is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
+    """
+
+    manifest: str
+    calibration: int
+    group: str | None
+    delta: float
+    is_signed: bool
+
+    @classmethod
+    def of(cls, manifest: "Manifest | ExternalManifest", entry: "Calibration | ExternalCalibration") -> Self:
+        """Returns what is watched of an entry."""
+        return cls(
+            manifest=manifest.digest,
+            calibration=manifest.calibrations.index(entry),
+            group=entry.group,
+            delta=entry.delta,
+            is_signed=entry.is_signed,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampledLoss:
+    """The loss of a sampled request.
+
+    Attributes:
+      id: Of the request.
+      value: The loss; 1 if it is missing.
+      failure: Why it is missing, as it was not measured; None if it was.
+      promise: What it is about.
+    """
+
+    id: str
+    value: float
+    failure: str | None
+    promise: WatchedPromise
+
+    @property
+    def measured(self) -> float | None:
+        """The loss as `RiskMonitor` takes it; None if it is missing."""
+        return self.value if self.failure is None else None
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the loss as `calm-beam monitor` reads it."""
+        return {
+            "id": self.id,
+            "loss": self.value,
+            "failure": self.failure,
+            "manifest": self.promise.manifest,
+            "calibration": self.promise.calibration,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], promises: Iterable[WatchedPromise]) -> Self:
+        """Returns the loss that a row of a `LossProbe` is.
+
+        Args:
+          row: As `to_row` returns it.
+          promises: Those that it may be about.
+
+        Raises:
+          ValueError: If it is about none of them, or no such row.
+        """
+        keys = ("id", "loss", "failure", "manifest", "calibration")
+        if row.keys() != set(keys):
+            raise ValueError(f"the row of a loss has the keys {', '.join(keys)}; got {sorted(map(str, row))}.")
+        if not (row["failure"] is None or isinstance(row["failure"], str)):
+            raise ValueError(
+                f"the loss of request {row['id']!r:.60}: failure must be a text, or None where the loss was measured; "
+                f"got {row['failure']!r:.60}."
+            )
+        for promise in promises:
+            if (promise.manifest, promise.calibration) == (row["manifest"], row["calibration"]):
+                return cls(id=str(row["id"]), value=row["loss"], failure=row["failure"], promise=promise)
+        raise ValueError(
+            f"the loss of request {row['id']!r:.60} was measured for another manifest or entry. The losses of one "
+            "promise say nothing about another: name the manifest that it was measured for."
+        )
+
+
+def in_fixed_order(losses: Iterable[SampledLoss]) -> list[SampledLoss]:
+    """Returns losses in an order that depends on their ids alone, each request once.
+
+    A request whose loss is there twice, as where a source delivers a message again, counts with the smaller one: more
+    alarms than were promised must not come of it.
+
+    Args:
+      losses: Of one promise, in any order.
+
+    Source: ours.
+    """
+    by_id: dict[str, SampledLoss] = {}
+    for loss in losses:
+        other = by_id.get(loss.id)
+        if other is None or (loss.value, loss.failure or "") < (other.value, other.failure or ""):
+            by_id[loss.id] = loss
+    return sorted(by_id.values(), key=lambda loss: (hashlib.sha256(loss.id.encode()).digest(), loss.id))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -324,3 +440,61 @@ def _require_count(name: str, value: object, *, lowest: int = 0, highest: int | 
     if highest is not None and number > highest:
         raise ValueError(f"{name} must be in [{lowest}, {highest}] for {of}, got {value!r:.40}.")
     return number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchedRisk:
+    """The state of a promise after a part of its losses.
+
+    Attributes:
+      promise: What is watched.
+      monitor: After this part and all before it.
+      part: Losses of this part: all of a batch, or those of a window.
+      end: When the window ended, in seconds since 1970; None for a batch.
+      missing: How many of them are missing.
+      is_new_alarm: Whether this part has raised the alarm: the risk exceeds delta, whatever missing losses are.
+      is_new_missing_alarm: Whether this part has raised the other one, and no proof yet: the risk exceeds delta or
+        losses are missing.
+    """
+
+    promise: WatchedPromise
+    monitor: RiskMonitor
+    part: int
+    end: float | None
+    missing: int
+    is_new_alarm: bool
+    is_new_missing_alarm: bool
+
+    @classmethod
+    def after(
+        cls, losses: Iterable[SampledLoss], *, before: RiskMonitor | None, alpha: float, end: float | None = None
+    ) -> Self:
+        """Returns the state after a part, which depends neither on the order of its losses nor on how they came.
+
+        Args:
+          losses: Of one promise, at least one, in any order; those of a request count once.
+          before: The monitor after the parts before; None for the first.
+          alpha: Chance of ever raising a false alarm, in (0, 1).
+          end: As the attribute.
+
+        Raises:
+          ValueError: If a loss is NaN or out of range, or `alpha` is.
+
+        Source: as `RiskMonitor`; the order is ours.
+        """
+        ordered = in_fixed_order(losses)
+        promise = ordered[0].promise
+        if before is None:
+            before = RiskMonitor.of_promise(promise, alpha=alpha)
+        monitor = before.observe(loss.measured for loss in ordered)
+        return cls(
+            promise=promise,
+            monitor=monitor,
+            part=len(ordered),
+            end=end,
+            missing=monitor.missing - before.missing,
+            is_new_alarm=before.alarm_at is None and monitor.alarm_at is not None,
+            is_new_missing_alarm=before.missing_alarm_at is None
+            and monitor.missing_alarm_at is not None
+            and monitor.alarm_at is None,
+        )

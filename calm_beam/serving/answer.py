@@ -5,7 +5,7 @@ import dataclasses
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration
 from calm_beam.manifest.notebook import html_of
-from calm_beam.risk.sampled_loss import SampledLoss
+from calm_beam.risk.monitor import SampledLoss
 
 
 class PromptError(CalmBeamError, ValueError):

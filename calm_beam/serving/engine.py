@@ -8,7 +8,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.manifest import Calibration, EngineRecord, Manifest, ManifestError
 from calm_beam.model import ModelConfig
 from calm_beam.model.native import library
-from calm_beam.risk.other_engine import differing_upper, epsilon_elsewhere
+from calm_beam.risk.counts import differing_upper, epsilon_elsewhere
 
 # What a comparison of two engines usually has, in which no output differed.
 _COMPARED_PROMPTS = 1000

@@ -13,7 +13,7 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.recorded import recorded_arithmetic
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, EntryChoice, Manifest, ManifestError, read_manifest
-from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise
+from calm_beam.risk.monitor import SampledLoss, WatchedPromise
 
 from .answer import Answer, OutputError, ProbedAnswer, PromptError, Unanswered
 from .generator import Generator, on_device

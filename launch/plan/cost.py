@@ -16,7 +16,7 @@ from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
 from calm_beam.report.cost_page import StopRow, cost_page, short_number, unit_of
 from calm_beam.report.elements import short_place
-from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
+from calm_beam.risk.sample_size import ExpectedStop, expected_stop, looks_at
 from calm_beam.text import counted, printable_line
 
 from .flags import PAGE, check_fractions, check_output

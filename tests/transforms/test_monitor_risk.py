@@ -19,9 +19,7 @@ from apache_beam.transforms.window import TimestampedValue
 
 from calm_beam.launch.cli import main
 from calm_beam.manifest import write_manifest
-from calm_beam.risk.monitor import RiskMonitor
-from calm_beam.risk.sampled_loss import SampledLoss, WatchedPromise, in_fixed_order
-from calm_beam.risk.watched_risk import WatchedRisk
+from calm_beam.risk.monitor import RiskMonitor, SampledLoss, WatchedPromise, WatchedRisk, in_fixed_order
 from calm_beam.transforms import MonitorRisk
 from tests.builders import build_checkpoint
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest

@@ -15,8 +15,7 @@ from apache_beam.testing import test_stream
 from apache_beam.transforms import window
 from apache_beam.transforms.window import TimestampedValue
 
-from calm_beam.risk.sampled_loss import SampledLoss
-from calm_beam.risk.watched_risk import WatchedRisk
+from calm_beam.risk.monitor import SampledLoss, WatchedRisk
 from calm_beam.serving import LossProbe, OutputError, PromptError, Unanswered
 from calm_beam.transforms import EarlyExitModelHandler, MonitorRisk, NamedPrompt, SampledLosses
 from tests.calm_beam.serving.builders import build_entry

@@ -22,7 +22,7 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import GroupRecord, Plan, PlannedTest, SequentialPlan
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
-from calm_beam.risk.binomial_interval import binomial_interval
+from calm_beam.risk.counts import binomial_interval
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.testing import p_values_for

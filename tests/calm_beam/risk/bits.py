@@ -20,7 +20,7 @@ import numpy as np
 
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.risk.binomial_interval import binomial_interval
+from calm_beam.risk.counts import binomial_interval
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.monitor import RiskMonitor

@@ -13,7 +13,7 @@ _MODULES = ", ".join(
         "fwer",
         "losses",
         "sample_size",
-        "binomial_interval",
+        "counts",
     )
 )
 _ABSENT = ("jax", "flax", "apache_beam", "rouge_score", "scipy")

@@ -1,12 +1,47 @@
-"""What is left of a promise where another engine serves than the one that was calibrated.
+"""What counts of independent trials say of the probability behind them, and of a promise.
 
-Two engines give the same output but at near ties. Losses are at most 1, so for every threshold
+The promise is one that another engine serves than the one that was calibrated. Two engines give the same output but at
+near ties. Losses are at most 1, so for every threshold
 
     R_served <= R_calibrated + q,    q = P(the output for a prompt differs).
 
 A test that accepts a risk above delta with probability at most epsilon was of R_calibrated. So it may accept a served
 risk above delta wherever R_calibrated is above delta - q, more often than with probability epsilon.
 """
+
+from calm_beam.risk.pvalues import exact_binomial_p_value
+
+# Ends are multiples of 10^-12, found by halving, so that they have the same bits on every machine.
+_STEPS = 10**12
+
+
+def binomial_interval(count: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Returns the probabilities that a count of independent trials does not contradict (Clopper-Pearson).
+
+    Args:
+      count: Trials in which it happened, in 0..trials.
+      trials: At least 1.
+      confidence: Chance that the interval holds the probability, at least; in (0, 1).
+
+    Returns:
+      Its ends, in [0, 1], rounded outwards to twelve digits.
+
+    Raises:
+      ValueError: If the count is not in 0..trials.
+
+    Source: Clopper and Pearson (1934), "The use of confidence or fiducial limits".
+
+    >>> low, high = binomial_interval(0, 50)
+    >>> low, round(high, 4)
+    (0.0, 0.0711)
+    """
+    if not 0 <= count <= trials or trials < 1:
+        raise ValueError(f"count must be in 0..trials, got {count} of {trials}.")
+    tail = (1 - confidence) / 2
+    # The other end is that of the trials in which it did not happen, seen from the other side.
+    low = 0 if count == 0 else _STEPS - _steps_to_upper_end(trials - count, trials, tail=tail)
+    high = _STEPS if count == trials else _steps_to_upper_end(count, trials, tail=tail)
+    return low / _STEPS, high / _STEPS
 
 
 def differing_upper(differing: int, prompts: int, *, level: float = 0.95) -> float:
@@ -29,11 +64,7 @@ def differing_upper(differing: int, prompts: int, *, level: float = 0.95) -> flo
         raise ValueError(f"differing must be in [0, prompts], got {differing} of {prompts}.")
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}.")
-    if differing == prompts:
-        return 1.0
-    from scipy.stats import beta
-
-    return float(beta.ppf(level, differing + 1, prompts - differing))
+    return 1.0 if differing == prompts else _steps_to_upper_end(differing, prompts, tail=1 - level) / _STEPS
 
 
 def epsilon_elsewhere(q: float, *, delta: float, epsilon: float, n: int) -> float:
@@ -63,3 +94,15 @@ def epsilon_elsewhere(q: float, *, delta: float, epsilon: float, n: int) -> floa
     if binom.cdf(most, n, delta) > epsilon:
         most -= 1
     return float(binom.cdf(most, n, max(0.0, delta - q)))
+
+
+def _steps_to_upper_end(count: int, trials: int, *, tail: float) -> int:
+    """Returns the least probability, in steps, under which a count so small has a chance of at most `tail`."""
+    low, high = 0, _STEPS
+    while high - low > 1:
+        middle = (low + high) // 2
+        if exact_binomial_p_value(count, n=trials, delta=middle / _STEPS) <= tail:
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,10 +1,25 @@
-"""What another engine leaves of a promise."""
+"""The interval of a share, against its definition; what another engine leaves of a promise."""
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import binom
 
-from calm_beam.risk.other_engine import differing_upper, epsilon_elsewhere
+from calm_beam.risk.counts import binomial_interval, differing_upper, epsilon_elsewhere
+
+
+@pytest.mark.parametrize(("count", "trials"), [(0, 50), (1, 50), (3, 50), (25, 50), (50, 50), (0, 1)])
+def test_the_ends_leave_half_of_the_error_on_each_side(count: int, trials: int) -> None:
+    """At each end, the count or a more extreme one has a probability of 2.5 %; 0 and 1 are ends by themselves."""
+    low, high = binomial_interval(count, trials)
+    assert low == 0 if count == 0 else stats.binom.sf(count - 1, trials, low) == pytest.approx(0.025)
+    assert high == 1 if count == trials else stats.binom.cdf(count, trials, high) == pytest.approx(0.025)
+
+
+def test_impossible_counts() -> None:
+    """More successes than trials are refused."""
+    with pytest.raises(ValueError, match=r"count must be in 0\.\.trials, got 3 of 2"):
+        binomial_interval(3, 2)
 
 
 @pytest.mark.parametrize(("prompts", "upper"), [(1000, 0.00299), (100, 0.0295), (1, 0.95)])

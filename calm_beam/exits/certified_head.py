@@ -29,9 +29,9 @@ import jax.numpy as jnp
 from calm_beam.model.native import library
 from calm_beam.model.numerics import widened
 
+from .decision import in_parts
 from .logit_summary import DistributionBounds
 from .measures import Measure
-from .parts import in_parts
 from .quantised_head import BLOCK, UNIT, CertifiedHead
 
 FEW_ROWS = 8

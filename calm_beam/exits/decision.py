@@ -1,19 +1,20 @@
-"""What a decision needs of the output distribution: the best token, and how sure it is."""
+"""What a decision needs of the output distribution: the best token, and how sure it is.
+
+Rows are taken in parts, where what is computed for all of them at once would be too large.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.exits.logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
+from calm_beam.exits.measures import Measure, Need
 from calm_beam.model.numerics import precision_of, product
 from calm_beam.model.partitioning import by_part, parts, whole
-
-from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
-from .measures import Measure, Need
-from .parts import in_parts
 
 # Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
 # would read the weights more often.
@@ -26,6 +27,8 @@ _FEW_ROWS, _ROWS_REDUCED = 64, 8
 _GPU_LOGITS = 1 << 23
 # Entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
 _ABREAST = 128
+_Rows = TypeVar("_Rows")
+_Values = TypeVar("_Values")
 
 
 def decide(
@@ -220,3 +223,22 @@ def decide_by_logits(
         return jnp.where(is_nan, 0, token), confidence, jnp.isfinite(largest) & ~is_nan
 
     return in_parts(of_rows, states, most=_ROWS)
+
+
+def in_parts(compute: Callable[[_Rows], _Values], rows: _Rows, *, most: int) -> _Values:
+    """Returns what a function makes of rows, taking at most so many at a time.
+
+    Args:
+      compute: Returns an array, or a tuple of arrays, whose first axis is that of the rows.
+      rows: An array, or a tuple of arrays, of as many rows. More of them than `most` are halved as long as their number
+        is even.
+      most: Rows.
+    """
+    count = together = jax.tree.leaves(rows)[0].shape[0]
+    while together % 2 == 0 and together > most:
+        together //= 2
+    if together == count:
+        return compute(rows)
+    parts = jax.tree.map(lambda values: values.reshape(-1, together, *values.shape[1:]), rows)
+    joined: _Values = jax.tree.map(lambda values: values.reshape(count, *values.shape[2:]), jax.lax.map(compute, parts))
+    return joined

@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from calm_beam.exits.measures import MEASURES, Need, is_own
-from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.exits.rule import PROPAGATIONS, SCHEDULES
 
 from ._record import Record
 from ._values import AnyText, Count, ManifestError, Number, OneOf, Positive, Temperature, Text, shown
@@ -198,7 +197,7 @@ class DecodeRecord(ExitRuleRecord):
 
     Attributes:
       state_propagation: How the layers that an earlier token skipped get their keys and values, one of
-        `calm_beam.exits.propagations.PROPAGATIONS`.
+        `calm_beam.exits.rule.PROPAGATIONS`.
       max_input_length: Longest input in tokens; longer ones are cut.
       max_decode_length: Longest output in tokens; also N of a decaying schedule.
       task_prefix: Text put before every input, possibly empty.
@@ -297,7 +296,7 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
     Raises:
       ManifestError: If their number or a value differs.
 
-    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.schedules`.
+    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.rule`.
     """
     if len(positions) != decode.max_decode_length:
         raise ManifestError(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from calm_beam.exits.measures import MEASURES, Need
-from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import PROPAGATIONS
 from calm_beam.manifest import (
     Calibration,
     DataRecord,

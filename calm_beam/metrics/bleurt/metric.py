@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.sight import Sight, Sighted
+from calm_beam.metrics.sight import Sight, Sighted, best_over_references
 
 from .checkpoint import BleurtConfig, BleurtModel, checkpoint_fingerprint, load_model, local_checkpoint
 from .encoding import Encoder

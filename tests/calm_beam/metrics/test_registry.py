@@ -14,6 +14,7 @@ import pytest
 
 from calm_beam.metrics.registry import (
     METRICS,
+    NO_SETTINGS,
     MetricError,
     check_source,
     checked_score,
@@ -22,7 +23,6 @@ from calm_beam.metrics.registry import (
     source_digests,
     take_clipped,
 )
-from calm_beam.metrics.settings import NO_SETTINGS
 
 _OWN_MODULE = """
 VERSION = "1"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from calm_beam.metrics.registry import MetricError
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 from calm_beam.model import EarlyExitT5
 from calm_beam.training.generation_score import GenerationScore
 from tests.builders import build_checkpoint, build_config

@@ -11,7 +11,7 @@ from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.interface import Taught
 from calm_beam.training import step, train_classifier, validation
 from calm_beam.training.config import AdafactorConfig, MuonConfig, OptimizerConfig
-from calm_beam.training.optimizer import make_optimizer
+from calm_beam.training.step import make_optimizer
 
 from .placement import Placement
 from .program import Program

@@ -9,11 +9,11 @@ import numpy as np
 
 from calm_beam.checkpoints import Arrays, fingerprint
 from calm_beam.model import ModelConfig
+from calm_beam.training.validation import GenerationScore
 from calm_beam.vocabularies.vocabulary import EOS_ID
 
 from .batches import Pair
 from .config import TrainingConfig
-from .generation_score import GenerationScore
 
 # They change what is reported and stored, but no weight.
 _WATCHING = ("progress_every", "save_every")

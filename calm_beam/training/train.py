@@ -12,10 +12,10 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, FloatArrays, StoredArray
 from calm_beam.decoding.device_groups import DeviceGroup, device_groups
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
+from calm_beam.training.validation import GenerationScore
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
 from .config import TrainingConfig
-from .generation_score import GenerationScore
 from .identity import identify_run
 from .initialize import initialize_parameters
 from .objective import rotating_layers, sample_layers

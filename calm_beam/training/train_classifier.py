@@ -18,11 +18,11 @@ from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.model.numerics import widened
+from calm_beam.training.logistic import ExitQuality, exit_quality
 
 from .batches import Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
 from .config import ClassifierConfig
 from .exit_objective import balanced_weights, decision_losses, geometric_weights, independent_weights
-from .exit_quality import ExitQuality, exit_quality
 from .logistic import LogisticFit, Rows, fit_logistic
 from .step import Parameters, variables
 

@@ -24,10 +24,10 @@ from calm_beam.storage import refuse_links
 from calm_beam.text import counted
 from calm_beam.training.batches import Pair
 from calm_beam.training.config import TrainingConfig
-from calm_beam.training.generation_score import GenerationScore
 from calm_beam.training.new_model import NEW_MODELS
 from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder, TrainedModel
 from calm_beam.training.train import train
+from calm_beam.training.validation import GenerationScore
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .classifier import run_classifier_stage

@@ -13,11 +13,11 @@ from calm_beam.checkpoints import fingerprint
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 from calm_beam.training.batches import Pair
 from calm_beam.training.config import AdafactorConfig, MuonConfig, OptimizerConfig, TrainingConfig
-from calm_beam.training.generation_score import GenerationScore
 from calm_beam.training.initialize import initialize_parameters
 from calm_beam.training.saved_state import ResumeError, SavedState, TrainedModel
 from calm_beam.training.step import variables
 from calm_beam.training.train import Progress, train
+from calm_beam.training.validation import GenerationScore
 
 # One model for all short runs, so that it is compiled once.
 _MODEL = T5Config(

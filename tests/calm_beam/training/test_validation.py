@@ -1,4 +1,4 @@
-"""Measuring a model: losses by layer, and which of two models is better."""
+"""Measuring a model: losses by layer, which of two models is better, and scoring it by its outputs."""
 
 import itertools
 
@@ -7,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.metrics.registry import MetricError
+from calm_beam.metrics.squad import token_f1
 from calm_beam.model import EarlyExitT5
 from calm_beam.training.batches import choose_shapes, end_pairs
 from calm_beam.training.step import variables
-from calm_beam.training.validation import Validation, validation_losses
-from tests.builders import build_arrays, build_config
+from calm_beam.training.validation import GenerationScore, Validation, validation_losses
+from tests.builders import build_arrays, build_checkpoint, build_config
+
+_LENGTH = 6
 
 
 @pytest.mark.parametrize("exit_heads", [False, True])
@@ -52,3 +56,64 @@ def test_better_means_a_higher_score() -> None:
     assert two.is_better_than(one)
     assert not one.is_better_than(two)
     assert not two.is_better_than(Validation(losses=(3.0,), score=0.3))
+
+
+def _as_text(ids: object) -> str:
+    return " ".join(str(index) for index in ids if index != 1)  # type: ignore[attr-defined]
+
+
+def too_much(candidate: str, references: object) -> float:
+    """A metric that is none."""
+    return 2.0
+
+
+def test_the_score_is_that_of_the_full_models_greedy_outputs() -> None:
+    """It is the mean metric of outputs made by a plain loop over the last layer's logits."""
+    checkpoint = build_checkpoint(build_config(), seed=1)
+    generator = np.random.default_rng(0)
+    prompts = [[*generator.integers(3, 64, size=size).tolist(), 1] for size in (2, 5, 3, 1)]
+    apply = jax.jit(EarlyExitT5(checkpoint.config).apply)
+    outputs = []
+    for prompt in prompts:
+        source = np.pad(prompt, (0, 6 - len(prompt)))[None]
+        written: list[int] = []
+        while len(written) < _LENGTH and 1 not in written:
+            inputs = np.array([[0, *written, *[0] * (_LENGTH - 1 - len(written))]])
+            logits = apply({"params": checkpoint.parameters()}, source, inputs)
+            written.append(int(np.argmax(logits[-1, 0, len(written)])))
+        outputs.append(_as_text(written))
+    # Some words of each output are right.
+    references = [(output, "7 8") if row % 2 else (output.split(" ")[0] + " 9",) for row, output in enumerate(outputs)]
+    expected = [token_f1(output, right) for output, right in zip(outputs, references, strict=True)]
+    assert 0 < min(expected) < 1
+    score = GenerationScore(
+        "token_f1",
+        checkpoint.config,
+        prompts=prompts,
+        references=references,
+        decode=_as_text,
+        max_target_length=_LENGTH,
+    )
+    assert score(checkpoint.arrays) == pytest.approx(np.mean(expected), abs=1e-12)
+    assert score.name == "token_f1 of 4 outputs"
+
+
+def test_an_unknown_metric_is_refused_at_once() -> None:
+    """The name is checked before any model is there."""
+    with pytest.raises(ValueError, match=r'metric "rouge_x" is not known\. Did you mean "rouge_l"'):
+        GenerationScore(
+            "rouge_x", build_config(), prompts=[[3, 1]], references=[("a",)], decode=_as_text, max_target_length=4
+        )
+
+
+def test_a_bad_score_names_the_row() -> None:
+    """A metric outside [0, 1] fails with the place of the row."""
+    checkpoint = build_checkpoint(build_config(), seed=1)
+    metric = f"{__name__}:too_much"
+    score = GenerationScore(
+        metric, checkpoint.config, prompts=[[3, 1]], references=[("a",)], decode=_as_text, max_target_length=_LENGTH
+    )
+    with pytest.raises(
+        MetricError, match=r'on example "validation row 1": returned 2.0, expected a number in \[0, 1\]'
+    ):
+        score(checkpoint.arrays)

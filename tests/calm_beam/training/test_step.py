@@ -9,11 +9,7 @@ import pytest
 
 from calm_beam.model import T5Config, parameter_shapes
 from calm_beam.training.config import AdafactorConfig, MuonConfig
-from calm_beam.training.optimizer import (
-    linear_schedule,
-    make_optimizer,
-    parameter_group,
-)
+from calm_beam.training.step import linear_schedule, make_optimizer, parameter_group
 
 _MODEL = T5Config(
     vocab_size=11,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import large_model, multiply_adds, pipeline_overhead, rules_together, sweep
+from benchmarks import large_model, multiply_adds, pipeline_overhead, rules_together, sweep, where_rounded
 from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
 from benchmarks.widened_model import widen_to_paper
@@ -22,6 +22,7 @@ from calm_beam.checkpoints import StoredArray, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.work import Work
+from calm_beam.decoding.xla import steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
 from tests.builders import build_arrays, build_config, checkpoint_of, write_t5x
@@ -92,6 +93,31 @@ def test_the_counts_are_those_of_the_outputs(
     assert figures["per_threshold_outputs_compared"] == 6
     assert figures["per_threshold_outputs_that_differ"] == 0
     assert figures["peak_memory_bytes"] >= figures["memory_before_sweep_bytes"] > 0
+
+
+def test_where_a_row_stands_moves_no_bit(
+    capsys: pytest.CaptureFixture[str],
+    model_and_data: tuple[pathlib.Path, pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The benchmark says so of every step; and notices a layer that moves the last row of a prompt by one bit."""
+    where_rounded.main([f"--checkpoint={model_and_data[0]}"])
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 19
+    assert all(": 0 of " in line for line in lines)
+    run_layer = steps.run_layer
+
+    def moved(*arguments: Any, rows: np.ndarray, **others: Any) -> Any:
+        states, *made = run_layer(*arguments, rows=rows, **others)
+        return jnp.nextafter(states, states + 1) if len(states[0]) == 8 else states, *made
+
+    monkeypatch.setattr(steps, "run_layer", moved)
+    where_rounded.main([f"--checkpoint={model_and_data[0]}"])
+    found = [line for line in capsys.readouterr().out.splitlines()[1:] if ": 0 of " not in line]
+    assert [line.split(":")[0] for line in found] == [
+        "a layer, four of its prompt",
+        "a layer, measured, four of its prompt",
+    ]
 
 
 @pytest.mark.parametrize("confidence", sampled(["state", "classifier"], keep=(0,)))

@@ -19,7 +19,8 @@ _COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|reduce-scatter|collecti
 _HIGHEST = re.compile(r"operand_precision=\{highest,highest\}|\"operand_precision\":\[\"HIGHEST\",\"HIGHEST\"\]")
 # Names, what a computation takes and in which order, where it is in the source, how it is scheduled and laid out.
 _UNSAID = re.compile(
-    r"^%.*\) -> |%[\w.\-]+|(?<= parameter)\(\d+\)|, (?:metadata|backend_config|sharding)=\{.*|\{[\d,]*(?::[^}]*)?\}"
+    r"^%.*\) -> |ROOT |%[\w.\-]+|(?<= parameter)\(\d+\)|"
+    r", (?:metadata|backend_config|sharding)=\{.*|\{[\d,]*(?::[^}]*)?\}"
 )
 _ARITHMETIC = re.compile(
     r"= \(?(?:f32|bf16)\[\S* (?:add|subtract|multiply|divide|exponential|rsqrt|sqrt|tanh|logistic|reduce|dot|"

@@ -17,7 +17,8 @@ from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings, full_name, get_metric
+from calm_beam.metrics.registry import full_name, get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.totals import RiskTotals

@@ -9,7 +9,7 @@ from calm_beam.calibration.confirmation import confirmed_outcome
 from calm_beam.calibration.result import CalibrationOutcome
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Plan, Variant
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import StoredGenerations
 from calm_beam.outputs.failures import check_failures, failure_limit
 

@@ -6,7 +6,7 @@ import apache_beam as beam
 
 from calm_beam.errors import UsageError
 from calm_beam.manifest import MANIFEST, EntryChoice, Manifest, read_manifest
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.options.option import shared
 from calm_beam.outputs.folder import AnswerHome
 from calm_beam.outputs.request import AnswerRequest

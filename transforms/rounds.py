@@ -10,7 +10,7 @@ from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Plan
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.risk.totals import RiskTotals

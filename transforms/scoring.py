@@ -12,7 +12,8 @@ from calm_beam.calibration.plan import group_of, layout_of
 from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings, get_metric, take_clipped
+from calm_beam.metrics.registry import get_metric, take_clipped
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.text import counted

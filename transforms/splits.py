@@ -16,7 +16,8 @@ from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import Plan
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings, get_metric
+from calm_beam.metrics.registry import get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.totals import RiskTotals

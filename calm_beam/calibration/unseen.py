@@ -1,6 +1,6 @@
 """Texts that a metric does not see: how many examples have some, and when they are too many for a promise.
 
-A metric compares tokens. Two different texts without any token score 0 (`calm_beam.metrics.sight`). A text of
+A metric compares tokens. Two different texts without any token score 0 (`calm_beam.metrics.best_reference`). A text of
 which the tokeniser drops most letters is compared by what is left of it: to `rouge_l`, two Russian sentences with the
 same year are equal. A few such examples are counted and shown. Of more, the losses are about something else than the
 texts, and the run ends.

@@ -1,6 +1,5 @@
-"""Metrics by name, what they need to know besides texts, and the one door through which every score passes."""
+"""Metrics by name, and the one door through which every score passes."""
 
-import dataclasses
 import difflib
 import functools
 import hashlib
@@ -11,18 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from calm_beam.errors import CalmBeamError, UserCode, shown, text_of
-from calm_beam.metrics.package_metrics import (
-    CHRF_SIGHT,
-    EDIT_DISTANCE_SIGHT,
-    SENTENCE_BLEU_SIGHT,
-    chrf,
-    edit_distance,
-    sentence_bleu,
-)
-from calm_beam.metrics.rouge_l import ROUGE_L_SIGHT, ROUGE_L_UNICODE_SIGHT, rouge_l, rouge_l_unicode
-from calm_beam.metrics.sight import Metric as Metric
+from calm_beam.metrics.best_reference import Metric as Metric
+from calm_beam.metrics.chrf import CHRF_SIGHT, chrf
+from calm_beam.metrics.edit_distance import EDIT_DISTANCE_SIGHT, edit_distance
+from calm_beam.metrics.exact_match import exact_match
+from calm_beam.metrics.rouge_l import ROUGE_L_SIGHT, rouge_l
+from calm_beam.metrics.rouge_l_unicode import ROUGE_L_UNICODE_SIGHT, rouge_l_unicode
+from calm_beam.metrics.sentence_bleu import SENTENCE_BLEU_SIGHT, sentence_bleu
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.sight import SightedMetric
-from calm_beam.metrics.squad import SQUAD_SIGHT, exact_match, token_f1
+from calm_beam.metrics.squad_text import SQUAD_SIGHT
+from calm_beam.metrics.token_f1 import token_f1
 
 METRICS: Mapping[str, SightedMetric] = types.MappingProxyType(
     {
@@ -45,20 +43,6 @@ BLEURT = "bleurt"
 _BLEURT_DIGITS = 16
 # Kinds of numpy's types whose scalars `float` takes, or tries to.
 _NOT_REAL = tuple("SUOMmc")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MetricSettings:
-    """Where metrics find what they work with; travels to workers.
-
-    Attributes:
-      bleurt_checkpoint: Folder of a BLEURT checkpoint, local or on Cloud Storage; None where there is none.
-    """
-
-    bleurt_checkpoint: str | None = None
-
-
-NO_SETTINGS = MetricSettings()
 
 
 class MetricError(CalmBeamError, ValueError):

@@ -1,16 +1,12 @@
-"""ROUGE-L: how much of two texts is one common subsequence of words.
-
-Words are those of the usual English tokeniser; or, for text that is not plain English, words that keep their accents,
-of every script.
-"""
+"""ROUGE-L: how much of two texts is one common subsequence of words, with the usual English tokeniser."""
 
 import functools
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from calm_beam.metrics.sight import Sight, best_over_references
+from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight
 
 _ENGLISH_TOKEN = re.compile("[a-z0-9]+")
 
@@ -93,71 +89,3 @@ def _scorer(tokenizer: Tokenizer | None) -> Any:
     from rouge_score import rouge_scorer
 
     return rouge_scorer.RougeScorer(["rougeL"], tokenizer=tokenizer)
-
-
-class UnicodeTokenizer:
-    """Splits a text into runs of letters and digits of any script, caselessly.
-
-    The text is casefolded and brought to NFC, so that neither case nor the way an accent is encoded matters. A token
-    starts with a letter or digit (Unicode categories L and N) and takes the combining marks (M) among them with it.
-
-    >>> UnicodeTokenizer().tokenize("L'ÉTÉ, 2 façons")
-    ['l', 'été', '2', 'façons']
-    """
-
-    def tokenize(self, text: str) -> list[str]:
-        """Returns the tokens of a text, in order."""
-        return list(_unicode_words(text))
-
-
-def _unicode_words(text: str) -> Iterator[str]:
-    # Decomposed before folding, as Unicode defines caseless matching (D145); folding can leave NFC.
-    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
-    current = ""
-    for character in folded:
-        kind = unicodedata.category(character)[0]
-        # A mark on something else (the variation selector behind an emoji) does not make a word.
-        if kind in "LN" or (kind == "M" and current):
-            current += character
-        elif current:
-            yield current
-            current = ""
-    if current:
-        yield current
-
-
-ROUGE_L_UNICODE_SIGHT = Sight(tokens=_unicode_words)
-"""Words of letters and digits of any script."""
-
-_UNICODE_TOKENIZER = UnicodeTokenizer()
-
-
-def rouge_l_unicode(candidate: str, references: Sequence[str]) -> float:
-    """Returns the ROUGE-L F-measure over Unicode words, best over references.
-
-    Scores differ from `rouge_l` even on English where a word holds an accent, so the two are never to be compared.
-    Scripts written without spaces give one token for each run of letters; for those bring a tokeniser and a metric
-    of your own.
-
-    Args:
-      candidate: The text to score.
-      references: At least one text.
-
-    Returns:
-      A score in [0, 1]. Identical texts score 1, even where no token is left of them; others of that kind score 0.
-
-    Raises:
-      TypeError: If `references` is a single string.
-      ValueError: If `references` is empty.
-      ImportError: If the rouge-score package is missing.
-
-    Source: as `rouge_l`; the tokeniser is ours, after Unicode general categories and D145 (canonical caseless match).
-
-    >>> rouge_l_unicode("Été 2024", ["été 2024"])
-    1.0
-    """
-    return best_over_references(_unicode_score, candidate, references=references, sight=ROUGE_L_UNICODE_SIGHT)
-
-
-def _unicode_score(candidate: str, reference: str) -> float:
-    return rouge_l_score(candidate, reference, tokenizer=_UNICODE_TOKENIZER)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from calm_beam.inputs import AS_USUAL, Reading, place_of
 from calm_beam.manifest import ANY_ENTRY, Calibration, EntryChoice, Manifest
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
 from .job import AnswerJob, DecodeJob, Job, StoredGenerations
 from .request import WorkerSettings

@@ -6,7 +6,7 @@ from typing import Any
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import ANY_ENTRY, ChatRecord, EntryChoice, Manifest
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.options.groups import Engine, Memory
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.monitor import SampledLoss, WatchedPromise
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
 

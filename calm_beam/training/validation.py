@@ -18,7 +18,8 @@ from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
-from calm_beam.metrics.registry import NO_SETTINGS, MetricSettings, checked_score, get_metric
+from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.model import ModelConfig
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught

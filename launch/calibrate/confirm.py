@@ -24,7 +24,7 @@ from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Plan, Variant, read_manifest
-from calm_beam.metrics.registry import MetricSettings
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.folder import SweepHome

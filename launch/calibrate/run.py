@@ -18,7 +18,7 @@ from calm_beam.launch.runners.metrics import (
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Plan, read_manifest
-from calm_beam.metrics.registry import MetricSettings
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import OutputsError
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import is_file, joined, make_folder

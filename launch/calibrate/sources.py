@@ -24,7 +24,7 @@ from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord, Plan, Variant
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
-from calm_beam.metrics.registry import MetricSettings
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose

@@ -5,15 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from calm_beam.metrics.registry import (
-    BLEURT,
-    METRICS,
-    MetricSettings,
-    checked_score,
-    full_name,
-    get_metric,
-    take_clipped,
-)
+from calm_beam.metrics.registry import BLEURT, METRICS, checked_score, full_name, get_metric, take_clipped
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.options import Options, option
 from calm_beam.storage import absolute
 

@@ -17,7 +17,6 @@ from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.train.flags import parse_train_flags
 from calm_beam.launch.train.inputs import read_rows
 from calm_beam.manifest import read_manifest
-from calm_beam.metrics import package_metrics
 from tests.calm_beam.calibration.builders import build_example
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, text_rows, without_time, write_model, write_rows, write_vocabulary
@@ -212,8 +211,8 @@ def test_missing_extras_are_named(
     for name in ("a.tfrecord", "a.txt"):
         pathlib.Path(name).write_text("a line\n")
     monkeypatch.setitem(sys.modules, module, None)
-    package_metrics._chrf_scorer.cache_clear()
-    package_metrics._bleu_scorer.cache_clear()
+    for metric in ("chrf", "sentence_bleu"):
+        __import__(f"calm_beam.metrics.{metric}", fromlist=["_scorer"])._scorer.cache_clear()
     assert main(["calibrate", f"--checkpoint={model}", f"--output={tmp_path / 'out'}", *flags]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -14,7 +14,7 @@ from calm_beam.calibration.pareto import TESTING, pareto_calibration, part_of
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
-from calm_beam.metrics.squad import token_f1
+from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.pvalues import p_values_of

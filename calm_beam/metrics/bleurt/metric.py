@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.metrics.sight import Sight, Sighted, best_over_references
+from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight, Sighted
 
 from .checkpoint import BleurtConfig, BleurtModel, checkpoint_fingerprint, load_model, local_checkpoint
 from .encoding import Encoder

@@ -30,7 +30,7 @@ from calm_beam.manifest import ManifestError, PlannedTest, content_digest
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
-from calm_beam.metrics.registry import MetricSettings
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations, stored_examples
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.report.figures import check_plots_available

@@ -9,9 +9,12 @@ import hypothesis.strategies as st
 import pytest
 
 from calm_beam.extras import MissingExtraError
-from calm_beam.metrics import package_metrics
-from calm_beam.metrics.package_metrics import chrf, edit_distance, sentence_bleu
+from calm_beam.metrics import chrf as chrf_module
+from calm_beam.metrics import sentence_bleu as bleu_module
+from calm_beam.metrics.chrf import chrf
+from calm_beam.metrics.edit_distance import edit_distance
 from calm_beam.metrics.registry import METRICS
+from calm_beam.metrics.sentence_bleu import sentence_bleu
 
 _LETTERS = st.text("ab c", max_size=8)
 
@@ -104,8 +107,8 @@ def test_missing_packages_are_named(metric: object, module: str, name: str, monk
     """Without its package, a metric says which extra brings it."""
     assert callable(metric)
     monkeypatch.setitem(sys.modules, module, None)
-    package_metrics._chrf_scorer.cache_clear()
-    package_metrics._bleu_scorer.cache_clear()
+    chrf_module._scorer.cache_clear()
+    bleu_module._scorer.cache_clear()
     with pytest.raises(MissingExtraError, match=rf'^the metric "{name}" needs {module} \(.*calm-beam\[metrics\]'):
         metric("a", ["b"])
 

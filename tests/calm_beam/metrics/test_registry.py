@@ -14,7 +14,6 @@ import pytest
 
 from calm_beam.metrics.registry import (
     METRICS,
-    NO_SETTINGS,
     MetricError,
     check_source,
     checked_score,
@@ -23,6 +22,7 @@ from calm_beam.metrics.registry import (
     source_digests,
     take_clipped,
 )
+from calm_beam.metrics.settings import NO_SETTINGS
 
 _OWN_MODULE = """
 VERSION = "1"

@@ -1,13 +1,12 @@
-"""What metrics see, the rule for texts of which they see nothing, and scoring against several references."""
-
-import re
+"""Tests of what metrics see, and of the rule for texts of which they see nothing."""
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from calm_beam.metrics.best_reference import best_over_references
 from calm_beam.metrics.registry import METRICS
-from calm_beam.metrics.sight import Sight, best_over_references, sight_of
+from calm_beam.metrics.sight import Sight, sight_of
 
 # Pairs of texts that differ and of which a metric sees nothing.
 _UNSEEN = [
@@ -27,7 +26,6 @@ _UNSEEN = [
     ("sentence_bleu", "<skipped>", ""),
     ("sentence_bleu", "-\n", "<skipped>"),
 ]
-_WORDS = Sight(tokens=str.split)
 
 
 @pytest.mark.parametrize(("name", "one", "other"), _UNSEEN)
@@ -110,43 +108,3 @@ def test_metrics_of_a_user_say_nothing() -> None:
     """A function of the user's own does not say how it sees a text, so that nothing is counted."""
     assert sight_of(lambda candidate, references: 1.0) is None
     assert all(sight_of(metric) is metric.sight for metric in METRICS.values())
-
-
-def _share_of_length(candidate: str, reference: str) -> float:
-    return len(reference) / len(candidate)
-
-
-def test_the_best_reference_counts() -> None:
-    """The highest of the pair scores is returned, wherever it stands."""
-    assert best_over_references(_share_of_length, "abcd", references=["a", "abc", "ab"], sight=_WORDS) == 0.75
-    assert best_over_references(_share_of_length, "abcd", references=("a",), sight=_WORDS) == 0.25
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_every_metric_refuses_a_bare_string(name: str) -> None:
-    """One string in place of a list is refused: its letters are no references."""
-    with pytest.raises(TypeError, match=re.escape("references must be a list of strings, got the string 'yes'.")):
-        METRICS[name]("yes", "yes")
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_every_metric_refuses_no_references(name: str) -> None:
-    """An example without references has no score, not a score of 0."""
-    with pytest.raises(ValueError, match=re.escape("references must hold at least one text, got none.")):
-        METRICS[name]("yes", [])
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_every_metric_takes_the_best_over_references(name: str) -> None:
-    """More references never lower the score, and it equals the best of the single ones."""
-    candidate, references = "the quick fox ran", ["a slow dog", "quick fox", "the quick fox ran off", "..."]
-    metric = METRICS[name]
-    assert metric(candidate, references) == max(metric(candidate, [reference]) for reference in references)
-
-
-@pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("text", ["", "...", "the", " \n", "été", "日本語", "The cat, sat.", "\ufe0f"])
-def test_every_metric_gives_one_to_identical_texts(name: str, text: str) -> None:
-    """The full model is consistent with itself: a text scores exactly 1 against itself, with tokens or without."""
-    assert METRICS[name](text, [text]) == 1.0
-    assert METRICS[name](text, ["something else", text]) == 1.0

@@ -1,16 +1,11 @@
-"""Metrics of answers: exact match, and token-F1, the overlap of two answers as bags of words.
+"""The text normalisation under which answers are compared: SQuAD's, but that numbers keep signs and decimal points."""
 
-Both compare answers under one text normalisation, which sets case, punctuation and articles aside: SQuAD's, but that
-numbers keep signs and decimal points.
-"""
-
-import collections
 import itertools
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from calm_beam.metrics.sight import Sight, best_over_references
+from calm_beam.metrics.sight import Sight
 
 _PUNCTUATION = frozenset(string.punctuation)
 _MINUS = "\N{MINUS SIGN}"
@@ -89,68 +84,3 @@ def _tokens(text: str) -> Iterator[str]:
 # No letter is lost to the normalisation but those of articles, which is meant.
 SQUAD_SIGHT = Sight(tokens=_tokens, read=str.split)
 """Words, without articles and most punctuation."""
-
-
-def exact_match(candidate: str, references: Sequence[str]) -> float:
-    """Returns 1 if the candidate equals any reference under SQuAD's normalisation, else 0.
-
-    Official SQuAD differs only in numbers and formulas: it drops signs and points, so that -5 equals 5, 3.14 equals 314
-    and x+y equals x-y (`normalize_squad_text`); and in texts without any word, which are all equal there. Here they are
-    if they are equal but for white space around them.
-
-    Args:
-      candidate: The text to score.
-      references: At least one text.
-
-    Returns:
-      0.0 or 1.0.
-
-    Raises:
-      TypeError: If `references` is a single string.
-      ValueError: If `references` is empty.
-
-    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `exact_match_score`.
-
-    >>> exact_match("the Cat!", ["dog", "cat"])
-    1.0
-    """
-    return best_over_references(_is_equal, candidate, references=references, sight=SQUAD_SIGHT)
-
-
-def _is_equal(candidate: str, reference: str) -> float:
-    return float(normalize_squad_text(candidate) == normalize_squad_text(reference))
-
-
-def token_f1(candidate: str, references: Sequence[str]) -> float:
-    """Returns the F1 of precision and recall over words, best over references, under SQuAD's normalisation.
-
-    Official SQuAD differs only in numbers and formulas: it drops signs and points, so that -5 equals 5, 3.14 equals 314
-    and x+y equals x-y (`normalize_squad_text`); and in texts without any word, which are all equal there. Here they are
-    if they are equal but for white space around them.
-
-    Args:
-      candidate: The text to score.
-      references: At least one text.
-
-    Returns:
-      A score in [0, 1]. A text without any word scores 0 against one with words.
-
-    Raises:
-      TypeError: If `references` is a single string.
-      ValueError: If `references` is empty.
-
-    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `f1_score`; the metric of CALM for
-    question answering.
-
-    >>> token_f1("the black cat", ["dog", "a cat"])
-    0.6666666666666666
-    """
-    return best_over_references(_f1, candidate, references=references, sight=SQUAD_SIGHT)
-
-
-def _f1(candidate: str, reference: str) -> float:
-    ours = normalize_squad_text(candidate).split()
-    theirs = normalize_squad_text(reference).split()
-    overlap = (collections.Counter(ours) & collections.Counter(theirs)).total()
-    # 2 P R / (P + R) with P = overlap / ours and R = overlap / theirs, rounded once.
-    return 2 * overlap / (len(ours) + len(theirs))

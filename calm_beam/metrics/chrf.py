@@ -1,0 +1,52 @@
+"""chrF: how many short runs of characters two texts share."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics.sight import Sight
+
+from .by_sacrebleu import fraction_score, sacrebleu_metrics
+
+CHRF_SIGHT = Sight(tokens=str.split)
+"""All but white space."""
+
+
+def chrf(candidate: str, references: Sequence[str]) -> float:
+    """Returns chrF2 of the candidate, best over references, as a fraction.
+
+    The F-score, with recall counting twice as much (beta 2), of character n-grams up to length 6, without spaces and
+    without n-grams of words. Case and accents count; no language needs a tokeniser.
+
+    Args:
+      candidate: The text to score.
+      references: At least one text.
+
+    Returns:
+      A score in [0, 1]. Identical texts score 1, and so do two texts of nothing but space; such a text against another
+      scores 0.
+
+    Raises:
+      TypeError: If `references` is a single string.
+      ValueError: If `references` is empty.
+      MissingExtraError: If the sacrebleu package is missing.
+
+    Source: Popovic (2015), "chrF: character n-gram F-score for automatic MT evaluation", as computed by sacrebleu with
+    its defaults (nc:6, nw:0, space:no, eff:yes).
+
+    >>> round(chrf("the cat sat", ["the cat sat down"]), 4)
+    0.6602
+    """
+    return best_over_references(_score, candidate, references=references, sight=CHRF_SIGHT)
+
+
+def _score(candidate: str, reference: str) -> float:
+    if candidate == reference:
+        return 1.0
+    return fraction_score(_scorer(), candidate, reference=reference)
+
+
+@functools.cache
+def _scorer() -> Any:
+    return sacrebleu_metrics(needed_for="chrf").CHRF(char_order=6, word_order=0, beta=2)

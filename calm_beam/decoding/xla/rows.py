@@ -1,4 +1,4 @@
-"""What a step of the device is told of its rows: one array of int32, since ten take a device ten times as long.
+"""What a step of the device is told of its rows: one array of int32, since each takes a device some time to take in.
 
 Rows are padded to whole tiles (see `tiles`); those of padding come last, and have lanes beyond the last.
 """
@@ -20,8 +20,8 @@ Column = Any
 class ToldRows:
     """Rows of a step; fields are arrays of int32 of shape (rows,), but for the last one of some kinds."""
 
-    # Fields that have a number for every row; the others have several.
-    _single: ClassVar[int]
+    # Whether the last field has several numbers for every row.
+    _ends_in_several: ClassVar[bool] = False
 
     def joined(self) -> np.ndarray:
         """Returns all of it as one array, (rows, columns)."""
@@ -30,16 +30,16 @@ class ToldRows:
     @classmethod
     def of(cls, joined: jax.Array) -> Self:
         """Returns what was joined."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        columns: list[Any] = list(jnp.unstack(joined[:, : cls._single], axis=1))
-        if len(names) > cls._single:
-            columns.append(joined[:, cls._single :])
-        return cls(**dict(zip(names, columns, strict=True)))
+        single = cls.num_columns()
+        columns: list[Any] = list(jnp.unstack(joined[:, :single], axis=1))
+        if cls._ends_in_several:
+            columns.append(joined[:, single:])
+        return cls(**dict(zip((field.name for field in dataclasses.fields(cls)), columns, strict=True)))
 
     @classmethod
     def num_columns(cls, several: int = 0) -> int:
         """Returns how many columns there are where the last field has `several`."""
-        return cls._single + several
+        return len(dataclasses.fields(cls)) - cls._ends_in_several + several
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,40 +53,48 @@ class EmbeddedRows(ToldRows):
 
     lanes: Column
     tokens: Column
-    _single = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerRows(ToldRows):
-    """Rows of a layer, ordered by prompt.
+class _PlacedRows(ToldRows):
+    """Rows of which is told where their newest tokens stand.
 
     Attributes:
-      lanes: Where the output goes.
-      below: Where the layer's input stands in the entry below.
-      nodes: Where the keys and values made here go.
+      lanes: Of the state that is read, or made.
       steps: Of `Position`.
       prompt_lengths: Likewise.
+    """
+
+    lanes: Column
+    steps: Column
+    prompt_lengths: Column
+
+    @property
+    def position(self) -> Position:
+        """Where their newest tokens stand."""
+        return Position(self.steps, self.prompt_lengths)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerRows(_PlacedRows):
+    """Rows of a layer, ordered by prompt, by the lanes where the output goes.
+
+    Attributes:
+      below: Where the layer's input stands in the entry below.
+      nodes: Where the keys and values made here go.
       groups: As of `GroupedSources`, for the rows of each tile by themselves; like the next two.
       ranks: As of `GroupedSources`.
       places: As of `GroupedSources`, of as many groups as there are rows.
       paths: shape (rows, steps of an output). The nodes that each attends to, its own included.
     """
 
-    lanes: Column
     below: Column
     nodes: Column
-    steps: Column
-    prompt_lengths: Column
     groups: Column
     ranks: Column
     places: Column
     paths: Column
-    _single = 8
-
-    @property
-    def position(self) -> Position:
-        """Where their newest tokens stand."""
-        return Position(self.steps, self.prompt_lengths)
+    _ends_in_several = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,33 +108,21 @@ class AskedRows(ToldRows):
 
     lanes: Column
     layers: Column
-    _single = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SkippedRows(ToldRows):
-    """States that are passed on to the layers above.
+class SkippedRows(_PlacedRows):
+    """States that are passed on to the layers above, by the lanes where they stand.
 
     Attributes:
-      lanes: Their place in their entry.
       layers: Their entry.
-      steps: Of `Position`.
-      prompt_lengths: Likewise.
       nodes: shape (rows, layers - 1). Where their keys and values go in layers 2 to L; beyond the store where a layer
         was not skipped.
     """
 
-    lanes: Column
     layers: Column
-    steps: Column
-    prompt_lengths: Column
     nodes: Column
-    _single = 4
-
-    @property
-    def position(self) -> Position:
-        """Where their newest tokens stand."""
-        return Position(self.steps, self.prompt_lengths)
+    _ends_in_several = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,4 +138,4 @@ class CopiedRows(ToldRows):
     layers: Column
     source_nodes: Column
     nodes: Column
-    _single = 2
+    _ends_in_several = True

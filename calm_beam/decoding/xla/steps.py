@@ -203,7 +203,7 @@ def run_layer(
         return states, cache, confidences
 
     nothing = jnp.zeros((len(measures), len(rows)), jnp.float32)
-    count = _count(states, rows[:, 0])
+    count = _count(states, LayerRows.of(rows))
     states, cache, confidences = over_tiles(of_tile, (states, tuple(cache), nothing), rows, count=count)
     return states, cache, confidences
 
@@ -214,9 +214,9 @@ def _looked_up(states: jax.Array, layers: Numbers, lanes: jax.Array) -> jax.Arra
     return found
 
 
-def _count(states: jax.Array, lanes: jax.Array) -> jax.Array:
+def _count(states: jax.Array, rows: LayerRows | AskedRows | SkippedRows) -> jax.Array:
     """Returns how many rows are no padding."""
-    return jnp.sum(lanes < states.shape[1])
+    return jnp.sum(rows.lanes < states.shape[1])
 
 
 def _confidence(
@@ -265,7 +265,9 @@ def decide_rows(
             arithmetic=model.arithmetic,
         )
 
-    made: tuple[jax.Array, jax.Array, jax.Array] = made_of_tiles(of_tile, rows, count=_count(states, rows[:, 0]))
+    made: tuple[jax.Array, jax.Array, jax.Array] = made_of_tiles(
+        of_tile, rows, count=_count(states, AskedRows.of(rows))
+    )
     return made
 
 
@@ -292,7 +294,7 @@ def certify_rows(
 
     if is_thorough:
         return of_rows(rows)
-    made: Certificate = made_of_tiles(of_rows, rows, count=_count(states, rows[:, 0]))
+    made: Certificate = made_of_tiles(of_rows, rows, count=_count(states, AskedRows.of(rows)))
     return made
 
 
@@ -330,7 +332,7 @@ def fill_skipped(
         ]
 
     stores = [tuple(pair) for pair in cache]
-    made: list[KeysValues] = over_tiles(of_tile, stores, rows, count=_count(states, rows[:, 0]))
+    made: list[KeysValues] = over_tiles(of_tile, stores, rows, count=_count(states, SkippedRows.of(rows)))
     return made
 
 

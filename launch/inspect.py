@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.manifest import (
     SCHEMAS,
     ExternalManifest,
@@ -29,7 +30,6 @@ from calm_beam.manifest import (
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text import counted, printable_line
-from calm_beam.vocabularies.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags
 from .flags.manifest import add_confidence_flag

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from calm_beam.outputs import Generation, Output
 from calm_beam.text import printable, printable_line
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 
 from .elements import with_short_places
 

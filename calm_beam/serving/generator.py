@@ -22,6 +22,7 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 from calm_beam.manifest import (
     ANY_ENTRY,
     Calibration,
@@ -33,7 +34,6 @@ from calm_beam.manifest import (
     about_settings,
     read_manifest,
 )
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from calm_beam.inputs.vocabularies.vocabulary import reference_text
 from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.metrics.registry import (
     NO_SETTINGS,
@@ -19,7 +20,6 @@ from calm_beam.metrics.registry import (
     get_metric,
 )
 from calm_beam.risk.losses import losses_of_scores
-from calm_beam.vocabularies.vocabulary import reference_text
 
 from .answer import Answer, PromptError
 from .generator import Generator

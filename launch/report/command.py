@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from calm_beam.calibration.file_names import REPORT
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, tell
@@ -23,7 +24,6 @@ from calm_beam.report import (
     write_page,
 )
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .flags import report_parser
 

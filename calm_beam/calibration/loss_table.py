@@ -12,7 +12,7 @@ import numpy as np
 
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
-from calm_beam.manifest import ExternalTest
+from calm_beam.manifest import SettingTest
 from calm_beam.risk.evidence import BettingTable, Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
@@ -180,7 +180,7 @@ class OrderedLosses:
     order: Sequence[str]
     salt: str
 
-    def evidence(self, asked: ExternalTest, /) -> Evidence:
+    def evidence(self, asked: SettingTest, /) -> Evidence:
         """Returns what the losses say about one guarantee, in its group or in all examples.
 
         Raises:

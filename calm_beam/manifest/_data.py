@@ -40,7 +40,7 @@ class GroupRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalGroup(GroupRecord):
+class SettingGroup(GroupRecord):
     """A group of examples that has entries of its own.
 
     Attributes:
@@ -246,7 +246,7 @@ class SettingRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalDataRecord(CountedData):
+class SettingDataRecord(CountedData):
     """The examples of the sweep.
 
     Attributes:
@@ -257,7 +257,7 @@ class ExternalDataRecord(CountedData):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("patterns", "examples", "clusters", "groups", "fingerprint")
 
-    groups: tuple[ExternalGroup, ...]
+    groups: tuple[SettingGroup, ...]
     id_sample: Annotated[tuple[_IdDigest, ...], Items(1, "have a digest", MOST_SAMPLED_IDS, unique=True)] | None = None
 
     def __post_init__(self) -> None:

@@ -12,10 +12,10 @@ from ._model import ExitRuleRecord, Variant, threshold_in_words
 from ._record import ALONE_IF_ONE
 from ._tests import (
     OF_VARIANTS,
-    ExternalTest,
     LookRecord,
     LossName,
     Objective,
+    SettingTest,
     StepRecord,
     TestedEntry,
     ThresholdTest,
@@ -264,7 +264,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalStep(StepRecord):
+class SettingStep(StepRecord):
     """The test of one setting.
 
     Attributes:
@@ -284,7 +284,7 @@ class ExternalStep(StepRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalLook(LookRecord):
+class SettingLook(LookRecord):
     """What an entry had come to after a round.
 
     Attributes:
@@ -305,7 +305,7 @@ class ExternalLook(LookRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook]):
+class SettingCalibration(SettingTest, TestedEntry[SettingStep, SettingLook]):
     """One promise of settings, and the tests it rests on.
 
     Attributes:

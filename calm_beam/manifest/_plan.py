@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from ._model import Variant
 from ._record import DigestedRecord, Record
-from ._rounds import ExternalSequentialPlan, SequentialPlan, WatchedPlan
-from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, ExternalTest, PlannedTest, TestedEntry
+from ._rounds import SequentialPlan, SettingSequentialPlan, WatchedPlan
+from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
 from ._values import AtLeast, Count, Items, ManifestError, OneOf, Share, Text, Unit, UtcTime, shown
 
 ON_ERROR = ("fail", "worst_case")
@@ -20,7 +20,7 @@ CONFIRM_PATH = 3
 
 
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
-EXTERNAL_DIRECTIONS = ("higher", "lower")
+SETTING_DIRECTIONS = ("higher", "lower")
 """Which scores of a metric are better."""
 
 
@@ -322,7 +322,7 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
+class SettingPlan(SettledPlan[SettingTest, SettingSequentialPlan]):
     """What was settled before any loss was summed.
 
     Attributes:
@@ -344,7 +344,7 @@ class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
     baseline: Text | None
     task: Text | None
     metric: Text | None
-    direction: Annotated[str, OneOf(EXTERNAL_DIRECTIONS)] | None = None
+    direction: Annotated[str, OneOf(SETTING_DIRECTIONS)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

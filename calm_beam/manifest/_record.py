@@ -343,7 +343,7 @@ class _RecordOf(Kind):
 
 def definition_name(record: type[Record]) -> str:
     """Returns what a record is called among the definitions of a JSON Schema: `path_entry` of `PathEntry`."""
-    name = record.__name__.replace("External", "Setting").removesuffix("Record")
+    name = record.__name__.removesuffix("Record")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 

@@ -41,8 +41,8 @@ LOSSES_OF = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
 
 CONSISTENCIES = tuple(LOSSES_OF)
 LOSSES = tuple(loss for losses in LOSSES_OF.values() for loss in losses)
-EXTERNAL_LOSSES = ("given", "signed", "relu")
-"""Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
+SETTING_LOSSES = ("given", "signed", "relu")
+"""Losses of settings: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
 
 # p-values are not published below e to the power of minus this, 1e-300, and rounded up.
@@ -183,7 +183,7 @@ class PlannedTest(ThresholdTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalTest(AskedTest):
+class SettingTest(AskedTest):
     """One promise that was asked for, of settings.
 
     Attributes:
@@ -194,7 +194,7 @@ class ExternalTest(AskedTest):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("group", "loss", "tail")
 
-    loss: Annotated[str, OneOf(EXTERNAL_LOSSES)]
+    loss: Annotated[str, OneOf(SETTING_LOSSES)]
     tail: Annotated[float, Number(0, 1, below=True)] | None
 
     @property

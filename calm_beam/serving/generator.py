@@ -29,8 +29,8 @@ from calm_beam.manifest import (
     EngineRecord,
     EntryChoice,
     EntryWords,
-    ExternalManifest,
     Manifest,
+    SettingManifest,
     about_settings,
     read_manifest,
 )
@@ -169,7 +169,7 @@ class Generator:
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
-        if isinstance(manifest, ExternalManifest):
+        if isinstance(manifest, SettingManifest):
             raise about_settings()
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)

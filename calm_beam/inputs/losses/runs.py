@@ -186,7 +186,7 @@ def losses_of_runs(
       candidates: Those of the others.
       loss: `signed` (baseline's score minus the candidate's, or where a lower score is better the candidate's minus the
         baseline's) or `relu` (what is positive of that).
-      direction: Which scores are better, one of `EXTERNAL_DIRECTIONS`.
+      direction: Which scores are better, one of `SETTING_DIRECTIONS`.
 
     Raises:
       LossesError: If a candidate lacks an example, has another, a different one of the same id or one of another

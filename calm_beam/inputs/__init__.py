@@ -1,22 +1,42 @@
 """Reading data sets: JSONL, plain text, Parquet, TFRecord and SeqIO tasks, all to the same checked examples.
 
-What a format is, and which there are: `calm_beam.inputs.formats`. Packages that a format needs are imported when one of
-its files is read.
+What a format is, and which there are: `calm_beam.inputs.formats`. That is loaded when data are first read: the reader
+of manifests takes from here what they say of a vocabulary, and no more. Packages that a format needs are imported when
+one of its files is read.
 """
 
-from calm_beam.inputs.seqio_names import is_seqio as is_seqio
-from calm_beam.inputs.seqio_names import seqio_name as seqio_name
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from .files import DataFiles as DataFiles
-from .files import NoFilesError as NoFilesError
-from .formats import FORMATS as FORMATS
-from .formats import check_installed as check_installed
-from .formats import format_of as format_of
-from .formats import no_examples as no_examples
-from .formats import parts_of as parts_of
-from .formats import place_of as place_of
-from .formats import read_examples as read_examples
-from .parts import FilePart as FilePart
-from .reading import AS_USUAL as AS_USUAL
-from .reading import Reading as Reading
-from .seqio_tasks import seqio_shards as seqio_shards
+if TYPE_CHECKING:
+    from .files import DataFiles as DataFiles
+    from .files import NoFilesError as NoFilesError
+    from .formats import FORMATS as FORMATS
+    from .formats import check_installed as check_installed
+    from .formats import format_of as format_of
+    from .formats import no_examples as no_examples
+    from .formats import parts_of as parts_of
+    from .formats import place_of as place_of
+    from .formats import read_examples as read_examples
+    from .parts import FilePart as FilePart
+    from .reading import AS_USUAL as AS_USUAL
+    from .reading import Reading as Reading
+    from .seqio_names import is_seqio as is_seqio
+    from .seqio_names import seqio_name as seqio_name
+    from .seqio_tasks import seqio_shards as seqio_shards
+
+_HOMES = {
+    "files": ("DataFiles", "NoFilesError"),
+    "formats": ("FORMATS", "check_installed", "format_of", "no_examples", "parts_of", "place_of", "read_examples"),
+    "parts": ("FilePart",),
+    "reading": ("AS_USUAL", "Reading"),
+    "seqio_names": ("is_seqio", "seqio_name"),
+    "seqio_tasks": ("seqio_shards",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f".{home}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,9 @@ other are enforced by the records. Files of the first version, `calm-beam/manife
 thresholds have no `kind`, those of settings are of kind `settings`, and no entry has a `rule`.
 """
 
+from calm_beam.errors import ManifestError as ManifestError
+from calm_beam.inputs.vocabularies.record import ChatRecord as ChatRecord
+from calm_beam.inputs.vocabularies.record import VocabularyRecord as VocabularyRecord
 from calm_beam.storage.digest import content_digest as content_digest
 
 from ._choice import ANY_ENTRY as ANY_ENTRY
@@ -39,19 +42,16 @@ from ._manifest import about_settings as about_settings
 from ._model import ENGINES as ENGINES
 from ._model import LOOP as LOOP
 from ._model import VARIANT_MEASURES as VARIANT_MEASURES
-from ._model import ChatRecord as ChatRecord
 from ._model import DecodeRecord as DecodeRecord
 from ._model import EngineRecord as EngineRecord
 from ._model import ExitRuleRecord as ExitRuleRecord
 from ._model import ModelRecord as ModelRecord
 from ._model import Variant as Variant
-from ._model import VocabularyRecord as VocabularyRecord
 from ._model import engine_difference as engine_difference
 from ._model import threshold_in_words as threshold_in_words
 from ._plan import CONFIRM_PATH as CONFIRM_PATH
 from ._plan import COUNT_NEAR_TIES as COUNT_NEAR_TIES
 from ._plan import NEAR_TIES as NEAR_TIES
-from ._plan import SETTING_DIRECTIONS as SETTING_DIRECTIONS
 from ._plan import WORST_NEAR_TIES as WORST_NEAR_TIES
 from ._plan import EarlierPlan as EarlierPlan
 from ._plan import ParetoPlan as ParetoPlan
@@ -87,7 +87,6 @@ from ._tests import AskedTest as AskedTest
 from ._tests import Objective as Objective
 from ._tests import PlannedTest as PlannedTest
 from ._tests import SettingTest as SettingTest
-from ._values import ManifestError as ManifestError
 from .reader import parse_manifest as parse_manifest
 from .reader import read_any_manifest as read_any_manifest
 from .reader import read_manifest as read_manifest

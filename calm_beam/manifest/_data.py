@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
+from calm_beam.errors import ManifestError
+from calm_beam.storage.record_values import AtLeast, Cost, Count, Items, OneOf, Positive, String, Text, shown
+from calm_beam.storage.records import Record
+
 from ._model import EngineRecord
-from ._record import Record
-from ._values import AtLeast, Cost, Count, Items, ManifestError, OneOf, Positive, String, Text, shown
 
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000

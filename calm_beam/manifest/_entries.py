@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
+from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import Proved
+from calm_beam.storage.record_values import Cost, Count, Items, Layers, Number, Share, Signed, Text, Unit, shown
+from calm_beam.storage.records import ALONE_IF_ONE
 
 from ._model import ExitRuleRecord, Variant, threshold_in_words
-from ._record import ALONE_IF_ONE
 from ._tests import (
     OF_VARIANTS,
     LookRecord,
@@ -20,7 +22,6 @@ from ._tests import (
     TestedEntry,
     ThresholdTest,
 )
-from ._values import Cost, Count, Items, Layers, ManifestError, Number, Share, Signed, Text, Unit, shown
 
 # Only of a group may nothing have been counted.
 _SOME = {"properties": {"n": {"minimum": 1}}}

@@ -4,16 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
+from calm_beam.errors import ManifestError
+from calm_beam.inputs.vocabularies.record import VocabularyRecord
 from calm_beam.manifest.notebook import html_of
 from calm_beam.storage.digest import content_digest
+from calm_beam.storage.record_values import Items, Text, UtcTime, shown
+from calm_beam.storage.records import Record, checked_keys
 
 from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
 from ._data import ConfirmationRecord, CountedData, DataRecord, SettingDataRecord, SettingRecord
 from ._entries import Calibration, PathEntry, SettingCalibration
 from ._guarantee import GUARANTEE, SETTINGS, THRESHOLDS
-from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, VocabularyRecord, check_positions
+from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, check_positions
 from ._plan import EarlierPlans, Plan, SettingPlan, SettledPlan
-from ._record import Record, checked_keys
 from ._rounds import (
     SequentialPlan,
     SequentialRecord,
@@ -22,7 +25,6 @@ from ._rounds import (
     rules_of_ends,
 )
 from ._tests import OF_VARIANTS
-from ._values import Items, ManifestError, Text, UtcTime, shown
 
 SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
 """What files say that they are, by the version of their form. The last is written, all are read."""

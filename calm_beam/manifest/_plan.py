@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
+from calm_beam.errors import ManifestError
+from calm_beam.inputs.losses import DIRECTIONS
+from calm_beam.storage.record_values import AtLeast, Count, Items, OneOf, Share, Text, Unit, UtcTime, shown
+from calm_beam.storage.records import DigestedRecord, Record
+
 from ._model import Variant
-from ._record import DigestedRecord, Record
 from ._rounds import SequentialPlan, SettingSequentialPlan, WatchedPlan
 from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
-from ._values import AtLeast, Count, Items, ManifestError, OneOf, Share, Text, Unit, UtcTime, shown
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
@@ -20,8 +23,6 @@ CONFIRM_PATH = 3
 
 
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
-SETTING_DIRECTIONS = ("higher", "lower")
-"""Which scores of a metric are better."""
 
 
 # Procedures in which every p-value of the grid has a say.
@@ -344,7 +345,7 @@ class SettingPlan(SettledPlan[SettingTest, SettingSequentialPlan]):
     baseline: Text | None
     task: Text | None
     metric: Text | None
-    direction: Annotated[str, OneOf(SETTING_DIRECTIONS)] | None = None
+    direction: Annotated[str, OneOf(DIRECTIONS)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

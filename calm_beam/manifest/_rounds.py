@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
+from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN, Proved, StopRule
+from calm_beam.storage.record_values import AtLeast, Cost, Layers, OneOf, Positive, Share, Text, Unit, shown
+from calm_beam.storage.records import Record
 
 from ._data import CountedData
-from ._record import Record
 from ._tests import TestedEntry, check_looked_at
-from ._values import AtLeast, Cost, Layers, ManifestError, OneOf, Positive, Share, Text, Unit, shown
 
 _GAINED_LITTLE = f"{ROUNDS_WITHOUT_GAIN} rounds in a row had saved less than {{}} % of"
 _WITHOUT_RULE = {"all_proved": "nothing was left to prove", "end_of_data": "no rule had stopped them before"}

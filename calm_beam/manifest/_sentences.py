@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from calm_beam.storage.record_values import shown
 from calm_beam.text import counted
 
 from ._data import UnseenRecord
@@ -9,7 +10,6 @@ from ._entries import Calibration
 from ._manifest import Manifest, SettingManifest
 from ._model import threshold_in_words
 from ._plan import WORST_NEAR_TIES, EarlierPlan
-from ._values import shown
 
 
 def served_in_words(manifest: Manifest) -> str:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
+from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import Proved
 from calm_beam.risk.tails import TAILED, split_tail, tail_in_words
-
-from ._record import Record
-from ._values import (
+from calm_beam.storage.record_values import (
     Count,
     Finite,
     Items,
-    ManifestError,
     Number,
     OneOf,
     Share,
@@ -25,6 +23,7 @@ from ._values import (
     in_words,
     shown,
 )
+from calm_beam.storage.records import Record
 
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"

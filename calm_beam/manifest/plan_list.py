@@ -14,13 +14,12 @@ import glob
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.errors import ManifestError, UsageError, os_error_in_words
 from calm_beam.storage import base_name, is_file, joined, list_files, make_folder, parent
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 
 from ._plan import EarlierPlan, Plan, SettingPlan
-from ._values import ManifestError
 from .reader import read_any_manifest
 from .writer import MANIFEST, time_of_now
 

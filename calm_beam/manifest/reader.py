@@ -3,10 +3,11 @@
 import os
 from typing import Any
 
+from calm_beam.errors import ManifestError
 from calm_beam.storage import strict_json
+from calm_beam.storage.record_values import shown
 
 from ._manifest import Manifest, SettingManifest, about_settings, check_digest, version_of
-from ._values import ManifestError, shown
 
 # A thousand thresholds of a hundred entries have a tenth of that.
 _MOST_BYTES = 256 << 20

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+from calm_beam.storage.records import DigestedRecord, OrNone, Record, definition_name, kinds_of
+
 from ._guarantee import SETTINGS, THRESHOLDS
 from ._manifest import SCHEMA, Manifest, SettingManifest, WrittenManifest
-from ._record import DigestedRecord, OrNone, Record, definition_name, kinds_of
 
 SCHEMA_FILE = "manifest.schema.json"
 """The file of the package that describes manifests to other languages."""

@@ -5,8 +5,9 @@ import json
 import os
 import re
 
+from calm_beam.errors import ManifestError
+
 from ._manifest import Manifest, SettingManifest
-from ._values import ManifestError
 from .reader import read_any_manifest
 
 MANIFEST = "manifest.json"

@@ -12,7 +12,7 @@ from calm_beam.calibration.verified_settings import (
     why_not_fresh,
     with_settings,
 )
-from calm_beam.inputs.losses.direction import LOWER
+from calm_beam.inputs.losses import LOWER
 from calm_beam.launch.certify.flags import add_sweep_flags
 from calm_beam.launch.certify.sources import read_source
 from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from calm_beam.inputs.vocabularies.chat import rendered
 from calm_beam.inputs.vocabularies.model import VocabularyError as VocabularyError
 from calm_beam.inputs.vocabularies.model import VocabularyModel
+from calm_beam.inputs.vocabularies.record import ChatRecord, VocabularyRecord
 from calm_beam.inputs.vocabularies.sentence_piece import EOS_ID as EOS_ID
 from calm_beam.inputs.vocabularies.sentence_piece import PAD_ID as PAD_ID
 from calm_beam.inputs.vocabularies.sentence_piece import UNK_ID as UNK_ID
 from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel
 from calm_beam.inputs.vocabularies.sentinels import SentinelsError, extra_ids_beside
 from calm_beam.inputs.vocabularies.tokenizer_files import read_tokenizer_files
-from calm_beam.manifest import ChatRecord, VocabularyRecord
 from calm_beam.storage import base_name, open_input
 
 # The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.

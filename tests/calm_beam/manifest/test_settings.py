@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from calm_beam.inputs.losses import DIRECTIONS
 from calm_beam.manifest import (
-    SETTING_DIRECTIONS,
     SETTINGS,
     ManifestError,
     SettingCalibration,
@@ -232,7 +232,7 @@ def test_which_scores_are_better() -> None:
     """The direction belongs to a metric, is one of two, and changes the plan's digest; early manifests have none."""
     plan = build_setting_manifest().plan
     assert "direction" not in plan.to_dict()
-    plans = [dataclasses.replace(plan, metric="acc", direction=direction) for direction in (None, *SETTING_DIRECTIONS)]
+    plans = [dataclasses.replace(plan, metric="acc", direction=direction) for direction in (None, *DIRECTIONS)]
     assert len({each.digest for each in plans}) == 3
     for each in plans:
         assert SettingPlan.from_dict(each.to_dict()) == each

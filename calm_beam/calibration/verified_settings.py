@@ -1,14 +1,12 @@
 """What fresh losses say of the settings that a manifest of settings promises."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import SettingCalibration, SettingManifest
-from calm_beam.risk.evidence import BettingTable
-from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.text import counted
 
 from .anytime import AnytimeEvidence
@@ -112,6 +110,4 @@ def _losses(sweep: LossTable, manifest: SettingManifest) -> list[tuple[np.ndarra
 def _in_order(sweep: LossTable, entry: SettingCalibration, *, salt: str) -> np.ndarray:
     """Returns the losses that an entry is about in betting order, shape (units,)."""
     assert entry.setting is not None
-    order: Sequence[str] = (entry.setting,)
-    names, fixed = sweep.units(order=order, group=entry.group, tail=entry.tail)
-    return np.asarray(BettingTable.of(names, fixed, salt=salt).in_order()[:, 0] / LOSS_SCALE)
+    return sweep.in_betting_order(salt=salt, order=(entry.setting,), group=entry.group, tail=entry.tail)[:, 0]

@@ -5,8 +5,9 @@ of manifests takes from here what they say of a vocabulary, and no more. Package
 one of its files is read.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from calm_beam.extras import on_first_use
 
 if TYPE_CHECKING:
     from .files import DataFiles as DataFiles
@@ -25,18 +26,14 @@ if TYPE_CHECKING:
     from .seqio_names import seqio_name as seqio_name
     from .seqio_tasks import seqio_shards as seqio_shards
 
-_HOMES = {
-    "files": ("DataFiles", "NoFilesError"),
-    "formats": ("FORMATS", "check_installed", "format_of", "no_examples", "parts_of", "place_of", "read_examples"),
-    "parts": ("FilePart",),
-    "reading": ("AS_USUAL", "Reading"),
-    "seqio_names": ("is_seqio", "seqio_name"),
-    "seqio_tasks": ("seqio_shards",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f".{home}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "files": ("DataFiles", "NoFilesError"),
+        "formats": ("FORMATS", "check_installed", "format_of", "no_examples", "parts_of", "place_of", "read_examples"),
+        "parts": ("FilePart",),
+        "reading": ("AS_USUAL", "Reading"),
+        "seqio_names": ("is_seqio", "seqio_name"),
+        "seqio_tasks": ("seqio_shards",),
+    },
+)

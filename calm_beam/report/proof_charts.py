@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from calm_beam.manifest import SettingCalibration, SettingLook
+from calm_beam.text import shortened
 
 from .axes import Frame, grid_lines, level_line, points_text, round_numbers
 from .elements import isolated
@@ -174,9 +175,7 @@ def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
 
 def _names(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
     """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
-    names = [
-        row.setting if len(row.setting) <= _LONGEST_LABEL else row.setting[: _LONGEST_LABEL - 1] + "…" for row in rows
-    ]
+    names = [shortened(row.setting, _LONGEST_LABEL) for row in rows]
     room = (frame.right - frame.left) / (max(map(len, names), default=1) * _LETTER_WIDTH + _LABEL_GAP)
     step = -(-len(rows) // max(1, min(_MOST_SETTINGS_NAMED, int(room))))
     place = next((index for index, row in enumerate(rows) if row.setting == chosen), -step)

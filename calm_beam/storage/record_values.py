@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any, Protocol
 
 from calm_beam.errors import ManifestError
+from calm_beam.text import shortened
 
 _LONGEST_SHOWN = 100
 _LARGEST_COUNT = 2**31 - 1
@@ -22,7 +23,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except RecursionError:
         text = f"a deeply nested {type(value).__name__}"
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+    return shortened(text, _LONGEST_SHOWN)
 
 
 def in_words(value: object) -> str:

@@ -182,22 +182,9 @@ def _with_example_risk(entry: SettingCalibration, sweep: LossTable) -> SettingCa
 
 def entries_of(plan: SettingPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[SettingCalibration, ...]:
     """Returns what a manifest says of every test, given what that says of every setting, in testing order."""
-    return tuple(_entry(test, of_test) for test, of_test in zip(plan.tests, rows, strict=True))
-
-
-def _entry(test: SettingTest, rows: Sequence[SettingRow]) -> SettingCalibration:
-    tested = [row for row in rows if row.tested]
-    chosen = next((row for row in reversed(tested) if row.rejected), None)
-    return SettingCalibration(
-        group=test.group,
-        loss=test.loss,
-        tail=test.tail,
-        delta=test.delta,
-        epsilon=test.epsilon,
-        p_value=test.p_value,
-        procedure=test.procedure,
-        setting=None if chosen is None else chosen.setting,
-        cost=None if chosen is None else chosen.cost,
-        risk=None if chosen is None else chosen.risk,
-        path=tuple(row.step() for row in tested),
+    return tuple(
+        SettingCalibration.of_tests(
+            test, [row.step() for row in of_test if row.tested], setting=None, cost=None, risk=None
+        )
+        for test, of_test in zip(plan.tests, rows, strict=True)
     )

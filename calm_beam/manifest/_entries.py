@@ -21,6 +21,7 @@ from ._tests import (
     StepRecord,
     TestedEntry,
     ThresholdTest,
+    last_rejected,
 )
 
 # Only of a group may nothing have been counted.
@@ -144,7 +145,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         """
         if self.confirmation is None:
             return self.chosen
-        return next((step for step in reversed(self.confirmation) if step.rejected), self.confirmation[0])
+        return last_rejected(self.confirmation) or self.confirmation[0]
 
     @property
     def is_signed(self) -> bool:
@@ -189,7 +190,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
             self._check_confirmation(self.confirmation)
         said, by = self.chosen, "path"
         if self.confirmation is not None:
-            said, by = next((step for step in reversed(self.confirmation) if step.rejected), None), "confirmation"
+            said, by = last_rejected(self.confirmation), "confirmation"
         # Without a threshold all layers are used, which the manifest knows.
         layers = self.layers if said is None else None
         self._check_choice(said, by=by, values={"threshold": None, "variant": None, "risk": 0, "layers": layers})

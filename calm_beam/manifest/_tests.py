@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import Proved
@@ -296,10 +296,24 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         if self.looks is not None:
             _check_counts(self.looks, group=self.group)
 
+    @classmethod
+    def of_tests(cls, asked: AskedTest, path: Sequence[_Step], **of_none: object) -> Self:
+        """Returns what tests of a promise have come to: every one that was rejected is safe, and the last is chosen.
+
+        Args:
+          asked: The promise.
+          path: The tests, in their order.
+          of_none: The fields that tell of what was chosen, and what they are where nothing was found safe.
+        """
+        chosen = last_rejected(path)
+        told = of_none if chosen is None else {name: getattr(chosen, name) for name in of_none}
+        values: dict[str, Any] = {**vars(asked), **told}
+        return cls(path=tuple(path), **values)
+
     @property
     def chosen(self) -> _Step | None:
         """What the tests of the path have chosen, confirmed or not; None where nothing was found safe."""
-        return next((step for step in reversed(self.path) if step.rejected), None)
+        return last_rejected(self.path)
 
     @property
     def _lowest(self) -> float:
@@ -343,6 +357,11 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         said = (None, getattr(self, self._COST)) if self.chosen is None else (step.tested, getattr(step, self._COST))
         _check_last(looks, {"n": step.n, name: said[0], self._COST: said[1], "risk": step.risk})
         _check_capital(looks, step.p_value, at=step.tested)
+
+
+def last_rejected(path: Sequence[_Step]) -> _Step | None:
+    """Returns the last test of a path that found something safe; None if none did."""
+    return next((step for step in reversed(path) if step.rejected), None)
 
 
 def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int | None, is_planned: bool) -> None:

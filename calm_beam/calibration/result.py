@@ -94,19 +94,6 @@ class RiskRow(TestedSetting):
             exit_interval=self.exit_interval,
         )
 
-    def path_entry(self) -> PathEntry:
-        """Returns what a manifest says of the test of this threshold."""
-        return PathEntry(
-            threshold=self.threshold,
-            n=self.n,
-            risk=self.risk,
-            p_value=self.p_value,
-            rejected=self.rejected,
-            layers=self.layers,
-            variant=self.variant,
-            near_ties=self.near_ties,
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationOutcome:
@@ -185,7 +172,7 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
         tested = [row for row in rows[index * per_spec : (index + 1) * per_spec] if row.tested]
         # Rows of a grid are in its order.
         tested.sort(key=lambda row: row.place or 0)
-        path = [row.path_entry() for row in tested]
+        path = [PathEntry.of(row) for row in tested]
         entries.append(Calibration.of_tests(spec, path, threshold=None, variant=None, layers=num_layers, risk=0.0))
     return tuple(entries)
 

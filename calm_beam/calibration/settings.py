@@ -53,17 +53,6 @@ class SettingRow(TestedSetting):
         """Returns the columns of a table in their order."""
         return ("group", "loss", "tail", "delta", "epsilon", "setting", *TESTED_COLUMNS, "cost")
 
-    def step(self) -> SettingStep:
-        """Returns what a manifest says of the test of this setting."""
-        return SettingStep(
-            setting=self.setting,
-            n=self.n,
-            risk=self.risk,
-            p_value=self.p_value,
-            rejected=self.rejected,
-            cost=self.cost,
-        )
-
 
 def setting_rows(
     sweep: LossTable, plan: SettingPlan, *, costs: Mapping[str, float]
@@ -184,7 +173,7 @@ def entries_of(plan: SettingPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple
     """Returns what a manifest says of every test, given what that says of every setting, in testing order."""
     return tuple(
         SettingCalibration.of_tests(
-            test, [row.step() for row in of_test if row.tested], setting=None, cost=None, risk=None
+            test, [SettingStep.of(row) for row in of_test if row.tested], setting=None, cost=None, risk=None
         )
         for test, of_test in zip(plan.tests, rows, strict=True)
     )

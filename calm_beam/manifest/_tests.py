@@ -218,6 +218,11 @@ class StepRecord(Record):
     p_value: Unit
     rejected: bool
 
+    @classmethod
+    def of(cls, row: object) -> Self:
+        """Returns the test of which a row of a risk table tells, by the names of its columns."""
+        return cls(**{name: getattr(row, name) for name in cls.file_keys()})
+
     @property
     def tested(self) -> object:
         """The threshold or setting."""

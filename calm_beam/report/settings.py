@@ -9,6 +9,7 @@ from calm_beam.manifest import (
     MANIFEST,
     SettingCalibration,
     SettingManifest,
+    SettingStep,
     clusters_in_words,
     plans_in_words,
     read_setting_manifest,
@@ -80,7 +81,7 @@ def _tests(path: str, manifest: SettingManifest) -> list[tuple[SettingRow, ...]]
     size = len(manifest.plan.order)
     tests = [rows[start : start + size] for start in range(0, len(rows), size)]
     is_of_manifest = len(rows) == size * len(manifest.calibrations) and all(
-        tuple(row.step() for row in of_test if row.tested) == entry.path
+        tuple(SettingStep.of(row) for row in of_test if row.tested) == entry.path
         and all((row.group, row.delta, row.tail) == (entry.group or "", entry.delta, entry.tail) for row in of_test)
         for of_test, entry in zip(tests, manifest.calibrations, strict=True)
     )

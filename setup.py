@@ -155,6 +155,7 @@ _SERVING_PACKAGES = [
     "calm_beam.exits",
     "calm_beam.exits.measures",
     "calm_beam.inputs",
+    "calm_beam.inputs.vocabularies",
     "calm_beam.launch",
     "calm_beam.launch.doctor",
     "calm_beam.launch.flags",
@@ -172,7 +173,6 @@ _SERVING_PACKAGES = [
     "calm_beam.risk.pvalues",
     "calm_beam.serving",
     "calm_beam.storage",
-    "calm_beam.vocabularies",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))

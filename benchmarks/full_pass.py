@@ -20,8 +20,8 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.model import EarlyExitT5
-from calm_beam.vocabularies.vocabulary import EOS_ID
 
 from .machine import describe_machine
 from .prompts import read_prompts

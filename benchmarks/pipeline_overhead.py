@@ -45,6 +45,7 @@ from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
 from calm_beam.manifest import EngineRecord
@@ -52,7 +53,6 @@ from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation, read_generations, write_generations
 from calm_beam.outputs.generate import generate
 from calm_beam.transforms import ReadExamples
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .machine import describe_machine
 

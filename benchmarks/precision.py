@@ -25,10 +25,10 @@ from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
 from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import p_values_of
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .machine import describe_machine
 from .prompts import read_prompts

@@ -6,7 +6,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.examples import parse_examples
-from calm_beam.vocabularies.vocabulary import Vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 
 
 def read_prompts(path: str, checkpoint: Checkpoint, *, settings: DecodeSettings, count: int) -> list[tuple[int, ...]]:

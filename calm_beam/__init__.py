@@ -34,7 +34,7 @@ _PUBLIC = {
     "RiskMonitor": "calm_beam.risk.monitor:RiskMonitor",
     # Models.
     "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
-    "open_vocabulary": "calm_beam.vocabularies.vocabulary:open_vocabulary",
+    "open_vocabulary": "calm_beam.inputs.vocabularies.vocabulary:open_vocabulary",
     # Risk control of anybody's losses.
     "RiskTest": "calm_beam.risk.setting_sums:RiskTest",
     "LossSums": "calm_beam.risk.setting_sums:LossSums",

@@ -3,6 +3,7 @@ from .checkpoints import load_checkpoint as load_checkpoint
 from .decoding.settings import uniform_grid as grid
 from .errors import CalmBeamError as CalmBeamError
 from .exits.rule import ExitRule as ExitRule
+from .inputs.vocabularies.vocabulary import open_vocabulary as open_vocabulary
 from .launch.calibrate.call import calibrate as calibrate
 from .launch.generate.call import generate as generate
 from .launch.suitability.call import suitability as suitability
@@ -16,7 +17,6 @@ from .serving import Answer as Answer
 from .serving import ContinuousGenerator as ContinuousGenerator
 from .serving import Generator as Generator
 from .serving import LossProbe as LossProbe
-from .vocabularies.vocabulary import open_vocabulary as open_vocabulary
 
 __version__: str
 

@@ -27,6 +27,10 @@ class UsageError(CalmBeamError, ValueError):
     """
 
 
+class ManifestError(CalmBeamError, ValueError):
+    """A manifest that cannot be trusted, or does not hold what was asked of it; or a record that is a part of one."""
+
+
 def os_error_in_words(error: OSError) -> str:
     """Returns what an error says, the system's without its number."""
     # Only the system's have both; errors of our own are whole sentences.

@@ -1,8 +1,9 @@
-"""Packages that only some need: imported when they are used, and their extra named where they are missing."""
+"""What only some need: modules and packages, imported when they are used, with their extra named if it is missing."""
 
 import importlib
 import os
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from calm_beam.errors import CalmBeamError
@@ -29,6 +30,23 @@ def imported(module: str, *, extra: str, needed_for: str) -> Any:
         raise MissingExtraError(
             f"{needed_for} needs {module} ({error}): pip install 'calm-beam[{extra}]', here and on every worker."
         ) from error
+
+
+def on_first_use(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a package by which names are imported when they are first used (PEP 562).
+
+    Args:
+      package: Its name.
+      homes: By module of the package, the names that it takes from there. Type checkers need the same as imports.
+    """
+
+    def imported_name(name: str) -> Any:
+        for home, names in homes.items():
+            if name in names:
+                return getattr(importlib.import_module(f".{home}", package), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return imported_name
 
 
 _tensorflow_lock = threading.Lock()

@@ -39,6 +39,15 @@ def counted(number: int, one: str, *, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
+def shortened(text: str, most: int) -> str:
+    """Returns a text of at most so many characters: itself, or its beginning and an ellipsis.
+
+    >>> shortened("abc", 3), shortened("abcd", 3)
+    ('abc', 'ab…')
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def check_count(name: str, value: object) -> None:
     """Refuses what a file gives for a count and is none; `name` is its key.
 

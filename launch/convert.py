@@ -28,8 +28,8 @@ from calm_beam.checkpoints import (
     write_t5x,
 )
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.vocabularies.vocabulary import VocabularyError, missing_sentinels
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
-from calm_beam.vocabularies.vocabulary import VocabularyError, missing_sentinels
 
 from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags, pattern, whole_number
 from .flags.model import declared

@@ -11,10 +11,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.manifest import (
     SCHEMAS,
-    ExternalManifest,
     Manifest,
+    SettingManifest,
     clusters_in_words,
     confirming_in_words,
     engine_in_words,
@@ -29,7 +30,6 @@ from calm_beam.manifest import (
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text import counted, printable_line
-from calm_beam.vocabularies.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags
 from .flags.manifest import add_confidence_flag
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     console = PlainConsole()
     if manifest_path is not None:
         manifest = read_any_manifest(manifest_path)
-        if isinstance(manifest, ExternalManifest):
+        if isinstance(manifest, SettingManifest):
             if _naming_a_model(flags):
                 raise UsageError(f"{path}: is of kind settings: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
@@ -184,7 +184,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     console.print(printable_line(manifest.guarantee))
 
 
-def _form_in_words(manifest: Manifest | ExternalManifest) -> str:
+def _form_in_words(manifest: Manifest | SettingManifest) -> str:
     """Returns that a manifest has the form of an earlier version, as a part of a sentence; empty where it has not."""
     return "" if manifest.schema_version == max(SCHEMAS) else f", of form {SCHEMAS[manifest.schema_version]}"
 
@@ -199,7 +199,7 @@ def _of_examples(manifest: Manifest) -> Iterator[str]:
         yield repeats
 
 
-def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> None:
+def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None:
     data, plan = manifest.data, manifest.plan
     form = _form_in_words(manifest)
     console.print(f"Manifest of {printable_line(manifest.created)}, of kind settings{form}; its digest is right.")
@@ -225,10 +225,10 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
     console.print(printable_line(manifest.guarantee))
 
 
-def _describe_plans(console: PlainConsole, manifest: Manifest | ExternalManifest, *, path: str) -> None:
+def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest, *, path: str) -> None:
     """Says which plan of the same outputs a manifest is about, what was asked before, and how much since."""
     earlier = manifest.earlier_plans or ()
-    of = "losses" if isinstance(manifest, ExternalManifest) else "outputs"
+    of = "losses" if isinstance(manifest, SettingManifest) else "outputs"
     if earlier:
         console.print(plans_in_words(earlier, of=of))
     for each in earlier:

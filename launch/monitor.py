@@ -37,9 +37,9 @@ from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.manifest import (
     Calibration,
     EntryChoice,
-    ExternalManifest,
     Manifest,
     ManifestError,
+    SettingManifest,
     read_any_manifest,
 )
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     return MISSING_ALARM if session.monitor.missing_alarm_at else 0
 
 
-def _say_what_losses_are(manifest: Manifest | ExternalManifest, watched: "_Watched") -> None:
+def _say_what_losses_are(manifest: Manifest | SettingManifest, watched: "_Watched") -> None:
     """Says of what every line has to be the loss, where that is not an example of all prompts."""
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
@@ -122,7 +122,7 @@ def _say_what_losses_are(manifest: Manifest | ExternalManifest, watched: "_Watch
         group = watched.promise.group
         whose = "all groups, as they come" if group is None else f"group {printable_line(group)} alone"
         what, where = ("prompts", "at this entry's threshold")
-        if isinstance(manifest, ExternalManifest):
+        if isinstance(manifest, SettingManifest):
             what, where = ("examples", "under this entry's setting")
         say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
 
@@ -159,9 +159,9 @@ class _Watched:
     remedy: str
 
 
-def _watched(manifest: Manifest | ExternalManifest, choice: EntryChoice) -> _Watched:
+def _watched(manifest: Manifest | SettingManifest, choice: EntryChoice) -> _Watched:
     """Returns the entry that is chosen."""
-    if isinstance(manifest, ExternalManifest):
+    if isinstance(manifest, SettingManifest):
         return _watched_setting(manifest, choice)
     entry = _chosen_entry(manifest, choice)
     return _Watched(
@@ -172,7 +172,7 @@ def _watched(manifest: Manifest | ExternalManifest, choice: EntryChoice) -> _Wat
     )
 
 
-def _watched_setting(manifest: ExternalManifest, choice: EntryChoice) -> _Watched:
+def _watched_setting(manifest: SettingManifest, choice: EntryChoice) -> _Watched:
     try:
         entry = manifest.calibration(choice)
     except ManifestError as error:

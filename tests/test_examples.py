@@ -12,8 +12,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import write_manifest
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import text_rows, write_model, write_vocabulary
 

@@ -101,8 +101,8 @@ class _WithoutTypes(ast.NodeTransformer):
         return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
 
-def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[str]:
-    """Returns modules of which each imports the one before it, from one back to itself; none if there is no circle.
+def _imports(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> dict[str, set[str]]:
+    """Returns by module which of the others it imports, at its top or deeper.
 
     Args:
       sources: By name of a module.
@@ -114,16 +114,37 @@ def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[
         # Of `from a import b`, b is a module, or something in a.
         names = {name if name in sources else name.rpartition(".")[0] for name in _imported(seen, packages[module])}
         graph[module] = (names & sources.keys()) - {module}
+    return graph
+
+
+def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[str]:
+    """Returns modules of which each imports the one before it, from one back to itself; none if there is no circle."""
     try:
-        graphlib.TopologicalSorter(graph).prepare()
+        graphlib.TopologicalSorter(_imports(sources, packages=packages)).prepare()
     except graphlib.CycleError as error:
         circle: list[str] = error.args[1]
         return circle
     return []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    """No module of any floor imports, at its top or deeper, what imports it, directly or through others."""
+def _floors(imports: Mapping[str, set[str]]) -> dict[str, int]:
+    """Returns the floor of every room: 1, or one above the highest room that any module of it imports.
+
+    Rooms are the packages in `calm_beam`, with transforms and launch, and the modules beside them.
+    """
+    rooms: dict[str, set[str]] = {}
+    for module, others in imports.items():
+        room, *_ = module.split(".")[1:]
+        rooms.setdefault(room, set()).update({other.split(".")[1] for other in others} - {room})
+    floors: dict[str, int] = {}
+    for room in graphlib.TopologicalSorter(rooms).static_order():
+        floors[room] = 1 + max((floors[below] for below in rooms[room]), default=0)
+    return floors
+
+
+@pytest.fixture(scope="module")
+def all_modules() -> tuple[dict[str, str], dict[str, str]]:
+    """The sources of all modules by name, and the package of each."""
     sources, packages = {}, {}
     for floor in _FORBIDDEN:
         for path in _modules(floor):
@@ -132,7 +153,39 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             name = package if path.stem == "__init__" else f"{package}.{path.stem}"
             sources[name], packages[name] = path.read_text(encoding="utf-8"), package
     assert len(sources) > 300
+    return sources, packages
+
+
+def test_no_modules_import_each_other_in_a_circle(all_modules: tuple[dict[str, str], dict[str, str]]) -> None:
+    """No module of any floor imports, at its top or deeper, what imports it, directly or through others."""
+    sources, packages = all_modules
     assert _circle(sources, packages=packages) == []
+
+
+def test_few_rooms_stand_on_few_floors(all_modules: tuple[dict[str, str], dict[str, str]]) -> None:
+    """calm_beam has 16 packages and 4 modules beside them; those, transforms and launch stand on 11 floors at most."""
+    sources, packages = all_modules
+    # The package itself loads a public name when it is first used.
+    imports = _imports({name: text for name, text in sources.items() if name != "calm_beam"}, packages=packages)
+    floors = _floors(imports)
+    is_package = {name.split(".")[1] for name in sources if name.count(".") > 1}
+    assert len(is_package - {"transforms", "launch"}) <= 16
+    assert len(floors.keys() - is_package) <= 4
+    assert max(floors.values()) <= 11
+    assert floors["launch"] == max(floors.values())
+
+
+def test_floors_are_counted() -> None:
+    """A room stands one floor above the highest that any of its modules imports, whatever imports it."""
+    imports: dict[str, set[str]] = {
+        "p.low.a": set(),
+        "p.low.b": {"p.low.a", "p.text"},
+        "p.text": set(),
+        "p.high": {"p.text"},
+        "p.high.c": {"p.low.b"},
+        "p.top.d": {"p.high.c", "p.text"},
+    }
+    assert _floors(imports) == {"text": 1, "low": 2, "high": 3, "top": 4}
 
 
 def test_the_check_sees_a_circle() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import apache_beam as beam
 
@@ -152,7 +153,7 @@ class CalibrateGenerations(beam.PTransform):
         finished = beam.pvalue.AsSingleton(sweeps)
         scorer = ShardScorer(tested, self.stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
         return summed(sweeps, scorer) | "TestThresholds" >> beam.FlatMap(
-            _outcome,
+            _outcome_of_one,
             finished,
             plan=self.plan,
             tested=tested,
@@ -192,9 +193,10 @@ class CalibrateVariants(beam.PTransform):
             ShardScorer(self.plan, stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
             for stored in self.stored
         ]
-        return summed_variants(sweeps, scorers) | "TestPath" >> beam.Map(
-            _outcome_of_variants,
+        return summed_variants(sweeps, scorers) | "TestPath" >> beam.FlatMap(
+            _outcome,
             plan=self.plan,
+            tested=self.plan,
             digest=self.plan_digest,
             provenance=self.provenance,
             max_failures=self.max_failures,
@@ -245,13 +247,20 @@ def summed(sweeps: beam.PCollection, scorer: ShardScorer) -> beam.PCollection:
         # Also spreads them over workers: the list is one element.
         | "CountShardsOnce" >> beam.GroupByKey()
     )
+    score = beam.ParDo(_ScoreShard(scorer), beam.pvalue.AsSingleton(sweeps))
+    layout = layout_of(scorer.plan)
     if scorer.plan.cluster_key is None:
-        totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), beam.pvalue.AsSingleton(sweeps))
+        totals = shards | "ScoreExamples" >> score
     else:
-        totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
-    return totals | "SumLosses" >> beam.CombineGlobally(
-        SumMerged(functools.partial(CalibrationTotals.zero, layout_of(scorer.plan)))
-    )
+        # Examples of a cluster may be stored in several shards.
+        scored = shards | "ScoreMembers" >> score.with_outputs("losses", main="examples")
+        units = (
+            scored.losses
+            | "GroupByCluster" >> beam.CombinePerKey(SumMerged())
+            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=layout, plan=scorer.plan)
+        )
+        totals = (scored.examples, units) | "JoinTotals" >> beam.Flatten()
+    return totals | "SumLosses" >> beam.CombineGlobally(SumMerged(functools.partial(CalibrationTotals.zero, layout)))
 
 
 def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard]]:
@@ -259,47 +268,7 @@ def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields the totals of a stored shard, each example of which is a unit by itself."""
-
-    def __init__(self, scorer: ShardScorer) -> None:
-        self._scorer = scorer
-
-    def setup(self) -> None:
-        self._scorer.setup()
-
-    def process(
-        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
-    ) -> Iterator[CalibrationTotals]:
-        whole = CalibrationTotals.zero(layout_of(self._scorer.plan))
-        for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
-            whole = whole.merge(of_examples).merge(self._scorer.totals_of_losses(generations, losses))
-        yield whole
-
-
-@dataclasses.dataclass
-class _ScoreClusters(beam.PTransform):
-    """Turns stored shards into totals whose units are clusters, wherever their examples are stored."""
-
-    scorer: ShardScorer
-
-    # Beam has no type hints for tuples of PCollections, and would say so at every run.
-    @beam.typehints.decorators.no_annotations
-    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        shards, sweeps = inputs
-        plan = self.scorer.plan
-        scored = shards | "ScoreMembers" >> beam.ParDo(
-            _ScoreMembers(self.scorer), beam.pvalue.AsSingleton(sweeps)
-        ).with_outputs("losses", main="examples")
-        units = (
-            scored.losses
-            | "GroupByCluster" >> beam.CombinePerKey(SumMerged())
-            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=layout_of(plan), plan=plan)
-        )
-        return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
-
-
-class _ScoreMembers(beam.DoFn):
-    """Yields totals of a shard without its losses, and those by cluster under the tag `losses`."""
+    """Yields the totals of a stored shard; where units are clusters, with the tag `losses` what it has of each."""
 
     def __init__(self, scorer: ShardScorer) -> None:
         self._scorer = scorer
@@ -310,14 +279,10 @@ class _ScoreMembers(beam.DoFn):
     def process(
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
-        whole = CalibrationTotals.zero(layout_of(self._scorer.plan))
-        for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
-            whole = whole.merge(of_examples)
-            for generation, of_example in zip(generations, losses, strict=True):
-                cluster = generation.example.cluster
-                assert cluster is not None
-                yield beam.pvalue.TaggedOutput("losses", (cluster, RiskTotals(n=1, sums=of_example)))
-        yield whole
+        totals, clusters = self._scorer.totals(element, examples=finished.examples)
+        for of_cluster in clusters.items():
+            yield beam.pvalue.TaggedOutput("losses", of_cluster)
+        yield totals
 
 
 def totals_of_cluster(element: tuple[str, RiskTotals], *, layout: Layout, plan: Plan) -> CalibrationTotals:
@@ -337,9 +302,19 @@ def totals_of_cluster(element: tuple[str, RiskTotals], *, layout: Layout, plan: 
     return dataclasses.replace(totals, over_examples=losses)
 
 
+def _checked(totals: CalibrationTotals, finished: FinishedSweep, *, number: int) -> tuple[int, CalibrationTotals]:
+    totals.check(finished)
+    return number, totals
+
+
+def _outcome_of_one(totals: CalibrationTotals, finished: FinishedSweep, **given: Any) -> Iterator[CalibrationOutcome]:
+    """Does what `_outcome` does where there is one way of decoding."""
+    totals.check(finished)
+    return _outcome({0: totals}, **given)
+
+
 def _outcome(
-    totals: CalibrationTotals,
-    finished: FinishedSweep,
+    totals: dict[int, CalibrationTotals],
     *,
     plan: Plan,
     tested: Plan,
@@ -349,44 +324,22 @@ def _outcome(
     metric_settings: MetricSettings,
 ) -> Iterator[CalibrationOutcome]:
     """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
-    totals.check(finished)
-    _check_examples(totals, provenance=provenance, max_failures=max_failures, metric_settings=metric_settings)
-    num_layers = provenance.model.layers
-    rows = risk_rows(totals, tested, num_layers=num_layers)
-    calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
-    if tested != plan and not has_ended(calibrations):
-        return
-    calibrations = with_example_risks(calibrations, {None: totals}, tested)
-    manifest = provenance.manifest(totals, calibrations, plan=plan, digest=digest)
-    yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)
-
-
-def _checked(totals: CalibrationTotals, finished: FinishedSweep, *, number: int) -> tuple[int, CalibrationTotals]:
-    totals.check(finished)
-    return number, totals
-
-
-def _outcome_of_variants(
-    totals: dict[int, CalibrationTotals],
-    *,
-    plan: Plan,
-    digest: str,
-    provenance: RunProvenance,
-    max_failures: int | None,
-    metric_settings: MetricSettings,
-) -> CalibrationOutcome:
-    """Checks what was counted, and returns what it proves."""
     variants = [of_variant for _, of_variant in sorted(totals.items())]
     whole = whole_of(variants)
     _check_examples(whole, provenance=provenance, max_failures=max_failures, metric_settings=metric_settings)
     num_layers = provenance.model.layers
-    rows = variant_rows(variants, plan, num_layers=num_layers)
-    calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
-    assert plan.pareto is not None
-    by_variant: dict[Variant | None, CalibrationTotals] = dict(zip(plan.pareto.variants, variants, strict=True))
-    calibrations = with_example_risks(calibrations, by_variant, plan)
+    by_variant: dict[Variant | None, CalibrationTotals] = {None: whole}
+    if plan.pareto is None:
+        rows = risk_rows(whole, tested, num_layers=num_layers)
+    else:
+        by_variant = dict(zip(plan.pareto.variants, variants, strict=True))
+        rows = variant_rows(variants, tested, num_layers=num_layers)
+    calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
+    if tested != plan and not has_ended(calibrations):
+        return
+    calibrations = with_example_risks(calibrations, by_variant, tested)
     manifest = provenance.manifest(whole, calibrations, plan=plan, digest=digest)
-    return CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)
+    yield CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)
 
 
 def _check_examples(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
-from calm_beam.manifest import EntryChoice, EntryWords, ExternalManifest, Manifest, read_manifest
+from calm_beam.manifest import EntryChoice, EntryWords, Manifest, SettingManifest, read_manifest
 from calm_beam.serving.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
 
 from .metrics import NAMESPACE, DecodeMetrics
@@ -113,7 +113,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         # Of the core's modules that compute, for checks only: importing this module must not load JAX.
         from calm_beam.checkpoints import Declared
 
-        if isinstance(manifest, Manifest | ExternalManifest):
+        if isinstance(manifest, Manifest | SettingManifest):
             raise TypeError("manifest must be the path of a manifest, which workers read; got a manifest.")
         if model_copies < 1:
             raise ValueError(f"model_copies must be at least 1, got {model_copies}.")

@@ -13,7 +13,6 @@ from calm_beam.manifest import Plan
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
-from calm_beam.risk.totals import RiskTotals
 
 from .calibrate import totals_of_cluster
 from .decode import CheckFolders, decoding
@@ -154,20 +153,10 @@ class _ScoreWhole(beam.DoFn):
     def process(self, element: tuple[int, Iterable[StoredShard]], count: int) -> Iterator[CalibrationTotals]:
         plan = self._scorer.plan
         layout = layout_of(plan)
-        whole = CalibrationTotals.zero(layout)
-        clusters: dict[str, RiskTotals] = {}
-        for of_examples, generations, losses in self._scorer.batches(element, examples=count):
-            whole = whole.merge(of_examples)
-            if plan.cluster_key is None:
-                whole = whole.merge(self._scorer.totals_of_losses(generations, losses))
-                continue
-            for generation, of_example in zip(generations, losses, strict=True):
-                cluster, member = generation.example.cluster, RiskTotals(n=1, sums=of_example)
-                assert cluster is not None
-                clusters[cluster] = clusters[cluster].merge(member) if cluster in clusters else member
-        for element_of_cluster in clusters.items():
-            whole = whole.merge(totals_of_cluster(element_of_cluster, layout=layout, plan=plan))
-        yield whole
+        totals, clusters = self._scorer.totals(element, examples=count)
+        for of_cluster in clusters.items():
+            totals = totals.merge(totals_of_cluster(of_cluster, layout=layout, plan=plan))
+        yield totals
 
 
 def _by_round(totals: CalibrationTotals, places: Mapping[int, _Place]) -> tuple[int, CalibrationTotals]:

@@ -16,6 +16,7 @@ from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
 from calm_beam.outputs.failures import check_failures, failure_limit
+from calm_beam.risk.totals import RiskTotals
 from calm_beam.text import counted
 
 from .metrics import CLIPPED_SCORES, NAMESPACE
@@ -90,7 +91,28 @@ class ShardScorer:
             )
             yield totals, kept, np.stack([each.losses for each in scored])
 
-    def totals_of_losses(self, generations: Sequence[Generation], losses: np.ndarray) -> CalibrationTotals:
+    def totals(
+        self, element: tuple[int, Iterable[StoredShard]], *, examples: int
+    ) -> tuple[CalibrationTotals, dict[str, RiskTotals]]:
+        """Returns the totals of a shard, and by cluster the losses of its examples.
+
+        Where examples are the units, their losses are in the totals, and there are no clusters. Arguments and errors
+        are those of `batches`.
+        """
+        whole = CalibrationTotals.zero(self._layout)
+        clusters: dict[str, RiskTotals] = {}
+        for of_examples, generations, losses in self.batches(element, examples=examples):
+            whole = whole.merge(of_examples)
+            if self.plan.cluster_key is None:
+                whole = whole.merge(self._totals_of_losses(generations, losses))
+                continue
+            for generation, of_example in zip(generations, losses, strict=True):
+                cluster, member = generation.example.cluster, RiskTotals(n=1, sums=of_example)
+                assert cluster is not None
+                clusters[cluster] = clusters[cluster].merge(member) if cluster in clusters else member
+        return whole, clusters
+
+    def _totals_of_losses(self, generations: Sequence[Generation], losses: np.ndarray) -> CalibrationTotals:
         """Returns the totals of the losses of a batch, each example of which is a unit by itself."""
         return CalibrationTotals.of_losses(
             [generation.example.id for generation in generations],

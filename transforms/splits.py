@@ -15,13 +15,13 @@ from calm_beam.evaluation.outcomes import GridRow, TrialOutcome, grid_rows, tria
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Plan
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.totals import RiskTotals
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .scoring import ShardScorer
 from .summing import SumMerged

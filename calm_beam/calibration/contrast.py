@@ -26,11 +26,10 @@ from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 
-from .unseen import Unseen, merged_unseen
+from .unseen import Unseen, merged_unseen, quoted
 
 # Held, one after the other, against the references of another example.
 _MOST_SAMPLES = 8
-_LONGEST_SHOWN = 120
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,12 +179,12 @@ class Contrast:
 
     def _never_right(self, objective: Objective) -> str:
         sample = self.samples[0]
-        compared = _shown(sample.references[0]) if objective.consistency == "risk" else "itself"
+        compared = quoted(sample.references[0]) if objective.consistency == "risk" else "itself"
         against = "the references" if objective.consistency == "risk" else "themselves"
         return (
             f'metric "{objective.metric}" says nothing here: it gives the full model 0 on all {self.examples} '
             f"examples, its outputs held against {against}, so that nothing could get worse. Example "
-            f"{_shown(sample.id)}: output {_shown(sample.full)} was compared with {compared}. {_advice(objective)}"
+            f"{quoted(sample.id)}: output {quoted(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
 
     def _never_moves(self, objective: Objective, metric: Metric, *, changed: Sample) -> str:
@@ -197,8 +196,8 @@ class Contrast:
         return (
             f'metric "{objective.metric}" says nothing here: on all {self.examples} examples every output scores as '
             "the full model's does, though outputs differ, and the outputs of other examples score the same. Example "
-            f"{_shown(changed.id)}: outputs {_shown(changed.full)} and {_shown(changed.other)}, compared with "
-            f"{_shown(against[0])}, both score {score:g}. {_advice(objective)}"
+            f"{quoted(changed.id)}: outputs {quoted(changed.full)} and {quoted(changed.other)}, compared with "
+            f"{quoted(against[0])}, both score {score:g}. {_advice(objective)}"
         )
 
 
@@ -216,10 +215,6 @@ def _of_different_outputs(samples: Iterable[Sample]) -> Iterator[Sample]:
 
 def _compared_with(objective: Objective, sample: Sample) -> tuple[str, ...]:
     return sample.references if objective.consistency == "risk" else (sample.full,)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
 
 
 def _advice(objective: Objective) -> str:

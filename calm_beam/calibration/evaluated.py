@@ -136,8 +136,6 @@ def _round(losses: np.ndarray, declared: DeclaredExamples, settings: Sequence[st
         ids=ids,
         settings=tuple(settings),
         losses=losses[place],
-        costs={},
-        constant_costs=frozenset(),
         groups=None if declared.groups is None else declared.groups[place],
         clusters=None if declared.clusters is None else declared.clusters[place],
         fingerprints={name: loss_fingerprint(ids, losses[place, column]) for column, name in enumerate(settings)},

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.errors import UsageError
-from calm_beam.manifest import EarlierEnd, ExternalManifest, ExternalPlan, ManifestError, content_digest
+from calm_beam.manifest import EarlierEnd, ManifestError, SettingManifest, SettingPlan, content_digest
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import is_file, open_input, strict_json
 from calm_beam.storage.sealed_json import write_sealed
@@ -28,11 +28,11 @@ class Ledger:
       continues: Where earlier rules had stopped; the earliest first.
     """
 
-    plan: ExternalPlan
+    plan: SettingPlan
     rounds: tuple[str, ...] = ()
     continues: tuple[EarlierEnd, ...] = ()
 
-    def going_on(self, plan: ExternalPlan, *, ended: ExternalManifest | None, resumes: bool) -> Self:
+    def going_on(self, plan: SettingPlan, *, ended: SettingManifest | None, resumes: bool) -> Self:
         """Returns the ledger of a call that asks for a plan.
 
         Args:
@@ -121,7 +121,7 @@ class Ledger:
                 content = strict_json.loads(file.read())
             if content["schema"] != _SCHEMA or content["digest"] != content_digest(content):
                 raise ValueError("it was changed after it was written")
-            plan = ExternalPlan.from_dict(content["plan"], at="plan")
+            plan = SettingPlan.from_dict(content["plan"], at="plan")
             if plan.sequential is None:
                 raise ValueError("its plan is not sequential")
             return cls(
@@ -150,8 +150,8 @@ _NAMES = {
 }
 
 
-def _differing(one: ExternalPlan, other: ExternalPlan) -> list[str]:
-    def flat(plan: ExternalPlan) -> dict[str, object]:
+def _differing(one: SettingPlan, other: SettingPlan) -> list[str]:
+    def flat(plan: SettingPlan) -> dict[str, object]:
         sequential = plan.without_rule().sequential
         assert sequential is not None
         return {**plan.to_dict(), **sequential.to_dict()}

@@ -12,9 +12,9 @@ import numpy as np
 
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
-from calm_beam.manifest import ExternalTest
+from calm_beam.manifest import SettingTest
 from calm_beam.risk.evidence import BettingTable, Evidence
-from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
@@ -32,21 +32,21 @@ class LossTable:
       ids: Of the examples.
       settings: By name, ascending.
       losses: float64, shape (examples, settings).
-      costs: By setting, the mean of what its rows say; of those settings whose rows say one.
-      constant_costs: The settings whose rows all say the same cost.
       groups: Of each example; None where nobody asked.
       clusters: Of each example; None where nobody asked.
+      costs: By setting, the mean of what its rows say; of those settings whose rows say one.
+      constant_costs: The settings whose rows all say the same cost.
       fingerprints: By setting, what identifies examples and losses, in any order.
     """
 
     ids: tuple[str, ...]
     settings: tuple[str, ...]
     losses: np.ndarray
-    costs: Mapping[str, float]
-    constant_costs: frozenset[str]
     groups: tuple[str, ...] | None
     clusters: tuple[str, ...] | None
-    fingerprints: Mapping[str, int]
+    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    constant_costs: frozenset[str] = frozenset()
+    fingerprints: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Iterable[LossRow]) -> Self:
@@ -165,6 +165,23 @@ class LossTable:
         np.add.at(sums, places, fixed)
         return list(names), means_up(sums, np.bincount(places)[:, None])
 
+    def in_betting_order(
+        self, *, salt: str, order: Sequence[str], group: str | None = None, tail: float | None = None
+    ) -> np.ndarray:
+        """Returns the losses of independent units as numbers, float64 of shape (units, settings).
+
+        Args:
+          salt: Decides the order of the units.
+          order: As in `units`.
+          group: As there.
+          tail: As there.
+
+        Raises:
+          EvidenceError: If there are too many losses to keep.
+        """
+        names, fixed = self.units(order=order, group=group, tail=tail)
+        return np.asarray(BettingTable.of(names, fixed, salt=salt).in_order() / LOSS_SCALE)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OrderedLosses:
@@ -180,7 +197,7 @@ class OrderedLosses:
     order: Sequence[str]
     salt: str
 
-    def evidence(self, asked: ExternalTest, /) -> Evidence:
+    def evidence(self, asked: SettingTest, /) -> Evidence:
         """Returns what the losses say about one guarantee, in its group or in all examples.
 
         Raises:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -130,19 +130,21 @@ def plan_of(
     ).confirmed_by(confirm_share)
 
 
+class PlanWords(TypedDict, total=False):
+    """The arguments of `plan_of` that say what is asked, and not what the outputs are."""
+
+    joint_epsilon: float | None
+    seed: int
+    on_error: str
+    sequential: SequentialPlan | None
+    pareto: ParetoPlan | None
+    confirm_share: float | None
+    near_ties: str
+    serve: int | None
+
+
 def plan_of_job(
-    specs: Sequence[PlannedTest],
-    job: DecodeJob,
-    *,
-    settings: DecodeSettings | None = None,
-    joint_epsilon: float | None = None,
-    seed: int = 0,
-    on_error: str = "fail",
-    sequential: SequentialPlan | None = None,
-    pareto: ParetoPlan | None = None,
-    confirm_share: float | None = None,
-    near_ties: str = COUNT_NEAR_TIES,
-    serve: int | None = None,
+    specs: Sequence[PlannedTest], job: DecodeJob, *, settings: DecodeSettings | None = None, **asked: Unpack[PlanWords]
 ) -> Plan:
     """Returns the plan of calibrating generations.
 
@@ -150,32 +152,18 @@ def plan_of_job(
       specs: As in `plan_of`.
       job: What the generations are; of one of the variants, if there are several.
       settings: The job's, with the part of its grid that is tested; all of it if omitted.
-      joint_epsilon: As in `plan_of`.
-      seed: As there.
-      on_error: As there.
-      sequential: As there.
-      pareto: As there.
-      confirm_share: As there.
-      near_ties: As there.
-      serve: As there.
+      asked: As in `plan_of`.
     """
     return plan_of(
         specs,
         settings or job.settings,
         model=job.model.fingerprint,
         vocabulary=job.vocabulary_identity(),
-        joint_epsilon=joint_epsilon,
         cluster_key=job.cluster_key,
-        seed=seed,
-        on_error=on_error,
         on_long=job.on_long,
-        sequential=sequential,
-        pareto=pareto,
-        confirm_share=confirm_share,
-        near_ties=near_ties,
-        serve=serve,
         # Generations may have groups that nothing is asked of.
         group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
+        **asked,
     )
 
 

@@ -13,6 +13,7 @@ from calm_beam.manifest import (
     DataRecord,
     DecodeRecord,
     EarlierPlan,
+    ExitRuleRecord,
     GroupRecord,
     Manifest,
     ManifestError,
@@ -174,18 +175,12 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
     """Returns settings as they stand in a manifest, which says of the grid elsewhere."""
     rule = settings.rule
     return DecodeRecord(
-        confidence=rule.confidence,
-        schedule=rule.schedule,
-        tau=rule.tau,
+        **{name: getattr(rule, name) for name in ExitRuleRecord.file_keys()},
         state_propagation=rule.state_propagation,
-        min_exit_layer=rule.min_exit_layer,
-        exit_interval=rule.exit_interval,
         max_input_length=settings.max_input_length,
         max_decode_length=settings.max_decode_length,
         task_prefix=settings.task_prefix,
         dtype=settings.arithmetic.dtype,
         matmul_precision=settings.arithmetic.recorded_precision(),
-        patience=rule.patience,
-        confidence_source=rule.confidence_source,
         engine=settings.engine,
     )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
-from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, lost_race, manifest_text, write_manifest
+from calm_beam.manifest import MANIFEST, Manifest, SettingManifest, lost_race, manifest_text, write_manifest
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, strict_json, version
 
 from .file_names import FAILURES, REPORT, RISK_TABLE
@@ -46,7 +46,7 @@ def withdraw(output: str, earlier: EarlierResult) -> None:
 
 def publish(
     output: str,
-    manifest: Manifest | ExternalManifest,
+    manifest: Manifest | SettingManifest,
     *,
     rows: Sequence[Any],
     failures: Sequence[tuple[str, str]],

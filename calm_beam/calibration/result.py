@@ -94,19 +94,6 @@ class RiskRow(TestedSetting):
             exit_interval=self.exit_interval,
         )
 
-    def path_entry(self) -> PathEntry:
-        """Returns what a manifest says of the test of this threshold."""
-        return PathEntry(
-            threshold=self.threshold,
-            n=self.n,
-            risk=self.risk,
-            p_value=self.p_value,
-            rejected=self.rejected,
-            layers=self.layers,
-            variant=self.variant,
-            near_ties=self.near_ties,
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationOutcome:
@@ -185,17 +172,8 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
         tested = [row for row in rows[index * per_spec : (index + 1) * per_spec] if row.tested]
         # Rows of a grid are in its order.
         tested.sort(key=lambda row: row.place or 0)
-        chosen = next((row for row in reversed(tested) if row.rejected), None)
-        entries.append(
-            Calibration(
-                **vars(spec),
-                threshold=chosen.threshold if chosen else None,
-                variant=chosen.variant if chosen else None,
-                layers=chosen.layers if chosen else num_layers,
-                risk=chosen.risk if chosen else 0.0,
-                path=tuple(row.path_entry() for row in tested),
-            )
-        )
+        path = [PathEntry.of(row) for row in tested]
+        entries.append(Calibration.of_tests(spec, path, threshold=None, variant=None, layers=num_layers, risk=0.0))
     return tuple(entries)
 
 

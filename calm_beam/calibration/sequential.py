@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from calm_beam.manifest import (
     Calibration,
-    ExternalCalibration,
-    ExternalLook,
-    ExternalPlan,
     Look,
     Objective,
     Plan,
+    SettingCalibration,
+    SettingLook,
+    SettingPlan,
     looks_by_round,
 )
 from calm_beam.risk.setting_sums import LossesError
@@ -127,12 +127,12 @@ class WatchedSettings:
     rounds: int
     ended_by: str | None
     rows: tuple[tuple[settings.SettingRow, ...], ...]
-    calibrations: tuple[ExternalCalibration, ...]
+    calibrations: tuple[SettingCalibration, ...]
 
 
 def watched_settings(
     evaluated: EvaluatedLosses,
-    plan: ExternalPlan,
+    plan: SettingPlan,
     *,
     of_rounds: int,
     costs: Mapping[str, float] | None = None,
@@ -195,15 +195,15 @@ def _proved(place: int, costs: Mapping[str, float], order: Sequence[str]) -> Pro
 
 
 def _looks_of_settings(
-    entry: ExternalCalibration, test: GridTest, *, order: Sequence[str], costs: Sequence[Mapping[str, float]]
-) -> tuple[ExternalLook, ...]:
+    entry: SettingCalibration, test: GridTest, *, order: Sequence[str], costs: Sequence[Mapping[str, float]]
+) -> tuple[SettingLook, ...]:
     """Returns the looks of the entry that a test has come to, one for each round whose costs are given."""
     followed = 0 if entry.setting is None else order.index(entry.setting)
     looks = []
     for found, of_round in zip(test.looks(followed=followed), costs, strict=False):
         setting = order[found.place] if found.place >= 0 else None
         looks.append(
-            ExternalLook(
+            SettingLook(
                 n=found.n,
                 setting=setting,
                 cost=None if setting is None else of_round.get(setting),

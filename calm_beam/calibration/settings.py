@@ -7,15 +7,15 @@ from typing import Self
 from calm_beam.manifest import (
     SETTINGS,
     EarlierPlan,
-    ExternalCalibration,
-    ExternalDataRecord,
-    ExternalGroup,
-    ExternalManifest,
-    ExternalPlan,
-    ExternalStep,
-    ExternalTest,
     SequentialRecord,
+    SettingCalibration,
+    SettingDataRecord,
+    SettingGroup,
+    SettingManifest,
+    SettingPlan,
     SettingRecord,
+    SettingStep,
+    SettingTest,
     guarantee_in_words,
     time_of_now,
 )
@@ -53,20 +53,9 @@ class SettingRow(TestedSetting):
         """Returns the columns of a table in their order."""
         return ("group", "loss", "tail", "delta", "epsilon", "setting", *TESTED_COLUMNS, "cost")
 
-    def step(self) -> ExternalStep:
-        """Returns what a manifest says of the test of this setting."""
-        return ExternalStep(
-            setting=self.setting,
-            n=self.n,
-            risk=self.risk,
-            p_value=self.p_value,
-            rejected=self.rejected,
-            cost=self.cost,
-        )
-
 
 def setting_rows(
-    sweep: LossTable, plan: ExternalPlan, *, costs: Mapping[str, float]
+    sweep: LossTable, plan: SettingPlan, *, costs: Mapping[str, float]
 ) -> tuple[tuple[SettingRow, ...], ...]:
     """Returns for every test the risk of every setting, and what the test says of it.
 
@@ -88,7 +77,7 @@ def setting_rows(
 
 
 def rows_of(
-    test: ExternalTest, tested: Sequence[TestedSetting], *, order: Sequence[str], costs: Mapping[str, float]
+    test: SettingTest, tested: Sequence[TestedSetting], *, order: Sequence[str], costs: Mapping[str, float]
 ) -> tuple[SettingRow, ...]:
     """Returns the lines of the risk table about one test.
 
@@ -113,18 +102,18 @@ def rows_of(
     )
 
 
-def external_manifest(
+def setting_manifest(
     sweep: LossTable,
-    plan: ExternalPlan,
+    plan: SettingPlan,
     *,
-    entries: Sequence[ExternalCalibration],
+    entries: Sequence[SettingCalibration],
     costs: Mapping[str, float],
     patterns: Sequence[str],
     software: Mapping[str, str],
     sequential: SequentialRecord | None = None,
     earlier_plans: Sequence[EarlierPlan] = (),
     created: str | None = None,
-) -> ExternalManifest:
+) -> SettingManifest:
     """Returns the manifest of a certification.
 
     Args:
@@ -139,18 +128,18 @@ def external_manifest(
       created: When the run began, ISO 8601 in UTC; None for now.
     """
     groups = sorted({test.group for test in plan.tests if test.group is not None})
-    return ExternalManifest(
+    return SettingManifest(
         created=created or time_of_now(),
         settings=tuple(
             SettingRecord(name=name, cost=costs.get(name), fingerprint=fingerprint_text(sweep.fingerprints[name]))
             for name in plan.order
         ),
-        data=ExternalDataRecord(
+        data=SettingDataRecord(
             patterns=tuple(patterns),
             examples=len(sweep.ids),
             clusters=sweep.clusters_of(None),
             groups=tuple(
-                ExternalGroup(name=name, examples=len(sweep.rows_of(name)), clusters=sweep.clusters_of(name))
+                SettingGroup(name=name, examples=len(sweep.rows_of(name)), clusters=sweep.clusters_of(name))
                 for name in groups
             ),
             fingerprint=sweep.fingerprint(),
@@ -171,7 +160,7 @@ def external_manifest(
     )
 
 
-def _with_example_risk(entry: ExternalCalibration, sweep: LossTable) -> ExternalCalibration:
+def _with_example_risk(entry: SettingCalibration, sweep: LossTable) -> SettingCalibration:
     """Returns an entry with the mean loss over examples beside that over clusters, where those are the units."""
     if sweep.clusters is None or entry.setting is None:
         return entry
@@ -180,24 +169,11 @@ def _with_example_risk(entry: ExternalCalibration, sweep: LossTable) -> External
     return dataclasses.replace(entry, example_risk=float(loss_sum_upper(fixed.sum()) / len(ids)))
 
 
-def entries_of(plan: ExternalPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[ExternalCalibration, ...]:
+def entries_of(plan: SettingPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[SettingCalibration, ...]:
     """Returns what a manifest says of every test, given what that says of every setting, in testing order."""
-    return tuple(_entry(test, of_test) for test, of_test in zip(plan.tests, rows, strict=True))
-
-
-def _entry(test: ExternalTest, rows: Sequence[SettingRow]) -> ExternalCalibration:
-    tested = [row for row in rows if row.tested]
-    chosen = next((row for row in reversed(tested) if row.rejected), None)
-    return ExternalCalibration(
-        group=test.group,
-        loss=test.loss,
-        tail=test.tail,
-        delta=test.delta,
-        epsilon=test.epsilon,
-        p_value=test.p_value,
-        procedure=test.procedure,
-        setting=None if chosen is None else chosen.setting,
-        cost=None if chosen is None else chosen.cost,
-        risk=None if chosen is None else chosen.risk,
-        path=tuple(row.step() for row in tested),
+    return tuple(
+        SettingCalibration.of_tests(
+            test, [SettingStep.of(row) for row in of_test if row.tested], setting=None, cost=None, risk=None
+        )
+        for test, of_test in zip(plan.tests, rows, strict=True)
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
 from calm_beam.inputs.set_parts import salt_of
-from calm_beam.manifest import ExternalPlan, ExternalSequentialPlan, ExternalTest
+from calm_beam.manifest import SettingPlan, SettingSequentialPlan, SettingTest
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
@@ -32,7 +32,7 @@ def all_tests(
     clustered: bool = False,
     watched: bool = False,
     losses: int | None = None,
-) -> tuple[ExternalTest, ...]:
+) -> tuple[SettingTest, ...]:
     """Returns every combination of the lists as one test: of all examples and then of each group, the mean first.
 
     Args:
@@ -78,7 +78,7 @@ def all_tests(
                 is_kept=are_kept(losses, entries=len(combinations)),
             )
         )
-        test = ExternalTest(
+        test = SettingTest(
             group=group,
             loss=loss,
             tail=None if tail is None else tail + 0.0,
@@ -94,7 +94,7 @@ def all_tests(
     return tuple(tests)
 
 
-def _check(test: ExternalTest, *, clustered: bool) -> None:
+def _check(test: SettingTest, *, clustered: bool) -> None:
     method = P_VALUES[test.p_value]
     if test.is_signed and not method.takes_signed:
         valid = " or ".join(name for name, each in P_VALUES.items() if each.takes_signed)
@@ -169,7 +169,7 @@ def order_of_costs(costs: Mapping[str, float], *, order_by: str | None) -> tuple
 
 
 def plan_of_settings(
-    tests: Sequence[ExternalTest],
+    tests: Sequence[SettingTest],
     order: Sequence[str],
     *,
     joint_epsilon: float | None = None,
@@ -180,8 +180,8 @@ def plan_of_settings(
     task: str | None = None,
     metric: str | None = None,
     direction: str | None = None,
-    sequential: ExternalSequentialPlan | None = None,
-) -> ExternalPlan:
+    sequential: SettingSequentialPlan | None = None,
+) -> SettingPlan:
     """Returns the plan; arguments are its attributes, but that the seed decides the salt, as in a calibration.
 
     Raises:
@@ -193,7 +193,7 @@ def plan_of_settings(
                 f"{kind} {longest[:_SHOWN]!r}…: its name has {len(longest):,} characters, more than {LONGEST_NAME:,}. "
                 "Shorten it."
             )
-    return ExternalPlan(
+    return SettingPlan(
         order=tuple(order),
         tests=tuple(tests),
         joint_epsilon=joint_epsilon,

@@ -9,7 +9,7 @@ texts, and the run ends.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from calm_beam.extras import MissingExtraError
@@ -127,7 +127,7 @@ class Unseen:
             raise MetricError(
                 f'metric "{self.metric}" says nothing here: in {self.no_token} of {counted(examples, "example")} it '
                 "sees no token of two texts that differ, so that it cannot tell how alike they are. Example "
-                f"{_shown(first.id)}: {_shown(first.text)} was compared with {_shown(first.against)}. "
+                f"{quoted(first.id)}: {quoted(first.text)} was compared with {quoted(first.against)}. "
                 f"{_advice(self.no_token_samples)} Look at what the model writes, too: where it writes nothing, "
                 "prompts may lack a chat template."
             )
@@ -136,7 +136,7 @@ class Unseen:
             raise MetricError(
                 f'metric "{self.metric}" says too little here: in {self.few_letters} of '
                 f"{counted(examples, 'example')} its tokeniser drops more than half of the letters and digits of a "
-                f"text, and compares the rest. Example {_shown(first.id)}: {_shown(first.text)}. "
+                f"text, and compares the rest. Example {quoted(first.id)}: {quoted(first.text)}. "
                 f"{_advice(self.few_letters_samples)}"
             )
 
@@ -147,18 +147,19 @@ class Unseen:
 
 def merged_unseen(parts: Iterable[Sequence[Unseen]]) -> tuple[Unseen, ...]:
     """Returns what metrics do not see of several sets of examples together, by metric in ascending order."""
-    merged: dict[str, Unseen] = {}
-    for one in itertools.chain.from_iterable(parts):
-        merged[one.metric] = merged[one.metric].merge(one) if one.metric in merged else one
-    return tuple(found for _, found in sorted(merged.items()))
+    return _by_metric(parts, Unseen.merge)
 
 
 def largest_unseen(variants: Iterable[Sequence[Unseen]]) -> tuple[Unseen, ...]:
     """Returns the largest counts of the same examples that were decoded in several ways, by metric ascending."""
-    largest: dict[str, Unseen] = {}
-    for one in itertools.chain.from_iterable(variants):
-        largest[one.metric] = largest[one.metric].larger(one) if one.metric in largest else one
-    return tuple(found for _, found in sorted(largest.items()))
+    return _by_metric(variants, Unseen.larger)
+
+
+def _by_metric(parts: Iterable[Sequence[Unseen]], both: Callable[[Unseen, Unseen], Unseen]) -> tuple[Unseen, ...]:
+    found: dict[str, Unseen] = {}
+    for one in itertools.chain.from_iterable(parts):
+        found[one.metric] = both(found[one.metric], one) if one.metric in found else one
+    return tuple(of_metric for _, of_metric in sorted(found.items()))
 
 
 def _smallest(one: tuple[UnseenText, ...], other: tuple[UnseenText, ...]) -> tuple[UnseenText, ...]:
@@ -180,5 +181,6 @@ def _sees(sight: Sight, sample: UnseenText) -> bool:
     return False
 
 
-def _shown(text: str) -> str:
+def quoted(text: str) -> str:
+    """Returns a text of an example as messages quote it, cut where it is long."""
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")

@@ -17,21 +17,20 @@ called broken. A threshold whose risk is just below delta can hardly ever be pro
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from calm_beam.inputs.examples import DataError
+from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import AskedTest, Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
-from calm_beam.risk.evidence import BettingTable
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.pvalues import excess_p_values, p_values_of
-from calm_beam.risk.totals import RiskTotals
 
 from .contrast import Contrast
+from .loss_table import LossTable
 from .scoring import score_by_policy
 from .unseen import Unseen
 
@@ -90,51 +89,42 @@ class FreshLosses:
         objectives = tuple(dict.fromkeys(entry.objective for entry in entries))
         thresholds = promised_thresholds(entries)
         lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
-        units: dict[str, RiskTotals] = {}
-        members: dict[str, list[int]] = {entry.group: [] for entry in entries if entry.group is not None}
-        examples = failed = 0
+        units: list[_Unit] = []
+        strict: list[np.ndarray] = []
+        lenient: list[np.ndarray] = []
+        failed = 0
         contrast = Contrast()
         for generation in generations:
             scored = score_by_policy(
                 generation, objectives, metrics=metrics, num_thresholds=len(thresholds), on_error=on_error
             )
-            generation, losses = scored.generation, scored.losses
+            has_failed = scored.generation.failure is not None
             contrast = Contrast.merged((contrast, scored.contrast))
-            example = generation.example
-            # Ids are unique, so that each example is a unit where there are no clusters.
-            unit = example.id if example.cluster is None else example.cluster
-            lenient = losses if generation.failure is None else np.broadcast_to(lowest, losses.shape)
-            of_example = RiskTotals(n=1, sums=np.stack([losses, lenient]))
-            if example.group in members:
-                # A group's examples are units by themselves: it is not asked for where there are clusters.
-                members[example.group].append(len(units))
-            units[unit] = units[unit].merge(of_example) if unit in units else of_example
-            examples += 1
-            failed += generation.failure is not None
+            units.append(_Unit.of(scored.generation.example))
+            strict.append(scored.losses)
+            lenient.append(np.broadcast_to(lowest, scored.losses.shape) if has_failed else scored.losses)
+            failed += has_failed
         if not units:
             raise DataError("there are no fresh examples.")
         contrast.check(objectives, metrics.__getitem__)
-        # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
-        means = np.stack([unit.mean_up() for unit in units.values()], axis=1)
-        keys = list(units)
-        table, lenient_table = (BettingTable.of(keys, part, salt=salt).in_order() / LOSS_SCALE for part in means)
-        by_group = {}
-        for group, places in members.items():
-            if places:
-                of_group = [keys[place] for place in places]
-                strict, lenient = (
-                    BettingTable.of(of_group, part[places], salt=salt).in_order() / LOSS_SCALE for part in means
-                )
-                by_group[group] = (strict, lenient)
+        tables = [_table_of(units, losses) for losses in (strict, lenient)]
+
+        def in_order(group: str | None) -> tuple[np.ndarray, np.ndarray]:
+            of_group = (table.in_betting_order(salt=salt, order=table.settings, group=group) for table in tables)
+            one, other = (part.reshape(len(part), *strict[0].shape) for part in of_group)
+            return one, other
+
+        table, lenient_table = in_order(None)
+        groups = dict.fromkeys(entry.group for entry in entries if entry.group is not None)
         return cls(
             objectives=objectives,
             thresholds=thresholds,
             table=table,
             lenient_table=lenient_table,
-            examples=examples,
+            examples=len(units),
             failed=failed,
             unseen=contrast.unseen,
-            by_group=by_group,
+            by_group={group: in_order(group) for group in groups if tables[0].rows_of(group).size},
         )
 
     def has_any(self, entry: Calibration) -> bool:
@@ -147,6 +137,32 @@ class FreshLosses:
         tables = (self.table, self.lenient_table) if entry.group is None else self.by_group[entry.group]
         table = tables[lenient]
         return table[:, self.objectives.index(entry.objective), self.thresholds.index(entry.threshold)]
+
+
+class _Unit(NamedTuple):
+    """What names an example, its group and its cluster; a group has no empty name."""
+
+    id: str
+    group: str
+    cluster: str | None
+
+    @classmethod
+    def of(cls, example: Example) -> Self:
+        """Returns that of an example, without the rest of it."""
+        return cls(example.id, example.group or "", example.cluster)
+
+
+def _table_of(units: Sequence[_Unit], fixed_losses: Sequence[np.ndarray]) -> LossTable:
+    """Returns the losses of examples, each of shape (objectives, thresholds), whose settings are numbers in order."""
+    # [examples, objectives * thresholds], exact: no loss has more than 33 digits.
+    losses = np.stack(fixed_losses).reshape(len(units), -1) / LOSS_SCALE
+    return LossTable(
+        ids=tuple(unit.id for unit in units),
+        settings=tuple(map(str, range(losses.shape[1]))),
+        losses=losses,
+        groups=tuple(unit.group for unit in units),
+        clusters=None if units[0].cluster is None else tuple(str(unit.cluster) for unit in units),
+    )
 
 
 _P = TypeVar("_P", bound=AskedTest)

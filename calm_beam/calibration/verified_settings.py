@@ -1,14 +1,12 @@
-"""What fresh losses say of the settings that an external manifest promises."""
+"""What fresh losses say of the settings that a manifest of settings promises."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
-from calm_beam.manifest import ExternalCalibration, ExternalManifest
-from calm_beam.risk.evidence import BettingTable
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.manifest import SettingCalibration, SettingManifest
 from calm_beam.text import counted
 
 from .anytime import AnytimeEvidence
@@ -17,12 +15,12 @@ from .loss_table import LossTable
 from .verification import Verdict, judged
 
 
-def promised(manifest: ExternalManifest) -> tuple[ExternalCalibration, ...]:
+def promised(manifest: SettingManifest) -> tuple[SettingCalibration, ...]:
     """Returns the entries that promise something of a setting."""
     return tuple(entry for entry in manifest.calibrations if entry.setting is not None)
 
 
-def check_fresh(sweep: LossTable, manifest: ExternalManifest) -> None:
+def check_fresh(sweep: LossTable, manifest: SettingManifest) -> None:
     """Refuses losses that cannot test a manifest.
 
     Raises:
@@ -49,7 +47,7 @@ def check_fresh(sweep: LossTable, manifest: ExternalManifest) -> None:
         )
 
 
-def why_not_fresh(sweep: LossTable, manifest: ExternalManifest) -> str | None:
+def why_not_fresh(sweep: LossTable, manifest: SettingManifest) -> str | None:
     """Returns a caution if examples that were certified seem to be among fresh ones; None otherwise.
 
     Ids say it, and ids that merely number the rows of a file are the same in every file: so this is no error.
@@ -65,8 +63,8 @@ def why_not_fresh(sweep: LossTable, manifest: ExternalManifest) -> str | None:
 
 
 def verify_settings(
-    sweep: LossTable, manifest: ExternalManifest, *, alpha: float
-) -> tuple[Verdict[ExternalCalibration], ...]:
+    sweep: LossTable, manifest: SettingManifest, *, alpha: float
+) -> tuple[Verdict[SettingCalibration], ...]:
     """Returns a verdict on each entry that promises something.
 
     Args:
@@ -90,7 +88,7 @@ def unit_names(sweep: LossTable) -> tuple[frozenset[str], str]:
 
 
 def with_settings(
-    evidence: AnytimeEvidence, names: Iterable[str], *, sweep: LossTable, manifest: ExternalManifest
+    evidence: AnytimeEvidence, names: Iterable[str], *, sweep: LossTable, manifest: SettingManifest
 ) -> AnytimeEvidence:
     """Returns the evidence of earlier runs after one more.
 
@@ -103,15 +101,13 @@ def with_settings(
     return evidence.after_run(names, _losses(sweep, manifest), entries=promised(manifest))
 
 
-def _losses(sweep: LossTable, manifest: ExternalManifest) -> list[tuple[np.ndarray, np.ndarray]]:
+def _losses(sweep: LossTable, manifest: SettingManifest) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the losses of every promise. Nobody says which outputs failed: no loss is more lenient than another."""
     in_order = [_in_order(sweep, entry, salt=manifest.plan.salt) for entry in promised(manifest)]
     return [(of_entry, of_entry) for of_entry in in_order]
 
 
-def _in_order(sweep: LossTable, entry: ExternalCalibration, *, salt: str) -> np.ndarray:
+def _in_order(sweep: LossTable, entry: SettingCalibration, *, salt: str) -> np.ndarray:
     """Returns the losses that an entry is about in betting order, shape (units,)."""
     assert entry.setting is not None
-    order: Sequence[str] = (entry.setting,)
-    names, fixed = sweep.units(order=order, group=entry.group, tail=entry.tail)
-    return np.asarray(BettingTable.of(names, fixed, salt=salt).in_order()[:, 0] / LOSS_SCALE)
+    return sweep.in_betting_order(salt=salt, order=(entry.setting,), group=entry.group, tail=entry.tail)[:, 0]

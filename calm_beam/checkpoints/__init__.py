@@ -4,8 +4,9 @@ Weights in memory need neither readers nor writers. Those, and the packages that
 they are first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from calm_beam.extras import on_first_use
 
 from .architectures import stored_architecture as stored_architecture
 from .checkpoint import Arrays as Arrays
@@ -28,17 +29,12 @@ if TYPE_CHECKING:
     from .native import write_native as write_native
     from .t5x import write_t5x as write_t5x
 
-_HOMES = {
-    "store_model": "cloud",
-    "find_model": "load",
-    "load_checkpoint": "load",
-    "missing_folder": "load",
-    "write_native": "native",
-    "write_t5x": "t5x",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "cloud": ("store_model",),
+        "load": ("find_model", "load_checkpoint", "missing_folder"),
+        "native": ("write_native",),
+        "t5x": ("write_t5x",),
+    },
+)

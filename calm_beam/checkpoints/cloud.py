@@ -11,9 +11,9 @@ import re
 import shutil
 from collections.abc import Iterable
 
+from calm_beam.inputs.vocabularies.sentinels import SENTINEL_FILES
+from calm_beam.inputs.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 from calm_beam.storage import base_name, cached_folder, joined, list_below, parent, replacing, stat
-from calm_beam.vocabularies.sentinels import SENTINEL_FILES
-from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
 from .error import CheckpointError
 from .maxtext import CONFIG, GENERATION

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from calm_beam.inputs.vocabularies.tokenizer_files import TOKENIZER
 from calm_beam.model import infer_config
 from calm_beam.storage import is_cloud_path, obstacle
-from calm_beam.vocabularies.tokenizer_files import TOKENIZER
 
 from .architectures import stored_architecture
 from .checkpoint import Checkpoint

@@ -2,9 +2,9 @@
 
 import pathlib
 
+from calm_beam.inputs.vocabularies.sentinels import SENTINEL_FILES, SentinelsError, extra_ids_beside, write_extra_ids
+from calm_beam.inputs.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 from calm_beam.storage import replacing
-from calm_beam.vocabularies.sentinels import SENTINEL_FILES, SentinelsError, extra_ids_beside, write_extra_ids
-from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
 _SENTENCE_PIECE = "sentencepiece.model"
 # What transformers calls it, in whose way texts are then cut at special tokens.

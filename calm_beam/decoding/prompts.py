@@ -3,7 +3,7 @@
 import dataclasses
 
 from calm_beam.inputs.examples import DataError, Example, no_vocabulary_for
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, reference_text
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, reference_text
 
 from .settings import DecodeSettings
 

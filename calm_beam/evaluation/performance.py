@@ -13,11 +13,11 @@ from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.exits.rule import PROPAGATIONS, ExitRule
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import Generation
 from calm_beam.outputs.generate import generate
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .sample import Estimate, estimated_mean, estimated_ratio
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.vocabularies.vocabulary import output_text
+from calm_beam.inputs.vocabularies.vocabulary import output_text
 
 from .performance import Task
 from .sample import Estimate, estimated_mean

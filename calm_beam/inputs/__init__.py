@@ -1,22 +1,39 @@
 """Reading data sets: JSONL, plain text, Parquet, TFRecord and SeqIO tasks, all to the same checked examples.
 
-What a format is, and which there are: `calm_beam.inputs.formats`. Packages that a format needs are imported when one of
-its files is read.
+What a format is, and which there are: `calm_beam.inputs.formats`. That is loaded when data are first read: the reader
+of manifests takes from here what they say of a vocabulary, and no more. Packages that a format needs are imported when
+one of its files is read.
 """
 
-from calm_beam.inputs.seqio_names import is_seqio as is_seqio
-from calm_beam.inputs.seqio_names import seqio_name as seqio_name
+from typing import TYPE_CHECKING
 
-from .files import DataFiles as DataFiles
-from .files import NoFilesError as NoFilesError
-from .formats import FORMATS as FORMATS
-from .formats import check_installed as check_installed
-from .formats import format_of as format_of
-from .formats import no_examples as no_examples
-from .formats import parts_of as parts_of
-from .formats import place_of as place_of
-from .formats import read_examples as read_examples
-from .parts import FilePart as FilePart
-from .reading import AS_USUAL as AS_USUAL
-from .reading import Reading as Reading
-from .seqio_tasks import seqio_shards as seqio_shards
+from calm_beam.extras import on_first_use
+
+if TYPE_CHECKING:
+    from .files import DataFiles as DataFiles
+    from .files import NoFilesError as NoFilesError
+    from .formats import FORMATS as FORMATS
+    from .formats import check_installed as check_installed
+    from .formats import format_of as format_of
+    from .formats import no_examples as no_examples
+    from .formats import parts_of as parts_of
+    from .formats import place_of as place_of
+    from .formats import read_examples as read_examples
+    from .parts import FilePart as FilePart
+    from .reading import AS_USUAL as AS_USUAL
+    from .reading import Reading as Reading
+    from .seqio_names import is_seqio as is_seqio
+    from .seqio_names import seqio_name as seqio_name
+    from .seqio_tasks import seqio_shards as seqio_shards
+
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "files": ("DataFiles", "NoFilesError"),
+        "formats": ("FORMATS", "check_installed", "format_of", "no_examples", "parts_of", "place_of", "read_examples"),
+        "parts": ("FilePart",),
+        "reading": ("AS_USUAL", "Reading"),
+        "seqio_names": ("is_seqio", "seqio_name"),
+        "seqio_tasks": ("seqio_shards",),
+    },
+)

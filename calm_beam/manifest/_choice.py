@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self, TypedDict, TypeVar
 
+from calm_beam.errors import ManifestError
+
 from ._guarantee import SETTINGS, THRESHOLDS
 from ._tests import AskedTest
-from ._values import ManifestError
 
 PROMISE = ("consistency", "metric", "loss", "delta", "epsilon")
 """What is asked of a promise, whatever group it is about."""

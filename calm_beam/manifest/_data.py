@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
+from calm_beam.errors import ManifestError
+from calm_beam.storage.record_values import AtLeast, Cost, Count, Items, OneOf, Positive, String, Text, shown
+from calm_beam.storage.records import Record
+
 from ._model import EngineRecord
-from ._record import Record
-from ._values import AtLeast, Cost, Count, Items, ManifestError, OneOf, Positive, String, Text, shown
 
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
@@ -40,7 +42,7 @@ class GroupRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalGroup(GroupRecord):
+class SettingGroup(GroupRecord):
     """A group of examples that has entries of its own.
 
     Attributes:
@@ -246,7 +248,7 @@ class SettingRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalDataRecord(CountedData):
+class SettingDataRecord(CountedData):
     """The examples of the sweep.
 
     Attributes:
@@ -257,7 +259,7 @@ class ExternalDataRecord(CountedData):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("patterns", "examples", "clusters", "groups", "fingerprint")
 
-    groups: tuple[ExternalGroup, ...]
+    groups: tuple[SettingGroup, ...]
     id_sample: Annotated[tuple[_IdDigest, ...], Items(1, "have a digest", MOST_SAMPLED_IDS, unique=True)] | None = None
 
     def __post_init__(self) -> None:

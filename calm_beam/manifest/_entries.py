@@ -6,21 +6,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
+from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import Proved
+from calm_beam.storage.record_values import Cost, Count, Items, Layers, Number, Share, Signed, Text, Unit, shown
+from calm_beam.storage.records import ALONE_IF_ONE
 
 from ._model import ExitRuleRecord, Variant, threshold_in_words
-from ._record import ALONE_IF_ONE
 from ._tests import (
     OF_VARIANTS,
-    ExternalTest,
     LookRecord,
     LossName,
     Objective,
+    SettingTest,
     StepRecord,
     TestedEntry,
     ThresholdTest,
+    last_rejected,
 )
-from ._values import Cost, Count, Items, Layers, ManifestError, Number, Share, Signed, Text, Unit, shown
 
 # Only of a group may nothing have been counted.
 _SOME = {"properties": {"n": {"minimum": 1}}}
@@ -143,7 +145,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         """
         if self.confirmation is None:
             return self.chosen
-        return next((step for step in reversed(self.confirmation) if step.rejected), self.confirmation[0])
+        return last_rejected(self.confirmation) or self.confirmation[0]
 
     @property
     def is_signed(self) -> bool:
@@ -188,7 +190,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
             self._check_confirmation(self.confirmation)
         said, by = self.chosen, "path"
         if self.confirmation is not None:
-            said, by = next((step for step in reversed(self.confirmation) if step.rejected), None), "confirmation"
+            said, by = last_rejected(self.confirmation), "confirmation"
         # Without a threshold all layers are used, which the manifest knows.
         layers = self.layers if said is None else None
         self._check_choice(said, by=by, values={"threshold": None, "variant": None, "risk": 0, "layers": layers})
@@ -264,7 +266,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalStep(StepRecord):
+class SettingStep(StepRecord):
     """The test of one setting.
 
     Attributes:
@@ -284,7 +286,7 @@ class ExternalStep(StepRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalLook(LookRecord):
+class SettingLook(LookRecord):
     """What an entry had come to after a round.
 
     Attributes:
@@ -305,7 +307,7 @@ class ExternalLook(LookRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalCalibration(ExternalTest, TestedEntry[ExternalStep, ExternalLook]):
+class SettingCalibration(SettingTest, TestedEntry[SettingStep, SettingLook]):
     """One promise of settings, and the tests it rests on.
 
     Attributes:

@@ -4,25 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
+from calm_beam.errors import ManifestError
+from calm_beam.inputs.vocabularies.record import VocabularyRecord
 from calm_beam.manifest.notebook import html_of
 from calm_beam.storage.digest import content_digest
+from calm_beam.storage.record_values import Items, Text, UtcTime, shown
+from calm_beam.storage.records import Record, checked_keys
 
 from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
-from ._data import ConfirmationRecord, CountedData, DataRecord, ExternalDataRecord, SettingRecord
-from ._entries import Calibration, ExternalCalibration, PathEntry
+from ._data import ConfirmationRecord, CountedData, DataRecord, SettingDataRecord, SettingRecord
+from ._entries import Calibration, PathEntry, SettingCalibration
 from ._guarantee import GUARANTEE, SETTINGS, THRESHOLDS
-from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, VocabularyRecord, check_positions
-from ._plan import EarlierPlans, ExternalPlan, Plan, SettledPlan
-from ._record import Record, checked_keys
+from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, check_positions
+from ._plan import EarlierPlans, Plan, SettingPlan, SettledPlan
 from ._rounds import (
-    ExternalSequentialPlan,
     SequentialPlan,
     SequentialRecord,
+    SettingSequentialPlan,
     check_rounds,
     rules_of_ends,
 )
 from ._tests import OF_VARIANTS
-from ._values import Items, ManifestError, Text, UtcTime, shown
 
 SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
 """What files say that they are, by the version of their form. The last is written, all are read."""
@@ -30,7 +32,7 @@ SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
 SCHEMA = SCHEMAS[2]
 
 _WITHOUT_GROUPS = ": the manifest was calibrated without --group_key."
-_Entry = TypeVar("_Entry", Calibration, ExternalCalibration)
+_Entry = TypeVar("_Entry", Calibration, SettingCalibration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +281,7 @@ class Manifest(WrittenManifest[Calibration]):
 
     @classmethod
     def _of_another_kind(cls, kind: object, *, expected: str | None) -> ManifestError:
-        if kind in ExternalManifest.kinds():
+        if kind in SettingManifest.kinds():
             return about_settings()
         return super()._of_another_kind(kind, expected=expected)
 
@@ -488,7 +490,7 @@ class Manifest(WrittenManifest[Calibration]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalManifest(WrittenManifest[ExternalCalibration]):
+class SettingManifest(WrittenManifest[SettingCalibration]):
     """What was proved of the settings of a sweep that was made elsewhere: which of them lose at most delta.
 
     It names no model and no exit threshold, and cannot be served. It agrees with itself: settings are those of
@@ -505,12 +507,12 @@ class ExternalManifest(WrittenManifest[ExternalCalibration]):
     KIND: ClassVar[str] = SETTINGS
     _KIND_IN_FIRST: ClassVar[str | None] = "external"
     _FIRST: ClassVar[tuple[str, ...]] = ("created", "settings", "data", "plan", "earlier_plans", "sequential")
-    SCHEMA_RULES: ClassVar[Mapping[str, Any]] = rules_of_ends(ExternalSequentialPlan)
-    _HTML: ClassVar[str] = "external_manifest_html"
+    SCHEMA_RULES: ClassVar[Mapping[str, Any]] = rules_of_ends(SettingSequentialPlan)
+    _HTML: ClassVar[str] = "setting_manifest_html"
 
     settings: Annotated[tuple[SettingRecord, ...], Items(1, "have at least one entry")]
-    data: ExternalDataRecord
-    plan: ExternalPlan
+    data: SettingDataRecord
+    plan: SettingPlan
 
     @classmethod
     def _of_another_kind(cls, kind: object, *, expected: str | None) -> ManifestError:
@@ -526,7 +528,7 @@ class ExternalManifest(WrittenManifest[ExternalCalibration]):
         if declared is not None and found != declared:
             raise ManifestError(f"settings must cost what plan.sequential.costs says, got {shown(found)}")
 
-    def _check_entry(self, entry: ExternalCalibration, *, at: str) -> None:
+    def _check_entry(self, entry: SettingCalibration, *, at: str) -> None:
         super()._check_entry(entry, at=at)
         units, costs = self.data.units_of(entry.group), {setting.name: setting.cost for setting in self.settings}
         for index, step in enumerate(entry.path):
@@ -543,7 +545,7 @@ class ExternalManifest(WrittenManifest[ExternalCalibration]):
     def _asked(self, choice: EntryChoice) -> dict[str, str | float | None]:
         return {"group": choice.group, "tail": choice.tail, **choice.promise()}
 
-    def matching(self, choice: EntryChoice) -> tuple[ExternalCalibration, ...]:
+    def matching(self, choice: EntryChoice) -> tuple[SettingCalibration, ...]:
         """Returns the entries that a choice leaves; without a tail, of those about the mean loss.
 
         Raises:
@@ -577,7 +579,7 @@ def about_settings() -> ManifestError:
     return ManifestError(
         "is of kind settings: it proves a setting of a sweep that was made elsewhere, and names no model and no "
         "exit threshold. Only manifests of calibrate can be served. inspect and report show this one, verify with "
-        "--losses tests it, and in Python read_external_manifest reads it."
+        "--losses tests it, and in Python read_setting_manifest reads it."
     )
 
 
@@ -603,5 +605,5 @@ def _promise(entry: Calibration) -> tuple[object, ...]:
     return entry.consistency, entry.metric, entry.loss, entry.delta, entry.epsilon, entry.p_value, entry.procedure
 
 
-def _listed(entries: Sequence[Calibration] | Sequence[ExternalCalibration]) -> str:
+def _listed(entries: Sequence[Calibration] | Sequence[SettingCalibration]) -> str:
     return "; ".join(entry.named() for entry in entries)

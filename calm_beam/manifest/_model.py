@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
+from calm_beam.errors import ManifestError
 from calm_beam.exits.measures import MEASURES, Need, is_own
 from calm_beam.exits.rule import PROPAGATIONS, SCHEDULES
-
-from ._record import Record
-from ._values import AnyText, Count, ManifestError, Number, OneOf, Positive, Temperature, Text, shown
+from calm_beam.storage.record_values import AnyText, Number, OneOf, Positive, Temperature, Text, shown
+from calm_beam.storage.records import Record
 
 VARIANT_MEASURES = tuple(
     name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
@@ -59,36 +59,6 @@ class ModelRecord(Record):
     uri: Text
     fingerprint: Text
     layers: Positive
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatRecord(Record):
-    """How prompts were made of texts: by a chat template, which is a part of every prompt.
-
-    Attributes:
-      template: The Jinja template itself.
-      tokens: Texts of special tokens that it may use, by name.
-      system: What every chat began with, before the text; None if it began with that.
-    """
-
-    template: Text
-    tokens: Mapping[Text, AnyText]
-    system: AnyText | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyRecord(Record):
-    """The vocabulary that turned text into token ids, and outputs into text.
-
-    Attributes:
-      fingerprint: Identifies the SentencePiece model, or the tokenizer.
-      extra_ids: Number of sentinel ids above its pieces.
-      chat: How prompts were made of texts; None where a prompt is the text as it is.
-    """
-
-    fingerprint: Text
-    extra_ids: Count
-    chat: ChatRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
+from calm_beam.errors import ManifestError
+from calm_beam.inputs.losses import DIRECTIONS
+from calm_beam.storage.record_values import AtLeast, Count, Items, OneOf, Share, Text, Unit, UtcTime, shown
+from calm_beam.storage.records import DigestedRecord, Record
+
 from ._model import Variant
-from ._record import DigestedRecord, Record
-from ._rounds import ExternalSequentialPlan, SequentialPlan, WatchedPlan
-from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, ExternalTest, PlannedTest, TestedEntry
-from ._values import AtLeast, Count, Items, ManifestError, OneOf, Share, Text, Unit, UtcTime, shown
+from ._rounds import SequentialPlan, SettingSequentialPlan, WatchedPlan
+from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
@@ -20,8 +23,6 @@ CONFIRM_PATH = 3
 
 
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
-EXTERNAL_DIRECTIONS = ("higher", "lower")
-"""Which scores of a metric are better."""
 
 
 # Procedures in which every p-value of the grid has a say.
@@ -322,7 +323,7 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
+class SettingPlan(SettledPlan[SettingTest, SettingSequentialPlan]):
     """What was settled before any loss was summed.
 
     Attributes:
@@ -344,7 +345,7 @@ class ExternalPlan(SettledPlan[ExternalTest, ExternalSequentialPlan]):
     baseline: Text | None
     task: Text | None
     metric: Text | None
-    direction: Annotated[str, OneOf(EXTERNAL_DIRECTIONS)] | None = None
+    direction: Annotated[str, OneOf(DIRECTIONS)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

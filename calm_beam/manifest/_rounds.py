@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
+from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN, Proved, StopRule
+from calm_beam.storage.record_values import AtLeast, Cost, Layers, OneOf, Positive, Share, Text, Unit, shown
+from calm_beam.storage.records import Record
 
 from ._data import CountedData
-from ._record import Record
 from ._tests import TestedEntry, check_looked_at
-from ._values import AtLeast, Cost, Layers, ManifestError, OneOf, Positive, Share, Text, Unit, shown
 
 _GAINED_LITTLE = f"{ROUNDS_WITHOUT_GAIN} rounds in a row had saved less than {{}} % of"
 _WITHOUT_RULE = {"all_proved": "nothing was left to prove", "end_of_data": "no rule had stopped them before"}
@@ -110,7 +111,7 @@ class SequentialPlan(WatchedPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalSequentialPlan(WatchedPlan):
+class SettingSequentialPlan(WatchedPlan):
     """How a certification is watched that stops when enough is proved.
 
     A round ends with the example, or the cluster, that makes it `round_examples`.
@@ -260,7 +261,7 @@ def check_rounds(
     OneOf(plan.ends())("sequential.ended_by", ended.ended_by)
     if ended.ended_by.startswith("stop_") and getattr(plan, ended.ended_by) is None:
         raise ManifestError(f"sequential.ended_by is {ended.ended_by}, but plan.sequential has no such rule")
-    if isinstance(plan, ExternalSequentialPlan):
+    if isinstance(plan, SettingSequentialPlan):
         _check_declared(entries, plan, ended, has_clusters=data.clusters is not None)
     elif ended.of_examples < data.examples:
         raise ManifestError(
@@ -271,12 +272,12 @@ def check_rounds(
             f"data.examples is {data.examples} of {ended.of_examples}, but sequential.rounds {ended.rounds} of "
             f"{ended.of_rounds}"
         )
-    if isinstance(plan, ExternalSequentialPlan):
+    if isinstance(plan, SettingSequentialPlan):
         _check_end(entries, plan, ended, grid=grid)
 
 
 def _check_declared(
-    entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord, *, has_clusters: bool
+    entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord, *, has_clusters: bool
 ) -> None:
     """Refuses rounds that are not of the declared examples, or do not say what the rule asks for."""
     if ended.of_examples != plan.examples:
@@ -292,7 +293,7 @@ def _check_declared(
         raise ManifestError("looks must say costs, since plan.sequential stops by them")
 
 
-def _check_sizes(entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord) -> None:
+def _check_sizes(entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord) -> None:
     """Refuses rounds of other sizes than planned, where every example counts by itself."""
     of_rounds = -(-plan.examples // plan.round_examples)
     if ended.of_rounds != of_rounds:
@@ -310,7 +311,7 @@ def _check_sizes(entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended:
 
 
 def _check_end(
-    entries: Sequence[_Entry], plan: ExternalSequentialPlan, ended: SequentialRecord, *, grid: Sequence[Any]
+    entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord, *, grid: Sequence[Any]
 ) -> None:
     """Refuses an end other than the first that the rule sees."""
     # What an earlier rule had looked at when it stopped, this one did not.

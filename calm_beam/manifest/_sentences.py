@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from calm_beam.storage.record_values import shown
 from calm_beam.text import counted
 
 from ._data import UnseenRecord
 from ._entries import Calibration
-from ._manifest import ExternalManifest, Manifest
+from ._manifest import Manifest, SettingManifest
 from ._model import threshold_in_words
 from ._plan import WORST_NEAR_TIES, EarlierPlan
-from ._values import shown
 
 
 def served_in_words(manifest: Manifest) -> str:
@@ -21,7 +21,7 @@ def served_in_words(manifest: Manifest) -> str:
     return f"The plan named the entry that is served before any loss was seen: {group}{entry.promise_in_words()}."
 
 
-def clusters_in_words(manifest: Manifest | ExternalManifest) -> str:
+def clusters_in_words(manifest: Manifest | SettingManifest) -> str:
     """Returns that delta bounds the loss per cluster, and what was measured over examples; empty without clusters."""
     if manifest.data.clusters is None:
         return ""
@@ -53,7 +53,7 @@ def repeats_in_words(manifest: Manifest) -> str:
     )
 
 
-def rounds_in_words(manifest: Manifest | ExternalManifest) -> str:
+def rounds_in_words(manifest: Manifest | SettingManifest) -> str:
     """Returns how tests ended that were watched round by round; empty for others."""
     ended, plan = manifest.sequential, manifest.plan
     if ended is None or plan is None or plan.sequential is None:

@@ -5,17 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
+from calm_beam.errors import ManifestError
 from calm_beam.risk.stopping import Proved
 from calm_beam.risk.tails import TAILED, split_tail, tail_in_words
-
-from ._record import Record
-from ._values import (
+from calm_beam.storage.record_values import (
     Count,
     Finite,
     Items,
-    ManifestError,
     Number,
     OneOf,
     Share,
@@ -25,6 +23,7 @@ from ._values import (
     in_words,
     shown,
 )
+from calm_beam.storage.records import Record
 
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"
@@ -41,8 +40,8 @@ LOSSES_OF = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
 
 CONSISTENCIES = tuple(LOSSES_OF)
 LOSSES = tuple(loss for losses in LOSSES_OF.values() for loss in losses)
-EXTERNAL_LOSSES = ("given", "signed", "relu")
-"""Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
+SETTING_LOSSES = ("given", "signed", "relu")
+"""Losses of settings: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
 
 # p-values are not published below e to the power of minus this, 1e-300, and rounded up.
@@ -183,7 +182,7 @@ class PlannedTest(ThresholdTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalTest(AskedTest):
+class SettingTest(AskedTest):
     """One promise that was asked for, of settings.
 
     Attributes:
@@ -194,7 +193,7 @@ class ExternalTest(AskedTest):
 
     _FIRST: ClassVar[tuple[str, ...]] = ("group", "loss", "tail")
 
-    loss: Annotated[str, OneOf(EXTERNAL_LOSSES)]
+    loss: Annotated[str, OneOf(SETTING_LOSSES)]
     tail: Annotated[float, Number(0, 1, below=True)] | None
 
     @property
@@ -218,6 +217,11 @@ class StepRecord(Record):
     risk: Signed
     p_value: Unit
     rejected: bool
+
+    @classmethod
+    def of(cls, row: object) -> Self:
+        """Returns the test of which a row of a risk table tells, by the names of its columns."""
+        return cls(**{name: getattr(row, name) for name in cls.file_keys()})
 
     @property
     def tested(self) -> object:
@@ -297,10 +301,24 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         if self.looks is not None:
             _check_counts(self.looks, group=self.group)
 
+    @classmethod
+    def of_tests(cls, asked: AskedTest, path: Sequence[_Step], **of_none: object) -> Self:
+        """Returns what tests of a promise have come to: every one that was rejected is safe, and the last is chosen.
+
+        Args:
+          asked: The promise.
+          path: The tests, in their order.
+          of_none: The fields that tell of what was chosen, and what they are where nothing was found safe.
+        """
+        chosen = last_rejected(path)
+        told = of_none if chosen is None else {name: getattr(chosen, name) for name in of_none}
+        values: dict[str, Any] = {**vars(asked), **told}
+        return cls(path=tuple(path), **values)
+
     @property
     def chosen(self) -> _Step | None:
         """What the tests of the path have chosen, confirmed or not; None where nothing was found safe."""
-        return next((step for step in reversed(self.path) if step.rejected), None)
+        return last_rejected(self.path)
 
     @property
     def _lowest(self) -> float:
@@ -344,6 +362,11 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
         said = (None, getattr(self, self._COST)) if self.chosen is None else (step.tested, getattr(step, self._COST))
         _check_last(looks, {"n": step.n, name: said[0], self._COST: said[1], "risk": step.risk})
         _check_capital(looks, step.p_value, at=step.tested)
+
+
+def last_rejected(path: Sequence[_Step]) -> _Step | None:
+    """Returns the last test of a path that found something safe; None if none did."""
+    return next((step for step in reversed(path) if step.rejected), None)
 
 
 def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int | None, is_planned: bool) -> None:

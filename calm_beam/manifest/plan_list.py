@@ -14,13 +14,12 @@ import glob
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.errors import ManifestError, UsageError, os_error_in_words
 from calm_beam.storage import base_name, is_file, joined, list_files, make_folder, parent
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 
-from ._plan import EarlierPlan, ExternalPlan, Plan
-from ._values import ManifestError
+from ._plan import EarlierPlan, Plan, SettingPlan
 from .reader import read_any_manifest
 from .writer import MANIFEST, time_of_now
 
@@ -48,7 +47,7 @@ class AskedPlan:
     decodes: bool = False
 
     @classmethod
-    def of(cls, plan: Plan | ExternalPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
+    def of(cls, plan: Plan | SettingPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
         """Returns a plan as it is asked; arguments as above."""
         return cls(plan=plan.digest, tests=plan.without_rule().digest, data=data, command=command, decodes=decodes)
 
@@ -262,7 +261,7 @@ def _of_manifest(home: str) -> list[_Event]:
     return [*earlier, _Event(asked=asked, time=manifest.created, answered=True)]
 
 
-_MADE_BY: dict[type, str] = {Plan: "calibrate", ExternalPlan: "certify"}
+_MADE_BY: dict[type, str] = {Plan: "calibrate", SettingPlan: "certify"}
 
 
 def _record(events: Sequence[_Event]) -> EarlierPlan:

@@ -3,10 +3,11 @@
 import os
 from typing import Any
 
+from calm_beam.errors import ManifestError
 from calm_beam.storage import strict_json
+from calm_beam.storage.record_values import shown
 
-from ._manifest import ExternalManifest, Manifest, about_settings, check_digest, version_of
-from ._values import ManifestError, shown
+from ._manifest import Manifest, SettingManifest, about_settings, check_digest, version_of
 
 # A thousand thresholds of a hundred entries have a tenth of that.
 _MOST_BYTES = 256 << 20
@@ -29,7 +30,7 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
     return parse_manifest(_content(path), source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)
 
 
-def read_external_manifest(path: str | os.PathLike[str]) -> ExternalManifest:
+def read_setting_manifest(path: str | os.PathLike[str]) -> SettingManifest:
     """Returns the manifest of kind settings in a file, as `calm-beam certify` writes it, after checking it.
 
     Args:
@@ -40,14 +41,14 @@ def read_external_manifest(path: str | os.PathLike[str]) -> ExternalManifest:
       OSError: If the file cannot be read.
     """
     manifest = read_any_manifest(path)
-    if not isinstance(manifest, ExternalManifest):
+    if not isinstance(manifest, SettingManifest):
         raise ManifestError(
             f"manifest {os.fspath(path)}: is one of calibrate, and not of kind settings. read_manifest reads it."
         )
     return manifest
 
 
-def read_any_manifest(path: str | os.PathLike[str]) -> Manifest | ExternalManifest:
+def read_any_manifest(path: str | os.PathLike[str]) -> Manifest | SettingManifest:
     """Returns the manifest in a file, of whatever kind and version it says that it is.
 
     Raises:
@@ -89,7 +90,7 @@ def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerp
         content is not as the schema says or contradicts itself, or the model is another one. Checked in this order.
     """
     manifest = _parsed(text, source=source)
-    if isinstance(manifest, ExternalManifest):
+    if isinstance(manifest, SettingManifest):
         raise ManifestError(f"{source}: {about_settings()}")
     if model_fingerprint is not None and manifest.model.fingerprint != model_fingerprint:
         raise ManifestError(
@@ -100,7 +101,7 @@ def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerp
     return manifest
 
 
-def _parsed(text: str | bytes, *, source: str) -> Manifest | ExternalManifest:
+def _parsed(text: str | bytes, *, source: str) -> Manifest | SettingManifest:
     """Returns the manifest that a JSON text holds, whose errors begin with what the text is called."""
     try:
         content = _load_json(text)
@@ -108,7 +109,7 @@ def _parsed(text: str | bytes, *, source: str) -> Manifest | ExternalManifest:
         # Before the rest: who changed a number by hand should hear of that, not of what it then contradicts.
         check_digest(content)
         kind = content.get("kind")
-        return (ExternalManifest if kind in ExternalManifest.kinds() else Manifest).from_dict(content)
+        return (SettingManifest if kind in SettingManifest.kinds() else Manifest).from_dict(content)
     except ManifestError as error:
         raise ManifestError(f"{source}: {error}") from None
 

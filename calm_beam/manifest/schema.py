@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+from calm_beam.storage.records import DigestedRecord, OrNone, Record, definition_name, kinds_of
+
 from ._guarantee import SETTINGS, THRESHOLDS
-from ._manifest import SCHEMA, ExternalManifest, Manifest, WrittenManifest
-from ._record import DigestedRecord, OrNone, Record, definition_name, kinds_of
+from ._manifest import SCHEMA, Manifest, SettingManifest, WrittenManifest
 
 SCHEMA_FILE = "manifest.schema.json"
 """The file of the package that describes manifests to other languages."""
 
-_KINDS: tuple[type[WrittenManifest[Any]], ...] = (Manifest, ExternalManifest)
+_KINDS: tuple[type[WrittenManifest[Any]], ...] = (Manifest, SettingManifest)
 _SCHEMA = {
     "description": "Name and version of this form. A reader refuses versions it does not know.",
     "const": SCHEMA,

@@ -5,8 +5,9 @@ import json
 import os
 import re
 
-from ._manifest import ExternalManifest, Manifest
-from ._values import ManifestError
+from calm_beam.errors import ManifestError
+
+from ._manifest import Manifest, SettingManifest
 from .reader import read_any_manifest
 
 MANIFEST = "manifest.json"
@@ -16,7 +17,7 @@ MANIFEST = "manifest.json"
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s+([-+.0-9eE]+(?:,\n\s+[-+.0-9eE]+)*)\n\s+\]")
 
 
-def manifest_text(manifest: Manifest | ExternalManifest) -> str:
+def manifest_text(manifest: Manifest | SettingManifest) -> str:
     """Returns the content of the manifest's file: indented JSON with its digest, and a final newline.
 
     A list of numbers stands in one line.
@@ -32,7 +33,7 @@ def manifest_text(manifest: Manifest | ExternalManifest) -> str:
 
 
 def write_manifest(
-    manifest: Manifest | ExternalManifest,
+    manifest: Manifest | SettingManifest,
     path: str | os.PathLike[str],
     *,
     overwrite: bool = False,

@@ -9,8 +9,8 @@ from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reas
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import KnownOutput, PromptResult
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 from calm_beam.outputs import Generation, Output
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 
 class DecodesRequests(Protocol):

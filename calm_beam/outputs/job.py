@@ -18,12 +18,12 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import SetPart
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engine_difference
 from calm_beam.storage import base_name, joined, list_files
 from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.text import check_count
-from calm_beam.vocabularies.vocabulary import EOS_ID
 
 FORMATS = {"parquet": "parquet", "jsonl": "jsonl.gz"}
 """Forms of the files of answers, and the suffix of each."""

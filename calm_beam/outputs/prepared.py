@@ -17,14 +17,14 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import no_vocabulary_for
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.inputs.set_parts import SetPart
+from calm_beam.inputs.vocabularies.chat import chosen_chat
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 from calm_beam.manifest import ChatRecord, ModelRecord, Variant
 from calm_beam.manifest.versions import decoding_versions
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.model.input_length import default_input_length
 from calm_beam.storage import absolute
 from calm_beam.text import counted
-from calm_beam.vocabularies.chat import chosen_chat
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 
 from .assignment import BATCH, SweepAssignment
 from .job import DecodeJob

@@ -17,12 +17,12 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 from calm_beam.outputs.generate import generate
 from calm_beam.serving.answer import Answer, PromptError
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
 from calm_beam.serving.request import AnyPrompt, ServedRequest
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .answers import Answered
 from .assignment import BATCH, AnswerAssignment, Assignment, SweepAssignment

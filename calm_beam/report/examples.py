@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from calm_beam.outputs import Generation, Output
-from calm_beam.text import printable, printable_line
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
+from calm_beam.text import printable, printable_line, shortened
 
 from .elements import with_short_places
 
@@ -55,9 +55,11 @@ def example_values(
         ids = example.input_ids or ()
         prompt = vocabulary.decode(ids) if vocabulary else " ".join(map(str, ids))
     values: dict[str, Any] = {
-        "id": printable_line(_cut(example.id)),
-        "prompt": printable(_cut(prompt)),
-        "references": [printable(_cut(reference)) for reference in example.references[:_MOST_REFERENCES]],
+        "id": printable_line(shortened(example.id, _LONGEST_TEXT)),
+        "prompt": printable(shortened(prompt, _LONGEST_TEXT)),
+        "references": [
+            printable(shortened(reference, _LONGEST_TEXT)) for reference in example.references[:_MOST_REFERENCES]
+        ],
     }
     marks = [
         name for name, holds in (("prompt cut", generation.truncated), ("repeated", generation.duplicate)) if holds
@@ -65,7 +67,7 @@ def example_values(
     if marks:
         values["marks"] = marks
     if generation.failure is not None:
-        values["failure"] = printable(with_short_places(_cut(generation.failure)))
+        values["failure"] = printable(with_short_places(shortened(generation.failure, _LONGEST_TEXT)))
     else:
         values["outputs"] = pack_outputs([generation.outputs[lane] for lane in lanes], dictionary)
     return values
@@ -109,10 +111,6 @@ def pack_outputs(outputs: Sequence[Output], dictionary: Dictionary) -> list[Any]
         packed.append([of_tokens, of_exits] if of_tokens != 0 or of_exits != 0 else 0)
         tokens, exits = next_tokens, next_exits
     return packed
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 def _splice(before: Sequence[Any], after: Sequence[Any]) -> Any:

@@ -5,18 +5,18 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
+from calm_beam.manifest import Calibration, Manifest, SettingCalibration, SettingManifest
 from calm_beam.text import counted, printable_line
 
 from .contents import facts
 from .document import file_text
 from .elements import details, shown
-from .external import external_cautions
-from .external import promise_html as external_promise_html
 from .palette import layer_styles
 from .plain import sentence_html
 from .promise import CONDITION, cautions, together_in_words
 from .proof_charts import setting_chart
+from .settings import promise_html as setting_promise_html
+from .settings import setting_cautions
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer
@@ -81,7 +81,7 @@ def manifest_html(manifest: Manifest) -> str:
     )
 
 
-def external_manifest_html(manifest: ExternalManifest) -> str:
+def setting_manifest_html(manifest: SettingManifest) -> str:
     """Returns the same of a manifest of kind settings, of the first promise that found a setting."""
     first = next((entry for entry in manifest.calibrations if entry.setting is not None), manifest.calibrations[0])
     steps = [
@@ -91,7 +91,7 @@ def external_manifest_html(manifest: ExternalManifest) -> str:
     rows = (
         (
             "all" if entry.group is None else printable_line(entry.group),
-            _external_loss(entry),
+            _setting_loss(entry),
             f"{entry.delta:g}",
             f"{entry.epsilon:.4g}",
             "none" if entry.setting is None else printable_line(entry.setting),
@@ -102,9 +102,9 @@ def external_manifest_html(manifest: ExternalManifest) -> str:
     )
     return _shown(
         f"calm-beam certification: {counted(len(manifest.calibrations), 'promise')}",
-        external_promise_html(first, manifest),
+        setting_promise_html(first, manifest),
         _drawn(steps, chosen=first.setting, what="settings"),
-        "".join(f"<p class='caution'>{html.escape(text)}</p>" for text in external_cautions(manifest)),
+        "".join(f"<p class='caution'>{html.escape(text)}</p>" for text in setting_cautions(manifest)),
         _table(("group", "loss", "δ", "ε", "setting", "cost", "risk"), rows, of=len(manifest.calibrations)),
         _paragraph(manifest.guarantee),
     )
@@ -156,7 +156,7 @@ def _exit_in_words(entry: Calibration) -> str:
     return f"at {entry.threshold:g}" + ("" if entry.variant is None else f", {entry.variant.in_words()}")
 
 
-def _external_loss(entry: ExternalCalibration) -> str:
+def _setting_loss(entry: SettingCalibration) -> str:
     return printable_line(entry.loss) + ("" if entry.tail is None else f" > {entry.tail:g}")
 
 

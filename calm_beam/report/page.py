@@ -7,9 +7,9 @@ from typing import Any
 
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Calibration
 from calm_beam.text import printable
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
 from .document import LARGEST_PAGE, file_text, filled, framed

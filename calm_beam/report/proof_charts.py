@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from calm_beam.manifest import ExternalCalibration, ExternalLook
+from calm_beam.manifest import SettingCalibration, SettingLook
+from calm_beam.text import shortened
 
 from .axes import Frame, grid_lines, level_line, points_text, round_numbers
 from .elements import isolated
@@ -105,7 +106,7 @@ def setting_chart(
     )
 
 
-def proof_chart(entry: ExternalCalibration) -> str:
+def proof_chart(entry: SettingCalibration) -> str:
     """Returns an SVG of an entry's looks: capital above, risk below, over the units counted by then.
 
     Args:
@@ -137,7 +138,7 @@ def proof_chart(entry: ExternalCalibration) -> str:
     )
 
 
-def capital_text(look: ExternalLook) -> str:
+def capital_text(look: SettingLook) -> str:
     """Returns the capital at a look in few digits; one that no float can hold, as a power of ten."""
     power = look.log_capital / math.log(10)
     return f"{10**power:.3g}" if abs(power) < _MOST_POWER else f"1e{power:.0f}"
@@ -174,9 +175,7 @@ def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
 
 def _names(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
     """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
-    names = [
-        row.setting if len(row.setting) <= _LONGEST_LABEL else row.setting[: _LONGEST_LABEL - 1] + "…" for row in rows
-    ]
+    names = [shortened(row.setting, _LONGEST_LABEL) for row in rows]
     room = (frame.right - frame.left) / (max(map(len, names), default=1) * _LETTER_WIDTH + _LABEL_GAP)
     step = -(-len(rows) // max(1, min(_MOST_SETTINGS_NAMED, int(room))))
     place = next((index for index, row in enumerate(rows) if row.setting == chosen), -step)
@@ -210,7 +209,7 @@ def _costs(frame: Frame, rows: Sequence[Tested], *, top: float, highest: float, 
     return parts
 
 
-def _proof_frame(top: float, bottom: float, low: float, high: float, looks: Sequence[ExternalLook]) -> Frame:
+def _proof_frame(top: float, bottom: float, low: float, high: float, looks: Sequence[SettingLook]) -> Frame:
     return Frame(
         left=64,
         right=_PROOF_WIDTH - 32,
@@ -235,7 +234,7 @@ def _power(value: float) -> str:
 
 
 def _proof_line(
-    frame: Frame, looks: Sequence[ExternalLook], values: Sequence[float], entry: ExternalCalibration
+    frame: Frame, looks: Sequence[SettingLook], values: Sequence[float], entry: SettingCalibration
 ) -> list[str]:
     points = [(frame.x(look.n), frame.y(value)) for look, value in zip(looks, values, strict=True)]
     parts = [f'<polyline class="path" points="{points_text(points)}"/>']
@@ -251,7 +250,7 @@ def _proof_line(
     return parts
 
 
-def _round_counts(frame: Frame, looks: Sequence[ExternalLook]) -> list[str]:
+def _round_counts(frame: Frame, looks: Sequence[SettingLook]) -> list[str]:
     """Returns the numbers of units counted after rounds; of many rounds, after some, the last among them."""
     step = -(-len(looks) // _MOST_ROUNDS_NAMED)
     parts = [f'<line class="axis" x1="{frame.left}" x2="{frame.right}" y1="{frame.bottom}" y2="{frame.bottom}"/>']

@@ -14,7 +14,7 @@ from calm_beam.calibration.publish import read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, read_generations, stored_examples
 from calm_beam.storage import joined, open_input, strict_json
 
@@ -190,7 +190,7 @@ def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     """Returns whether lines of the risk table are those of an entry, and say of each tested threshold what it says."""
     promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon, entry.group)
     tested = sorted((row for row in lines if row.tested), key=lambda row: row.place or 0)
-    return tuple(row.path_entry() for row in tested) == entry.path and all(
+    return tuple(PathEntry.of(row) for row in tested) == entry.path and all(
         (row.consistency, row.metric, row.delta, row.epsilon, row.group) == promised for row in lines
     )
 

@@ -37,7 +37,7 @@ from calm_beam.risk.fixed_point import (
 )
 
 if TYPE_CHECKING:
-    from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
+    from calm_beam.manifest import Calibration, Manifest, SettingCalibration, SettingManifest
 
 # Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -68,7 +68,7 @@ class WatchedPromise:
     is_signed: bool
 
     @classmethod
-    def of(cls, manifest: "Manifest | ExternalManifest", entry: "Calibration | ExternalCalibration") -> Self:
+    def of(cls, manifest: "Manifest | SettingManifest", entry: "Calibration | SettingCalibration") -> Self:
         """Returns what is watched of an entry."""
         return cls(
             manifest=manifest.digest,

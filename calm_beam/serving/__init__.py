@@ -4,8 +4,9 @@ What is asked and answered needs no JAX: what decodes is loaded when it is first
 pipelines, where one process holds the model for others.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from calm_beam.extras import on_first_use
 
 from .answer import Answer as Answer
 from .answer import OutputError as OutputError
@@ -27,21 +28,14 @@ if TYPE_CHECKING:
     from .loss_meter import MeasuredLoss as MeasuredLoss
     from .probe import LossProbe as LossProbe
 
-# Modules that load JAX, by what they have; above, the same for type checkers.
-_DECODING = {
-    "AnsweredRequest": "loss_meter",
-    "BusyError": "continuous",
-    "ContinuousGenerator": "continuous",
-    "Generator": "generator",
-    "LateReferences": "late_references",
-    "LossMeter": "loss_meter",
-    "LossProbe": "probe",
-    "MeasuredLoss": "loss_meter",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _DECODING.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+# Modules that load JAX.
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "continuous": ("BusyError", "ContinuousGenerator"),
+        "generator": ("Generator",),
+        "late_references": ("LateReferences",),
+        "loss_meter": ("AnsweredRequest", "LossMeter", "MeasuredLoss"),
+        "probe": ("LossProbe",),
+    },
+)

@@ -10,8 +10,8 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import Need, check_named
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_recorded
 from calm_beam.manifest import Calibration, Manifest, ManifestError, ModelRecord, VocabularyRecord
-from calm_beam.vocabularies.vocabulary import Vocabulary, open_recorded
 
 
 def agreed_settings(

@@ -22,18 +22,18 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 from calm_beam.manifest import (
     ANY_ENTRY,
     Calibration,
     EngineRecord,
     EntryChoice,
     EntryWords,
-    ExternalManifest,
     Manifest,
+    SettingManifest,
     about_settings,
     read_manifest,
 )
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError
@@ -169,7 +169,7 @@ class Generator:
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
-        if isinstance(manifest, ExternalManifest):
+        if isinstance(manifest, SettingManifest):
             raise about_settings()
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)

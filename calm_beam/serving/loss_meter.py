@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from calm_beam.inputs.vocabularies.vocabulary import reference_text
 from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.metrics.registry import check_may_run, check_source, checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.losses import losses_of_scores
-from calm_beam.vocabularies.vocabulary import reference_text
 
 from .answer import Answer, PromptError
 from .generator import Generator

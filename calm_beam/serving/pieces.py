@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 
 END = "</s>"
 """Stands for the end of an output, which has no text."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER, Example
+from calm_beam.inputs.vocabularies.vocabulary import PAD_ID
 from calm_beam.manifest import Calibration
-from calm_beam.vocabularies.vocabulary import PAD_ID
 
 from .answer import PromptError
 

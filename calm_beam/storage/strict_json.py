@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.text import shortened
 
 # Far more than any file of ours has, and few enough that nobody who walks or prints the value runs out of stack.
 _MOST_LEVELS = 100
@@ -66,7 +67,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         # Python would take the last one; another reader may take the first.
         repeated = next(key for key, count in collections.Counter(key for key, _ in pairs).items() if count > 1)
-        raise StrictJSONError(f"key {_cut(json.dumps(repeated))} occurs twice in the same object")
+        raise StrictJSONError(f"key {shortened(json.dumps(repeated), _LONGEST_SHOWN)} occurs twice in the same object")
     return result
 
 
@@ -77,7 +78,7 @@ def _refuse_constant(name: str) -> None:
 def _finite_float(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        raise StrictJSONError(f"the number {_cut(digits)} is too large for a 64-bit float")
+        raise StrictJSONError(f"the number {shortened(digits, _LONGEST_SHOWN)} is too large for a 64-bit float")
     return value
 
 
@@ -98,7 +99,3 @@ def _check_depth(value: Any) -> None:
 
 def _too_deep() -> StrictJSONError:
     return StrictJSONError(f"not JSON that we read: nested deeper than {_MOST_LEVELS} levels")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 
 from calm_beam.checkpoints import Arrays, fingerprint
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.model import ModelConfig
 from calm_beam.training.validation import GenerationScore
-from calm_beam.vocabularies.vocabulary import EOS_ID
 
 from .batches import Pair
 from .config import TrainingConfig

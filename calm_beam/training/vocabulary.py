@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import sentencepiece
 
 from calm_beam.extras import imported
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
 from calm_beam.storage import writing
 from calm_beam.text import counted
-from calm_beam.vocabularies.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
 
 from .new_model import ANSWER, END
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from calm_beam.calibration.groups import MOST_GROUPS
 from calm_beam.calibration.settings_plan import all_tests
 from calm_beam.launch.flags import UsageError
-from calm_beam.manifest import ExternalTest
+from calm_beam.manifest import SettingTest
 
 
 def tests_of(
     flags: argparse.Namespace, *, loss: str, groups: Sequence[str], losses: int | None
-) -> tuple[ExternalTest, ...]:
+) -> tuple[SettingTest, ...]:
     """Returns what the flags ask.
 
     Args:

@@ -5,7 +5,7 @@ import argparse
 from calm_beam.calibration.guarantee import default_tests_in_words
 from calm_beam.calibration.ledger import LEDGER
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.settings_plan import plan_of_settings, settled_order
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
@@ -70,7 +70,7 @@ def certify(flags: argparse.Namespace) -> int:
     earlier_plans = PlanList(output).ask(asked, is_answered=True)
     if words := plans_in_words(earlier_plans, of="losses"):
         say(words)
-    manifest = external_manifest(
+    manifest = setting_manifest(
         sweep,
         plan,
         entries=entries_of(plan, rows),

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 
 from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
+from calm_beam.inputs.losses import DIRECTIONS
 from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, utf8_text, whole_number
-from calm_beam.manifest import EXTERNAL_DIRECTIONS
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
@@ -172,7 +172,7 @@ def add_sweep_flags(parser: FlagParser) -> None:
     which.add_argument("--metric", help="metric of the log, such as exact_match or exact_match,strict-match")
     which.add_argument(
         "--direction",
-        choices=EXTERNAL_DIRECTIONS,
+        choices=DIRECTIONS,
         help="which score is better; needed where neither the logs, nor files beside them, nor the metric's name says "
         "it",
     )

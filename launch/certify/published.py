@@ -9,14 +9,14 @@ from calm_beam.calibration.settings import SettingRow
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.certification import print_certification
-from calm_beam.manifest import MANIFEST, ExternalManifest
+from calm_beam.manifest import MANIFEST, SettingManifest
 from calm_beam.storage import is_file, joined, make_folder, remove_unfinished
 
 NEXT_IDS = "next_ids.txt"
 
 
 def publish_and_tell(
-    output: str, manifest: ExternalManifest, *, rows: Sequence[Sequence[SettingRow]], earlier: EarlierResult
+    output: str, manifest: SettingManifest, *, rows: Sequence[Sequence[SettingRow]], earlier: EarlierResult
 ) -> None:
     """Writes a certification into a directory that exists, tells it, and builds its report.
 

@@ -14,7 +14,7 @@ from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.sequential import WatchedSettings, watched_settings
-from calm_beam.calibration.settings import external_manifest
+from calm_beam.calibration.settings import setting_manifest
 from calm_beam.calibration.settings_plan import order_of_costs, plan_of_settings
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.inputs.set_parts import salt_of
@@ -24,12 +24,12 @@ from calm_beam.manifest import (
     MANIFEST,
     EarlierEnd,
     EarlierPlan,
-    ExternalManifest,
-    ExternalPlan,
-    ExternalSequentialPlan,
     SequentialRecord,
+    SettingManifest,
+    SettingPlan,
+    SettingSequentialPlan,
     plans_in_words,
-    read_external_manifest,
+    read_setting_manifest,
 )
 from calm_beam.manifest.plan_list import AskedPlan, PlanList
 from calm_beam.manifest.versions import certifying_versions
@@ -111,7 +111,7 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     return 0
 
 
-def _asked_plan(plan: ExternalPlan, declared: DeclaredExamples, plans: PlanList, *, is_new: bool) -> AskedPlan:
+def _asked_plan(plan: SettingPlan, declared: DeclaredExamples, plans: PlanList, *, is_new: bool) -> AskedPlan:
     """Returns a plan as it is asked of the losses that the ledger counts; `is_new` if it has counted none yet."""
     known = plans.data_of_outputs() or declared.fingerprint
     asked = AskedPlan.of(plan, data=known, command="certify --sequential", decodes=True)
@@ -145,7 +145,7 @@ def _declared(flags: argparse.Namespace) -> DeclaredExamples:
         return DeclaredExamples.of(rows, salt=salt_of(flags.seed), round_examples=flags.round_examples)
 
 
-def _plan(flags: argparse.Namespace, declared: DeclaredExamples) -> ExternalPlan:
+def _plan(flags: argparse.Namespace, declared: DeclaredExamples) -> SettingPlan:
     order = flags.order or order_of_costs(flags.costs, order_by=flags.order_by)
     if len(set(order)) != len(order):
         raise UsageError("--order must name every setting once: it names a setting twice.")
@@ -163,7 +163,7 @@ def _plan(flags: argparse.Namespace, declared: DeclaredExamples) -> ExternalPlan
         group_key=flags.group_key,
         cluster_key=flags.cluster_key,
         seed=flags.seed,
-        sequential=ExternalSequentialPlan(
+        sequential=SettingSequentialPlan(
             ids=declared.fingerprint,
             examples=len(declared.ids),
             round_examples=flags.round_examples,
@@ -175,17 +175,17 @@ def _plan(flags: argparse.Namespace, declared: DeclaredExamples) -> ExternalPlan
     )
 
 
-def _ended(output: str, settled: Ledger | None, earlier: EarlierResult) -> ExternalManifest | None:
+def _ended(output: str, settled: Ledger | None, earlier: EarlierResult) -> SettingManifest | None:
     """Returns the manifest in which the settled plan has ended; None if it has not."""
     if not earlier.manifest:
         return None
     if settled is None:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
-    manifest = read_external_manifest(joined(output, MANIFEST))
+    manifest = read_setting_manifest(joined(output, MANIFEST))
     return manifest if manifest.plan.digest == settled.plan.digest else None
 
 
-def _evaluated(flags: argparse.Namespace, declared: DeclaredExamples, plan: ExternalPlan) -> EvaluatedLosses:
+def _evaluated(flags: argparse.Namespace, declared: DeclaredExamples, plan: SettingPlan) -> EvaluatedLosses:
     rows = () if flags.losses is None else rows_of_losses(flags.losses, loss=loss_of_losses(flags.loss))
     evaluated = EvaluatedLosses.of(rows, declared, settings=plan.order)
     if flags.costs is not None and any(evaluated.costs):
@@ -194,7 +194,7 @@ def _evaluated(flags: argparse.Namespace, declared: DeclaredExamples, plan: Exte
 
 
 def _watched(
-    evaluated: EvaluatedLosses, plan: ExternalPlan, declared: DeclaredExamples, continues: Sequence[EarlierEnd]
+    evaluated: EvaluatedLosses, plan: SettingPlan, declared: DeclaredExamples, continues: Sequence[EarlierEnd]
 ) -> WatchedSettings:
     assert plan.sequential is not None
     costs = plan.sequential.costs
@@ -239,14 +239,14 @@ def _manifest(
     declared: DeclaredExamples,
     *,
     earlier_plans: Sequence[EarlierPlan],
-) -> ExternalManifest:
+) -> SettingManifest:
     assert found.ended_by is not None
     plan = ledger.plan
     assert plan.sequential is not None
     costs = evaluated.costs[found.rounds - 1]
     if plan.sequential.costs is not None:
         costs = dict(zip(plan.order, plan.sequential.costs, strict=True))
-    return external_manifest(
+    return setting_manifest(
         LossTable.joined(evaluated.rounds[: found.rounds]),
         plan,
         entries=found.calibrations,

@@ -16,7 +16,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.demo import embedded
-from calm_beam.vocabularies.vocabulary import open_vocabulary, output_text
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary, output_text
 
 _PROMPTS = 4
 _THRESHOLDS = (0.9, 0.5)

@@ -10,9 +10,9 @@ from calm_beam.manifest import (
     Calibration,
     DecodeRecord,
     EntryChoice,
-    ExternalManifest,
     Manifest,
     ManifestError,
+    SettingManifest,
 )
 from calm_beam.options import Options, option
 from calm_beam.options.kinds import confidence, number
@@ -91,7 +91,7 @@ def add_setting_flags(parser: FlagParser) -> None:
     add_options(parser, OfSettings)
 
 
-def entry_choice(flags: argparse.Namespace | Entry, manifest: Manifest | ExternalManifest) -> EntryChoice:
+def entry_choice(flags: argparse.Namespace | Entry, manifest: Manifest | SettingManifest) -> EntryChoice:
     """Returns which entry of a manifest flags name.
 
     Raises:

@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from calm_beam.calibration.file_names import REPORT
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, tell
-from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, ManifestError, read_any_manifest
+from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SettingManifest, read_any_manifest
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.report import (
     Calibrated,
     StoredOutputs,
-    build_external_page,
     build_page,
+    build_setting_page,
     build_variants_page,
     read_calibrated,
     read_speedups,
     write_page,
 )
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .flags import report_parser
 
@@ -97,7 +97,7 @@ def _checked_output(flags: argparse.Namespace) -> str:
 
 def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | None = None) -> None:
     """Reads everything, the model too unless it is given, and writes the page."""
-    if isinstance(read_any_manifest(joined(flags.calibration, MANIFEST)), ExternalManifest):
+    if isinstance(read_any_manifest(joined(flags.calibration, MANIFEST)), SettingManifest):
         _build_external(flags, output)
         return
     calibrated = read_calibrated(flags.calibration)
@@ -142,7 +142,7 @@ def _build_external(flags: argparse.Namespace, output: str) -> None:
 
 def write_external_report(directory: str, output: str) -> None:
     """Writes the page of a certification to a file; it appears whole or not at all."""
-    write_page(build_external_page(directory), output)
+    write_page(build_setting_page(directory), output)
 
 
 def _stored(flags: argparse.Namespace, calibrated: Calibrated, *, remarks: list[str]) -> StoredOutputs | None:

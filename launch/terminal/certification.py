@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from calm_beam.manifest import (
-    ExternalCalibration,
-    ExternalManifest,
+    SettingCalibration,
+    SettingManifest,
     clusters_in_words,
     plans_in_words,
     rounds_in_words,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TESTS_PER_TABLE = 4
 
 
-def print_certification(manifest: ExternalManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
+def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
     """Prints the risk of every setting, the chosen settings, and what they promise."""
     console = PlainConsole()
     for table in _risk_tables(rows):
@@ -65,7 +65,7 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
     return tables
 
 
-def choices_of_settings(manifest: ExternalManifest) -> Table:
+def choices_of_settings(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title = "Last setting proved to lose at most delta"
     table = PlainTable(title, caption_justify="left")
@@ -90,12 +90,12 @@ def choices_of_settings(manifest: ExternalManifest) -> Table:
     return table
 
 
-def loss_in_words(entry: ExternalCalibration) -> str:
+def loss_in_words(entry: SettingCalibration) -> str:
     """Returns which loss an entry is about."""
     return entry.loss if entry.tail is None else f"{entry.loss} > {entry.tail:g}"
 
 
-def tests_of_settings(manifest: ExternalManifest) -> str:
+def tests_of_settings(manifest: SettingManifest) -> str:
     """Returns how settings were tested."""
     tests = dict.fromkeys(f"{loss_in_words(entry)} by {entry.p_value}" for entry in manifest.calibrations)
     procedures = dict.fromkeys(entry.procedure for entry in manifest.calibrations)
@@ -107,7 +107,7 @@ def _cost(cost: float | None) -> str:
     return "" if cost is None else f"{cost:g}"
 
 
-def _end_of_test(entry: ExternalCalibration) -> str:
+def _end_of_test(entry: SettingCalibration) -> str:
     """Returns the setting at which testing ended, and its p-value if that was too high."""
     last = entry.path[-1]
     if entry.procedure != "fixed_sequence" or last.rejected:

@@ -12,6 +12,7 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.inputs.examples import Example
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.metrics import metric_settings
@@ -28,7 +29,6 @@ from calm_beam.training.new_model import NEW_MODELS
 from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder, TrainedModel
 from calm_beam.training.train import train
 from calm_beam.training.validation import GenerationScore
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 from .classifier import run_classifier_stage
 from .flags import checked_output, new_model, training_config

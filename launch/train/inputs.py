@@ -12,6 +12,9 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.vocabularies.chat import chosen_chat
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary as with_its_sentinels
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import find_files
 from calm_beam.launch.terminal import PlainConsole
@@ -19,9 +22,6 @@ from calm_beam.model import ModelConfig
 from calm_beam.training.batches import Pair
 from calm_beam.training.own_exits import with_own_exits
 from calm_beam.training.vocabulary import train_vocabulary
-from calm_beam.vocabularies.chat import chosen_chat
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
-from calm_beam.vocabularies.vocabulary import open_vocabulary as with_its_sentinels
 
 _NOTHING = Declared()
 

@@ -17,6 +17,7 @@ from calm_beam.exits.measures import check_named
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
+from calm_beam.inputs.vocabularies.chat import NO_TEMPLATE
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import asked_shards
 from calm_beam.launch.flags.manifest import check_precision, find_manifest
@@ -41,7 +42,6 @@ from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.text import counted, printable_line
 from calm_beam.transforms import ReadExamples
-from calm_beam.vocabularies.chat import NO_TEMPLATE
 
 from .carried import take_up
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words

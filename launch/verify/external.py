@@ -12,7 +12,7 @@ from calm_beam.calibration.verified_settings import (
     why_not_fresh,
     with_settings,
 )
-from calm_beam.inputs.losses.direction import LOWER
+from calm_beam.inputs.losses import LOWER
 from calm_beam.launch.certify.flags import add_sweep_flags
 from calm_beam.launch.certify.sources import read_source
 from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags
@@ -20,7 +20,7 @@ from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.launch.terminal.tables import PlainTable
-from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
+from calm_beam.manifest import SettingCalibration, SettingManifest, read_any_manifest
 from calm_beam.text import counted, printable_line
 
 from .carried import add_anytime_flags, take_up
@@ -48,7 +48,7 @@ def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
         check_alpha(flags.alpha)
     path = find_manifest(flags.manifest)
     manifest = read_any_manifest(path)
-    if not isinstance(manifest, ExternalManifest):
+    if not isinstance(manifest, SettingManifest):
         raise UsageError(
             f"--manifest {flags.manifest}: is one of calibrate, which is tested by decoding fresh data: pass --data. "
             "Losses test manifests of certify."
@@ -93,8 +93,8 @@ def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
 
 
 def _print(
-    manifest: ExternalManifest,
-    verdicts: Sequence[Verdict[ExternalCalibration]],
+    manifest: SettingManifest,
+    verdicts: Sequence[Verdict[SettingCalibration]],
     *,
     examples: int,
     alpha: float,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, ManifestError, VocabularyRecord, write_manifest
 from calm_beam.serving import Generator
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import train_vocabulary
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import text_rows, write_model, write_rows, write_vocabulary

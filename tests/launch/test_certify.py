@@ -17,7 +17,7 @@ from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.calibration.settings import SettingRow
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
-from calm_beam.manifest import ExternalManifest, ManifestError, content_digest, read_external_manifest
+from calm_beam.manifest import ManifestError, SettingManifest, content_digest, read_setting_manifest
 from calm_beam.serving import Generator
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, write_csv, write_helm, write_lm_eval
 
@@ -35,10 +35,10 @@ def losses(tmp_path: pathlib.Path) -> pathlib.Path:
     return write_csv(tmp_path / "losses.csv", coin_rows(600))
 
 
-def _certify(losses: pathlib.Path, *flags: str, output: str = "out") -> ExternalManifest:
+def _certify(losses: pathlib.Path, *flags: str, output: str = "out") -> SettingManifest:
     place = losses.parent / output
     assert main(["certify", f"--losses={losses}", f"--output={place}", *flags]) == 0
-    return read_external_manifest(place / "manifest.json")
+    return read_setting_manifest(place / "manifest.json")
 
 
 def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
         ]
     )
     assert status == 0
-    manifest = read_external_manifest(output / "manifest.json")
+    manifest = read_setting_manifest(output / "manifest.json")
     (entry,) = manifest.calibrations
     assert (entry.setting, entry.cost, entry.loss, entry.p_value) == ("int8", 8, "signed", "star_bets")
     assert [(step.setting, step.risk, step.rejected) for step in entry.path] == [
@@ -133,7 +133,7 @@ def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
     assert "says that a lower toxicity,none is better, and --direction=higher says" in capsys.readouterr().err
     assert main(asked) == 0
     assert "toxicity,none: a lower score is better, as the logs say" in capsys.readouterr().err
-    manifest = read_external_manifest(output / "manifest.json")
+    manifest = read_setting_manifest(output / "manifest.json")
     assert manifest.plan.direction == "lower"
     (entry,) = manifest.calibrations
     assert entry.setting == "better"
@@ -169,7 +169,7 @@ def test_a_direction_that_nobody_says(tmp_path: pathlib.Path, capsys: pytest.Cap
     for direction in ("higher", "lower"):
         output = tmp_path / direction
         assert main([*asked, f"--direction={direction}", f"--output={output}"]) == 0
-        manifest = read_external_manifest(output / "manifest.json")
+        manifest = read_setting_manifest(output / "manifest.json")
         assert manifest.plan.direction == direction
         assert manifest.calibrations[0].path[0].risk == pytest.approx(0.1 if direction == "higher" else -0.1)
         digests.add(manifest.plan.digest)
@@ -210,7 +210,7 @@ def test_clusters_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
     output = tmp_path / "out"
     asked = [f"--baseline={runs['a']}", f"--candidates=x={runs['b']}", "--cluster_key=doc.passage"]
     assert main(["certify", *asked, "--delta=0.1", f"--output={output}"]) == 0
-    manifest = read_external_manifest(output / "manifest.json")
+    manifest = read_setting_manifest(output / "manifest.json")
     assert (manifest.data.examples, manifest.data.clusters, manifest.plan.cluster_key) == (400, 200, "doc.passage")
     assert manifest.calibrations[0].path[0].n == 200
     assert "drawing a cluster, which doc.passage names" in manifest.guarantee
@@ -329,7 +329,7 @@ def test_runs_of_two_tasks_are_not_joined(tmp_path: pathlib.Path, capsys: pytest
     assert "is of task 'arc', and the baseline of 'gsm8k'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main(["certify", *flags, f"--candidates=low={runs['gsm8k', 'two']}"]) == 0
-    assert read_external_manifest(tmp_path / "out" / "manifest.json").plan.task == "gsm8k"
+    assert read_setting_manifest(tmp_path / "out" / "manifest.json").plan.task == "gsm8k"
     fresh = [f"--baseline={runs['arc', 'one']}", f"--candidates=low={runs['arc', 'three']}"]
     assert main(["verify", f"--manifest={tmp_path / 'out'}", *fresh]) == 2
     assert "the fresh runs are of task 'arc', and the manifest is about 'gsm8k'" in capsys.readouterr().err
@@ -585,7 +585,7 @@ def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.C
         calls += 1
     assert calls > 4
     assert not (tmp_path / "out" / "next_ids.txt").exists()
-    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.sequential is not None
     assert (manifest.sequential.ended_by, manifest.sequential.of_examples) == ("stop_at_setting", 800)
     assert manifest.data.examples == 40 * manifest.sequential.rounds < 800
@@ -612,14 +612,14 @@ def test_what_may_follow_a_stop(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     _ids(tmp_path, 400)
     write_csv(tmp_path / "part-0.csv", coin_rows(400, wrong=(0, 0, 0, 0.5)))
     assert _watch(tmp_path, "--stop_at_setting=8bit") == 0
-    stopped = read_external_manifest(tmp_path / "out" / "manifest.json")
+    stopped = read_setting_manifest(tmp_path / "out" / "manifest.json")
     capsys.readouterr()
     assert _watch(tmp_path, "--stop_at_setting=8bit") == 0
     assert "is finished; nothing is left to do" in capsys.readouterr().err
     assert _watch(tmp_path) == 2
     assert "--resume goes on by this one" in capsys.readouterr().err
     assert _watch(tmp_path, "--resume", "--stop_gain=2%") == 0
-    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
     assert stopped.sequential is not None
     assert manifest.sequential is not None
     (end,) = manifest.sequential.continues
@@ -643,7 +643,7 @@ def test_a_certification_goes_on_waiting(tmp_path: pathlib.Path, capsys: pytest.
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
     assert len((tmp_path / "out" / "next_ids.txt").read_text().splitlines()) == 40
     assert _watch(tmp_path, losses="all.csv") == 0
-    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.sequential is not None
     assert (manifest.sequential.ended_by, len(manifest.sequential.continues)) == ("end_of_data", 1)
 

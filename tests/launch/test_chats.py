@@ -8,11 +8,11 @@ import pytest
 
 import calm_beam
 from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
-from calm_beam.vocabularies.vocabulary import open_vocabulary
 from tests.builders import build_arrays, build_config
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import FOLDER
 from tests.pipelines import text_rows, write_rows
 
 _CONFIG = build_config(vocab_size=208, num_encoder_layers=1)

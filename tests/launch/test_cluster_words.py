@@ -6,8 +6,8 @@ import pytest
 
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
-from calm_beam.manifest import clusters_in_words, read_external_manifest, read_manifest
-from calm_beam.report.notebook import external_manifest_html, manifest_html
+from calm_beam.manifest import clusters_in_words, read_manifest, read_setting_manifest
+from calm_beam.report.notebook import manifest_html, setting_manifest_html
 from tests.calm_beam.inputs.losses.builders import write_csv
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
@@ -38,7 +38,7 @@ def test_a_certification_shows_both_means(tmp_path: pathlib.Path, capsys: pytest
     losses, output = write_csv(tmp_path / "losses.csv", _one_large_cluster(200, 500)), tmp_path / "out"
     asked = [f"--losses={losses}", "--order=a,b", "--delta=0.05", "--cluster_key=cluster", f"--output={output}"]
     assert main(["certify", *asked]) == 0
-    manifest = read_external_manifest(output / "manifest.json")
+    manifest = read_setting_manifest(output / "manifest.json")
     (entry,) = manifest.calibrations
     assert entry.risk == pytest.approx(1 / 200)
     assert entry.example_risk == pytest.approx(500 / 699)
@@ -52,7 +52,7 @@ def test_a_certification_shows_both_means(tmp_path: pathlib.Path, capsys: pytest
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "loses per cluster in expectation at most" in page
     assert "0.0050 and 0.7153" in page
-    assert "0.0050 and 0.7153" in external_manifest_html(manifest)
+    assert "0.0050 and 0.7153" in setting_manifest_html(manifest)
 
 
 def test_a_sequential_certification_shows_both_means(tmp_path: pathlib.Path) -> None:
@@ -63,7 +63,7 @@ def test_a_sequential_certification_shows_both_means(tmp_path: pathlib.Path) -> 
     losses, output = write_csv(tmp_path / "losses.csv", rows), tmp_path / "out"
     asked = [f"--losses={losses}", f"--ids={ids}", "--order=a,b", "--delta=0.1", f"--output={output}"]
     assert main(["certify", "--sequential", "--cluster_key=cluster", *asked]) == 0
-    manifest = read_external_manifest(output / "manifest.json")
+    manifest = read_setting_manifest(output / "manifest.json")
     (entry,) = manifest.calibrations
     assert entry.example_risk is not None
     assert round(entry.example_risk * manifest.data.examples) in (0, 3)
@@ -97,6 +97,6 @@ def test_examples_have_nothing_to_say_of_clusters(tmp_path: pathlib.Path) -> Non
     """Without clusters a manifest is as it was."""
     losses, output = write_csv(tmp_path / "losses.csv", _one_large_cluster(200, 5)), tmp_path / "out"
     assert main(["certify", f"--losses={losses}", "--order=a,b", "--delta=0.1", f"--output={output}"]) == 0
-    manifest = read_external_manifest(output / "manifest.json")
+    manifest = read_setting_manifest(output / "manifest.json")
     assert manifest.calibrations[0].example_risk is None
     assert clusters_in_words(manifest) == ""

@@ -11,8 +11,8 @@ import safetensors.numpy
 
 import calm_beam.launch.convert
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.launch.cli import main
-from calm_beam.vocabularies.vocabulary import open_vocabulary
 from tests.builders import build_arrays, build_config, train_vocabulary, write_hugging_face, write_t5x
 from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
 from tests.pipelines import CONFIG, write_model, write_vocabulary

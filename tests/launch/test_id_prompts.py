@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.outputs import DecodeJob, read_generations
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.serving import Generator
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
 from tests.sampling import sampled

@@ -9,7 +9,7 @@ import pytest
 
 import calm_beam as calm
 from calm_beam.launch.cli import main
-from calm_beam.manifest import EarlierPlan, read_external_manifest, read_manifest
+from calm_beam.manifest import EarlierPlan, read_manifest, read_setting_manifest
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.transforms import Calibrate, ReadGenerations, WriteManifest
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, write_csv
@@ -218,7 +218,7 @@ def _certify(losses: pathlib.Path, *flags: str) -> tuple[EarlierPlan, ...]:
     output = losses.parent / "certification"
     order = f"--order={','.join(ORDER)}"
     assert main(["certify", f"--losses={losses}", f"--output={output}", order, "--delta=0.1", *flags]) == 0
-    return read_external_manifest(output / "manifest.json").earlier_plans or ()
+    return read_setting_manifest(output / "manifest.json").earlier_plans or ()
 
 
 def test_certifications_are_counted(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

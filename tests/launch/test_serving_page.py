@@ -10,10 +10,10 @@ import pytest
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.measures import MEASURES
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ManifestError, write_manifest
 from calm_beam.outputs import read_answers
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model, write_vocabulary
 from tests.snippets import ROOT, blocks, own_commands

@@ -16,10 +16,10 @@ import pytest
 
 import calm_beam.launch.train.command
 from calm_beam.checkpoints import fingerprint, load_checkpoint
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.train import main
 from calm_beam.launch.train.flags import parse_train_flags, training_config
 from calm_beam.training.train import train
-from calm_beam.vocabularies.vocabulary import Vocabulary
 
 _SIZES = [
     *("--vocab_size=28", "--emb_dim=16", "--num_heads=2", "--head_dim=8", "--mlp_dim=16"),

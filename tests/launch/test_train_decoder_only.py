@@ -10,12 +10,12 @@ import pytest
 import calm_beam.launch.train.command
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
 from calm_beam.model.llama import LlamaConfig
 from calm_beam.serving import Generator
 from calm_beam.training.train import train
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.numpy_llama import NumpyLlama
 from tests.pipelines import write_rows

@@ -17,7 +17,7 @@ import safetensors.numpy
 from calm_beam.manifest import content_digest
 from tests.builders import build_arrays, train_vocabulary, write_t5x
 from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER as TOKENIZERS
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import FOLDER as TOKENIZERS
 from tests.pipelines import CONFIG, text_rows, write_rows
 
 from .place import CALIBRATE, edit_arrays, edit_json

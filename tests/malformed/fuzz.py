@@ -28,9 +28,9 @@ from calm_beam.inputs.losses.direction import settled_direction
 from calm_beam.inputs.losses.rows import RowReading
 from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
 from calm_beam.inputs.losses.tables import read_rows
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, read_generations, stored_shard
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.inputs.losses.builders import (
     ZSTANDARD,
     coin_rows,

@@ -11,8 +11,8 @@ import time
 import traceback
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.vocabularies.chat import rendered
 from calm_beam.manifest import ChatRecord
-from calm_beam.vocabularies.chat import rendered
 
 # On a machine where others compute, too; on an idle one, none takes ten.
 MOST_SECONDS = 60.0

@@ -16,11 +16,11 @@ from benchmarks.serving_parity import difference
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.measures import MeasureError
 from calm_beam.inputs.demo.embedded import CALIBRATION_SET, MODEL
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import ManifestError, read_manifest, write_manifest
 from calm_beam.outputs import Output
 from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered
 from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt, require_answer
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model
 from tests.transforms.served import PROMPTS, Collect, Served, by_example, collected, run

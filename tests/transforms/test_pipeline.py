@@ -26,11 +26,11 @@ from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.examples import DataError
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from calm_beam.manifest import Calibration, VocabularyRecord
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation, Output, read_generations
 from calm_beam.outputs.worker import load_model
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from tests.pipelines import (
     BATCH_SIZE,
     BROKEN_ID,

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 
 from calm_beam.errors import UsageError
-from calm_beam.manifest import EXTERNAL_DIRECTIONS
 from calm_beam.risk.setting_sums import LossesError
 
-HIGHER, LOWER = EXTERNAL_DIRECTIONS
+from . import HIGHER, LOWER
 
 
 def _names(text: str) -> frozenset[str]:
@@ -56,7 +55,7 @@ def known_direction(metric: str) -> str | None:
 
 
 def settled_direction(metric: str, *, said: Mapping[str, bool], asked: str | None) -> str:
-    """Returns which scores of a metric are better, one of `EXTERNAL_DIRECTIONS`.
+    """Returns which scores of a metric are better, one of `DIRECTIONS`.
 
     Args:
       metric: As the logs call it.

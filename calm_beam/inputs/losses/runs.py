@@ -12,7 +12,7 @@ from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import base_name, exists, is_file, joined, list_files
 from calm_beam.text import counted
 
-from .direction import LOWER
+from . import LOWER
 from .frameworks import FRAMEWORKS, ScoredExample, ScoreFormat, format_of, glob_of
 from .rows import LossRow
 from .shown import named, value_in_words
@@ -186,7 +186,7 @@ def losses_of_runs(
       candidates: Those of the others.
       loss: `signed` (baseline's score minus the candidate's, or where a lower score is better the candidate's minus the
         baseline's) or `relu` (what is positive of that).
-      direction: Which scores are better, one of `EXTERNAL_DIRECTIONS`.
+      direction: Which scores are better, one of `DIRECTIONS`.
 
     Raises:
       LossesError: If a candidate lacks an example, has another, a different one of the same id or one of another

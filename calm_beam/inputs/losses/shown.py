@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection
 
-from calm_beam.text import counted
+from calm_beam.text import counted, shortened
 
 _MOST = 5
 _LONGEST = 80
@@ -15,8 +15,7 @@ def value_in_words(value: object) -> str:
     >>> value_in_words("a" * 100)[-3:], value_in_words(0.5)
     ('aa…', '0.5')
     """
-    text = repr(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return shortened(repr(value), _LONGEST)
 
 
 def named(names: Collection[str], kind: str) -> str:

@@ -17,6 +17,7 @@ from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.files import digest_of_files
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.launch.evaluate.output import checked_output
 from calm_beam.launch.evaluate.sweeps import sweep_measures
 from calm_beam.launch.flags import UsageError, naming, refuse_decoding_flags
@@ -37,7 +38,6 @@ from calm_beam.report.figures import check_plots_available
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
 from calm_beam.transforms.splits import SplitSource
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
 
 from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric
 

@@ -14,10 +14,10 @@ from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, risk_rows
 from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
-from calm_beam.calibration.settings import SettingRow, entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.inputs.losses.rows import LossRow
-from calm_beam.manifest import ExternalManifest, ExternalPlan, PlannedTest, read_manifest
+from calm_beam.manifest import PlannedTest, SettingManifest, SettingPlan, read_manifest
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import EvidenceError
@@ -33,9 +33,9 @@ from tests.calm_beam.report.builders import GRID, random_generations, write_cali
 _SETTINGS = tuple(map(repr, GRID))
 
 
-def _manifest(sweep: LossTable, plan: ExternalPlan) -> ExternalManifest:
+def _manifest(sweep: LossTable, plan: SettingPlan) -> SettingManifest:
     rows = setting_rows(sweep, plan, costs=sweep.costs)
-    return external_manifest(
+    return setting_manifest(
         sweep, plan, entries=entries_of(plan, rows), costs=sweep.costs, patterns=["a.csv"], software={"calm-beam": "0"}
     )
 
@@ -142,7 +142,7 @@ def test_results_are_those_of_the_sums(procedure: str) -> None:
     ]
 
 
-def _grouped(**changes: Any) -> tuple[LossTable, ExternalPlan]:
+def _grouped(**changes: Any) -> tuple[LossTable, SettingPlan]:
     sweep = LossTable.of(coin_rows(600))
     tests = all_tests(
         groups=("a", "b", "c"), deltas=(0.1, 0.2), epsilons=(0.05,), joint=True, clustered=True, **changes
@@ -174,7 +174,7 @@ def test_the_manifest_says_what_was_found() -> None:
     assert (entry.setting, entry.cost) == ("4bit", 4)
     assert "All calibration entries hold together" in manifest.guarantee
     assert "drawing a cluster, which cluster names" in manifest.guarantee
-    assert ExternalManifest.from_dict(manifest.to_dict()) == manifest
+    assert SettingManifest.from_dict(manifest.to_dict()) == manifest
 
 
 def test_fractions_and_the_binomial_test() -> None:

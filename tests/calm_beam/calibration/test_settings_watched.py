@@ -17,18 +17,18 @@ from calm_beam.calibration.ledger import Ledger
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.sequential import WatchedSettings, watched, watched_settings
-from calm_beam.calibration.settings import external_manifest, setting_rows
+from calm_beam.calibration.settings import setting_manifest, setting_rows
 from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import (
-    ExternalManifest,
-    ExternalPlan,
-    ExternalSequentialPlan,
     Plan,
     SequentialPlan,
     SequentialRecord,
+    SettingManifest,
+    SettingPlan,
+    SettingSequentialPlan,
 )
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
@@ -44,20 +44,20 @@ def _declared(examples: Sequence[DeclaredExample]) -> DeclaredExamples:
     return DeclaredExamples.of(examples, salt="calm-beam/0", round_examples=_ROUND)
 
 
-def _plan(declared: DeclaredExamples, *, rule: dict[str, Any] | None = None, **tests: Any) -> ExternalPlan:
+def _plan(declared: DeclaredExamples, *, rule: dict[str, Any] | None = None, **tests: Any) -> SettingPlan:
     asked: dict[str, Any] = {"groups": (), "deltas": (0.05, 0.15), "epsilons": (0.05,), "watched": True, **tests}
     return plan_of_settings(
         all_tests(**asked),
         ORDER,
         group_key="group" if asked["groups"] else None,
         cluster_key="cluster" if declared.clusters else None,
-        sequential=ExternalSequentialPlan(
+        sequential=SettingSequentialPlan(
             ids=declared.fingerprint, examples=len(declared.ids), round_examples=_ROUND, **(rule or {})
         ),
     )
 
 
-def _watched(rows: Sequence[LossRow], declared: DeclaredExamples, plan: ExternalPlan, **how: Any) -> WatchedSettings:
+def _watched(rows: Sequence[LossRow], declared: DeclaredExamples, plan: SettingPlan, **how: Any) -> WatchedSettings:
     evaluated = EvaluatedLosses.of(rows, declared, settings=ORDER)
     return watched_settings(evaluated, plan, of_rounds=declared.rounds, **how)
 
@@ -67,12 +67,12 @@ def _plain(count: int) -> DeclaredExamples:
 
 
 def _manifest(
-    rows: Sequence[LossRow], declared: DeclaredExamples, plan: ExternalPlan
-) -> tuple[ExternalManifest, WatchedSettings]:
+    rows: Sequence[LossRow], declared: DeclaredExamples, plan: SettingPlan
+) -> tuple[SettingManifest, WatchedSettings]:
     evaluated = EvaluatedLosses.of(rows, declared, settings=ORDER)
     found = watched_settings(evaluated, plan, of_rounds=declared.rounds)
     assert found.ended_by is not None
-    manifest = external_manifest(
+    manifest = setting_manifest(
         LossTable.joined(evaluated.rounds[: found.rounds]),
         plan,
         entries=found.calibrations,
@@ -270,7 +270,7 @@ def test_groups_and_clusters() -> None:
     ]
     plan = _plan(declared, groups=("a", "b", "c", "z"), clustered=True, joint=True)
     manifest, found = _manifest(rows, declared, plan)
-    assert ExternalManifest.from_dict(manifest.to_dict()) == manifest
+    assert SettingManifest.from_dict(manifest.to_dict()) == manifest
     assert manifest.data.clusters == 77
     last = {entry.group: entry.looks[-1].n for entry in found.calibrations if entry.looks}
     assert last == {None: 77, "a": 75, "b": 75, "c": 75, "z": 2}

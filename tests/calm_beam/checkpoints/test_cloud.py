@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam import storage
 from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint, store_model, write_native
-from calm_beam.vocabularies.vocabulary import open_vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.pipelines import write_vocabulary
 

@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
 from calm_beam.errors import CalmBeamError
-from calm_beam.vocabularies.vocabulary import Vocabulary, open_vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from tests.builders import build_arrays, build_config, train_vocabulary, write_hugging_face, write_t5x
 
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=1, exit_classifier=2)

@@ -9,7 +9,7 @@ from calm_beam.decoding.prompts import encode_prompt, with_reference_texts
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.vocabularies.vocabulary import EOS_ID, Vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from tests.builders import train_vocabulary
 
 _TEXT = "the cat sat on the mat"

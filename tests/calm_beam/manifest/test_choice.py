@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam.manifest import ANY_ENTRY, EntryChoice, EntryWords, ManifestError
 from tests.calm_beam.manifest.builders import build_grouped_manifest, build_manifest
-from tests.calm_beam.manifest.test_external import build_external_manifest
+from tests.calm_beam.manifest.test_settings import build_setting_manifest
 
 
 def test_words_are_the_fields() -> None:
@@ -24,7 +24,7 @@ def test_a_choice_finds_what_its_words_find() -> None:
     assert manifest.calibration(choice) == manifest.calibration(group="fr", delta=0.1)
     assert manifest.calibration(choice, group="en").group == "en"
     assert manifest.calibration(ANY_ENTRY) == manifest.calibration()
-    settings = build_external_manifest()
+    settings = build_setting_manifest()
     assert settings.calibration(EntryChoice(group="math", tail=0.5)) == settings.calibrations[1]
 
 
@@ -52,6 +52,6 @@ def test_what_the_other_kind_has_is_refused() -> None:
         ManifestError,
         match=r"^metric is for manifests of kind thresholds, and this one is of kind settings\. Leave it out\.$",
     ):
-        build_external_manifest().calibration(metric="rouge_l")
+        build_setting_manifest().calibration(metric="rouge_l")
     with pytest.raises(TypeError, match="unexpected keyword argument 'deltas'"):
         build_manifest().calibration(deltas=0.1)  # type: ignore[call-arg]

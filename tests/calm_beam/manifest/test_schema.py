@@ -21,9 +21,9 @@ from calm_beam.manifest import (
     ChatRecord,
     EarlierPlan,
     EngineRecord,
-    ExternalManifest,
     Manifest,
     ManifestError,
+    SettingManifest,
     UnseenRecord,
     VocabularyRecord,
     content_digest,
@@ -324,7 +324,7 @@ _WRITTEN = written_by(2)
 def test_what_the_schema_refuses_the_reader_refuses(kind: str) -> None:
     """Of manifests of every kind that were damaged and sealed again, the reader takes none that the schema does not."""
     content, rng = _WRITTEN[kind], random.Random(kind)
-    record = ExternalManifest if content["kind"] == SETTINGS else Manifest
+    record = SettingManifest if content["kind"] == SETTINGS else Manifest
     assert _VALIDATOR.is_valid(content)
     places, refused = list(_places(content)), 0
     for _ in range(40):

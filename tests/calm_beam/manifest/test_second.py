@@ -8,9 +8,9 @@ import pytest
 
 from calm_beam.manifest import (
     SCHEMAS,
-    ExternalManifest,
     Manifest,
     ManifestError,
+    SettingManifest,
     content_digest,
     parse_manifest,
     read_any_manifest,
@@ -21,7 +21,7 @@ from tests.calm_beam.manifest.builders import written_by
 _FIRST, _SECOND = written_by(1), written_by(2)
 
 
-def _read(content: object, folder: pathlib.Path) -> Manifest | ExternalManifest:
+def _read(content: object, folder: pathlib.Path) -> Manifest | SettingManifest:
     path = folder / "manifest.json"
     path.write_text(json.dumps(content))
     return read_any_manifest(path)

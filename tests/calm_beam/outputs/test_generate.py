@@ -14,9 +14,9 @@ from calm_beam.decoding.prompts import Prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.inputs.examples import Example
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.outputs import Generation
 from calm_beam.outputs.generate import generate
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import train_vocabulary
 
 _BROKEN = 13

@@ -17,10 +17,10 @@ from calm_beam.calibration.scoring import score_generation
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.manifest import ModelRecord, Plan, PlannedTest, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, StoredShard, write_generations
-from calm_beam.vocabularies.vocabulary import EOS_ID
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
 NUM_LAYERS = 4

@@ -20,7 +20,7 @@ from tests.calm_beam.manifest.builders import (
     build_sequential_manifest,
     build_variants_manifest,
 )
-from tests.calm_beam.manifest.test_external import build_external_manifest
+from tests.calm_beam.manifest.test_settings import build_setting_manifest
 from tests.calm_beam.report.browser import EVIL, needs_browser
 
 _ELEMENTS = {
@@ -89,10 +89,10 @@ def _html(shown: Any) -> str:
         build_grouped_manifest(),
         build_sequential_manifest(),
         build_variants_manifest(),
-        build_external_manifest(),
+        build_setting_manifest(),
         _answer(),
     ],
-    ids=["manifest", "never", "groups", "sequential", "variants", "external", "answer"],
+    ids=["manifest", "never", "groups", "sequential", "variants", "settings", "answer"],
 )
 def test_nothing_but_known_elements(shown: Any) -> None:
     """Every element is closed and one of ours, and nothing runs or is fetched."""
@@ -124,9 +124,9 @@ def test_a_manifest_without_exits_says_so() -> None:
     assert seen.elements.count("circle") == 0
 
 
-def test_an_external_manifest_shows_its_setting() -> None:
+def test_a_manifest_of_settings_shows_its_setting() -> None:
     """The setting that was proved safe, with its cost, and every entry."""
-    seen = _Seen(_html(build_external_manifest()))
+    seen = _Seen(_html(build_setting_manifest()))
     assert "setting 6bit loses in expectation at most 0.1, at cost 6." in seen.text
     assert "8bit: risk" in seen.text
 
@@ -165,15 +165,15 @@ def _hostile() -> list[Any]:
     manifest = build_manifest(calibrations=(entry,))
     object.__setattr__(entry, "metric", EVIL)
     object.__setattr__(entry, "group", EVIL)
-    external = build_external_manifest()
-    first = external.calibrations[0]
+    of_settings = build_setting_manifest()
+    first = of_settings.calibrations[0]
     object.__setattr__(first, "setting", EVIL)
     object.__setattr__(first.path[0], "setting", EVIL)
-    object.__setattr__(external, "guarantee", EVIL)
-    return [manifest, external, _answer(text=EVIL)]
+    object.__setattr__(of_settings, "guarantee", EVIL)
+    return [manifest, of_settings, _answer(text=EVIL)]
 
 
-@pytest.mark.parametrize("index", range(3), ids=["manifest", "external", "answer"])
+@pytest.mark.parametrize("index", range(3), ids=["manifest", "settings", "answer"])
 def test_texts_of_others_are_only_read(index: int) -> None:
     """HTML in a metric, a group, a setting or an answer is shown as it is written, and makes no element."""
     seen = _Seen(_html(_hostile()[index]))
@@ -201,7 +201,7 @@ def test_a_manifest_shows_itself_without_a_model(tmp_path: pathlib.Path) -> None
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "manifest.json")], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("shown", [build_manifest(), build_external_manifest(), _answer()])
+@pytest.mark.parametrize("shown", [build_manifest(), build_setting_manifest(), _answer()])
 def test_without_reports_there_is_only_text(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In calm-beam-serving a notebook shows what print does; anything else that is missing is an error."""
     for name in ("calm_beam.report", "calm_beam.report.notebook"):

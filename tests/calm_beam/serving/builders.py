@@ -7,6 +7,7 @@ from typing import Any
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import (
     Calibration,
     DataRecord,
@@ -16,7 +17,6 @@ from calm_beam.manifest import (
     ModelRecord,
     PathEntry,
 )
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.calm_beam.manifest.builders import build_plan_record
 
 STEPS = 6

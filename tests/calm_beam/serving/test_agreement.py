@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import ManifestError, VocabularyRecord, content_digest
 from calm_beam.serving import Generator
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import build_checkpoint, build_config, train_vocabulary
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import CONFIG, write_vocabulary

@@ -21,9 +21,9 @@ from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, parse_example
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import EntryChoice, ManifestError, PlannedTest, write_manifest
 from calm_beam.serving import Answer, Generator, OutputError, PromptError
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import build_checkpoint
 from tests.calm_beam.manifest.builders import build_plan_record
 from tests.calm_beam.serving.builders import STEPS, build_entry, build_served_manifest

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.serving import GrowingText, token_texts
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from tests.builders import train_vocabulary
 from tests.pipelines import text_rows, write_vocabulary
 

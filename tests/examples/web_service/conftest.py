@@ -7,9 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator
-from calm_beam.vocabularies.vocabulary import Vocabulary
 from examples.web_service.app import build_app
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.examples.web_service.served import LIMITS

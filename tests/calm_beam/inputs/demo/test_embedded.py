@@ -9,7 +9,7 @@ import pytest
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.settings import descending_grid
 from calm_beam.inputs.demo import embedded
-from calm_beam.vocabularies.vocabulary import Vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from tools.demo_task.sentences import normalized
 from tools.demo_task.write_data import CALIBRATION, SEED, TRAINING, VALIDATION, write_data
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from calm_beam.inputs.vocabularies.chat import OWN_TEMPLATE, chat_of, rendered
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.manifest import ChatRecord
-from calm_beam.vocabularies.chat import OWN_TEMPLATE, chat_of, rendered
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError
 from tests.builders import train_vocabulary
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import FOLDER
 
 _FAMILIES = ("llama_3", "mistral", "qwen", "zephyr")
 

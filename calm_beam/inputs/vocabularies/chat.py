@@ -5,10 +5,10 @@ Templates do not see today's date: with it, prompts would be others tomorrow tha
 
 from calm_beam.errors import UsageError
 from calm_beam.extras import imported
-from calm_beam.manifest import ChatRecord
 
 from .chat_process import render
 from .model import VocabularyError
+from .record import ChatRecord
 from .tokenizer_files import read_text, read_tokenizer_files
 
 OWN_TEMPLATE = "model"

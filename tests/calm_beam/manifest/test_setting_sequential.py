@@ -11,27 +11,27 @@ import pytest
 
 from calm_beam.manifest import (
     EarlierEnd,
-    ExternalLook,
-    ExternalManifest,
-    ExternalSequentialPlan,
     ManifestError,
     SequentialRecord,
+    SettingLook,
+    SettingManifest,
+    SettingSequentialPlan,
     content_digest,
     manifest_text,
     rounds_in_words,
 )
 from calm_beam.manifest.schema import manifest_schema
-from tests.calm_beam.manifest.test_external import build_external_manifest
+from tests.calm_beam.manifest.test_settings import build_setting_manifest
 
 _SCHEMA = manifest_schema()
 
 
-def build_sequential_external_manifest() -> ExternalManifest:
+def build_sequential_setting_manifest() -> SettingManifest:
     """Returns a manifest that has stopped after three of five rounds, once 6 bits were proved for all and for maths."""
-    base = build_external_manifest()
+    base = build_setting_manifest()
     plan = dataclasses.replace(
         base.plan,
-        sequential=ExternalSequentialPlan(
+        sequential=SettingSequentialPlan(
             ids="sha256-sum:02", examples=500, round_examples=100, costs=(8.0, 6.0, 4.0), stop_at_setting="6bit"
         ),
     )
@@ -46,9 +46,9 @@ def build_sequential_external_manifest() -> ExternalManifest:
             for step, cost in zip(base.calibrations[0].path, (8.0, 6.0, 4.0), strict=True)
         ),
         looks=(
-            ExternalLook(n=100, setting=None, cost=None, risk=0.0, log_capital=-0.5),
-            ExternalLook(n=200, setting="8bit", cost=8.0, risk=0.02, log_capital=capital),
-            ExternalLook(n=300, setting="6bit", cost=6.0, risk=0.03125, log_capital=2.0),
+            SettingLook(n=100, setting=None, cost=None, risk=0.0, log_capital=-0.5),
+            SettingLook(n=200, setting="8bit", cost=8.0, risk=0.02, log_capital=capital),
+            SettingLook(n=300, setting="6bit", cost=6.0, risk=0.03125, log_capital=2.0),
         ),
     )
     steps = tuple(dataclasses.replace(step, n=100) for step in first.path)
@@ -58,9 +58,9 @@ def build_sequential_external_manifest() -> ExternalManifest:
         tail=0.5,
         path=steps,
         looks=(
-            ExternalLook(n=0, setting=None, cost=None, risk=0.0, log_capital=0.0),
-            ExternalLook(n=0, setting=None, cost=None, risk=0.0, log_capital=0.0),
-            ExternalLook(n=100, setting="6bit", cost=6.0, risk=0.03125, log_capital=capital),
+            SettingLook(n=0, setting=None, cost=None, risk=0.0, log_capital=0.0),
+            SettingLook(n=0, setting=None, cost=None, risk=0.0, log_capital=0.0),
+            SettingLook(n=100, setting="6bit", cost=6.0, risk=0.03125, log_capital=capital),
         ),
     )
     return dataclasses.replace(
@@ -74,7 +74,7 @@ def build_sequential_external_manifest() -> ExternalManifest:
 
 def test_it_survives_writing_and_reading() -> None:
     """Rounds, rule, looks and what it continues come back as they were, as the schema describes them."""
-    manifest = build_sequential_external_manifest()
+    manifest = build_sequential_setting_manifest()
     assert manifest.sequential is not None
     continued = dataclasses.replace(
         manifest,
@@ -84,7 +84,7 @@ def test_it_survives_writing_and_reading() -> None:
     )
     for each in (manifest, continued):
         content = json.loads(manifest_text(each))
-        assert ExternalManifest.from_dict(content) == each
+        assert SettingManifest.from_dict(content) == each
         jsonschema.validate(content, _SCHEMA)
     assert rounds_in_words(manifest) == (
         "The tests were looked at after every round of examples, and ended after round 3 of 5, with 300 of 500 "
@@ -97,11 +97,11 @@ def test_it_survives_writing_and_reading() -> None:
 
 def test_others_do_not_mention_it() -> None:
     """Manifests of all examples at once have neither rounds nor looks, so that their digests stay as they were."""
-    content: Any = build_external_manifest().to_dict()
+    content: Any = build_setting_manifest().to_dict()
     assert "sequential" not in content
     assert "sequential" not in content["plan"]
     assert "looks" not in content["calibrations"][0]
-    assert rounds_in_words(build_external_manifest()) == ""
+    assert rounds_in_words(build_setting_manifest()) == ""
 
 
 _LOOKS = ("calibrations", 0, "looks")
@@ -146,7 +146,7 @@ _RULE = ("plan", "sequential")
 )
 def test_what_is_at_odds_is_refused(path: tuple[str | int, ...], value: object, message: str) -> None:
     """Each message names the key, the value and what it is at odds with."""
-    content: Any = json.loads(manifest_text(build_sequential_external_manifest()))
+    content: Any = json.loads(manifest_text(build_sequential_setting_manifest()))
     place = content
     for key in path[:-1]:
         place = place[key]
@@ -157,12 +157,12 @@ def test_what_is_at_odds_is_refused(path: tuple[str | int, ...], value: object, 
     content["plan"]["digest"] = content_digest(content["plan"])
     content["digest"] = content_digest(content)
     with pytest.raises(ManifestError, match=re.escape(message)):
-        ExternalManifest.from_dict(content)
+        SettingManifest.from_dict(content)
 
 
 def test_it_ends_as_soon_as_its_rule_says() -> None:
     """Looks at which the rule had said stop already were not followed by others, unless another rule went on."""
-    manifest = build_sequential_external_manifest()
+    manifest = build_sequential_setting_manifest()
     early = tuple(
         dataclasses.replace(
             entry,
@@ -183,7 +183,7 @@ def test_it_ends_as_soon_as_its_rule_says() -> None:
 
 def test_a_rule_about_costs_needs_them() -> None:
     """Looks without a cost cannot have stopped by one."""
-    manifest = build_sequential_external_manifest()
+    manifest = build_sequential_setting_manifest()
     assert manifest.plan.sequential is not None
     rule = dataclasses.replace(manifest.plan.sequential, costs=None, stop_at_cost=1.0)
     bare = tuple(

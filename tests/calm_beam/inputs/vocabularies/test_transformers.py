@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from calm_beam.vocabularies.vocabulary import open_vocabulary
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER, ODD_TEXTS, TEXTS
+from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import FOLDER, ODD_TEXTS, TEXTS
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ _MOST_ERROR = 64 << 10
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from calm_beam.vocabularies.chat_renderer import main; main()"
+    "from calm_beam.inputs.vocabularies.chat_renderer import main; main()"
 )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from calm_beam.vocabularies.sentinels import SentinelsError, extra_ids_beside, write_extra_ids
-from calm_beam.vocabularies.vocabulary import VocabularyError, open_vocabulary
+from calm_beam.inputs.vocabularies.sentinels import SentinelsError, extra_ids_beside, write_extra_ids
+from calm_beam.inputs.vocabularies.vocabulary import VocabularyError, open_vocabulary
 from tests.builders import train_vocabulary
 
 _NAMES = [f"<extra_id_{index}>" for index in range(3)]

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from calm_beam.vocabularies.vocabulary import Vocabulary, VocabularyError, open_vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_vocabulary
 from tests.builders import train_vocabulary
-from tests.calm_beam.vocabularies.make_beside_goldens import AROUND, EXPECTED, FOLDER, TEXTS, around, cases, write
+from tests.calm_beam.inputs.vocabularies.make_beside_goldens import (
+    AROUND,
+    EXPECTED,
+    FOLDER,
+    TEXTS,
+    around,
+    cases,
+    write,
+)
 
 _CASES = {case["name"]: case for case in cases()}
 _IDS = json.loads(EXPECTED.read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 Texts and templates are our own. Needs transformers, which the project itself never does; made with version 5.23 and
 tokenizers 0.23:
 
-    python -m tests.calm_beam.vocabularies.make_tokenizer_goldens
+    python -m tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens
 """
 
 import json

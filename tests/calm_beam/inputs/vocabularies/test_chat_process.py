@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from calm_beam.inputs.vocabularies import chat_process
+from calm_beam.inputs.vocabularies.chat import rendered
+from calm_beam.inputs.vocabularies.vocabulary import VocabularyError
 from calm_beam.manifest import ChatRecord
-from calm_beam.vocabularies import chat_process
-from calm_beam.vocabularies.chat import rendered
-from calm_beam.vocabularies.vocabulary import VocabularyError
 
 _ECHO = "{{ messages[-1].content }}"
 _TOO_LONG = "makes more than 1048592 characters"
@@ -125,8 +125,8 @@ def test_it_holds_little_memory() -> None:
     """What a template may take is limited in the process that renders, not in the one that asks."""
     # In a process that has no other children, of which one may have held more.
     code = (
-        "import resource; from calm_beam.vocabularies.vocabulary import VocabularyError\n"
-        "from calm_beam.manifest import ChatRecord; from calm_beam.vocabularies import chat, chat_process\n"
+        "import resource; from calm_beam.inputs.vocabularies.vocabulary import VocabularyError\n"
+        "from calm_beam.manifest import ChatRecord; from calm_beam.inputs.vocabularies import chat, chat_process\n"
         "template = \"{{ ('a' * 300000000) | length }}{{ 'a' * 1000000000 }}\"\n"
         "try: chat.rendered(ChatRecord(template=template, tokens={}), 'a')\n"
         "except VocabularyError: pass\n"
@@ -141,7 +141,7 @@ def test_it_ends_with_the_process_that_asked(tmp_path: pathlib.Path) -> None:
     """Nothing is left running, however the process that asked has ended."""
     code = (
         "import os, sys; from calm_beam.manifest import ChatRecord;"
-        "from calm_beam.vocabularies import chat, chat_process;"
+        "from calm_beam.inputs.vocabularies import chat, chat_process;"
         "chat.rendered(ChatRecord(template='x', tokens={}), 'x');"
         "print(chat_process._RENDERER._process.pid, flush=True);"
         "sys.argv[1] == 'exit' or os.kill(os.getpid(), 9)"

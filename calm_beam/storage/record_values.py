@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Protocol
 
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import ManifestError
+from calm_beam.text import shortened
 
 _LONGEST_SHOWN = 100
 _LARGEST_COUNT = 2**31 - 1
-
-
-class ManifestError(CalmBeamError, ValueError):
-    """A manifest that cannot be trusted, or does not hold what was asked of it."""
 
 
 def shown(value: object) -> str:
@@ -26,7 +23,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except RecursionError:
         text = f"a deeply nested {type(value).__name__}"
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+    return shortened(text, _LONGEST_SHOWN)
 
 
 def in_words(value: object) -> str:
@@ -63,6 +60,7 @@ class Number:
     below: bool = False
 
     def __call__(self, key: str, value: object, /) -> None:
+        """Refuses what is no such number."""
         top = sys.float_info.max if self.high is None else self.high
         # NaN fails every comparison, so it needs no case of its own.
         fits = isinstance(value, int | float) and self.low <= value <= top
@@ -88,6 +86,7 @@ class AtLeast:
     low: int
 
     def __call__(self, key: str, value: object, /) -> None:
+        """Refuses what is no such integer."""
         if not (isinstance(value, int) and not isinstance(value, bool) and value >= self.low):
             raise ManifestError(f"{key} must be an integer of at least {self.low}, got {shown(value)}")
         if value > _LARGEST_COUNT:
@@ -103,6 +102,7 @@ class Truth:
     """True or false."""
 
     def __call__(self, key: str, value: object, /) -> None:
+        """Refuses what is neither."""
         if not isinstance(value, bool):
             raise ManifestError(f"{key} must be true or false, got {shown(value)}")
 
@@ -119,6 +119,7 @@ class String:
     form: str | None = None
 
     def __call__(self, key: str, value: object, /) -> None:
+        """Refuses what is no such string."""
         if not isinstance(value, str) or not (value or self.empty_allowed):
             raise ManifestError(
                 f"{key} must be a {'' if self.empty_allowed else 'non-empty '}string, got {shown(value)}"
@@ -145,6 +146,7 @@ class OneOf:
     choices: Sequence[str]
 
     def __call__(self, key: str, value: object, /) -> None:
+        """Refuses any other value."""
         if not isinstance(value, str) or value not in self.choices:
             raise ManifestError(f"{key} must be one of {', '.join(self.choices)}, got {shown(value)}")
 
@@ -160,6 +162,7 @@ class UtcMoment:
     _FORM = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z"
 
     def __call__(self, key: str, value: object, /) -> None:
+        """Refuses what is no such time."""
         if isinstance(value, str) and re.fullmatch(self._FORM, value):
             try:
                 datetime.fromisoformat(value)
@@ -191,6 +194,7 @@ class Items:
     unique: bool = False
 
     def __call__(self, key: str, value: Sequence[Any], /) -> None:
+        """Refuses a list that is not so."""
         fits = self.low <= len(value) and (self.high is None or len(value) <= self.high)
         if not fits or (self.unique and len(set(value)) != len(value)):
             raise ManifestError(f"{key} must {self.must}, got {in_words(value)}")

@@ -9,25 +9,25 @@ from typing import Any
 import jsonschema
 import pytest
 
+from calm_beam.inputs.losses import DIRECTIONS
 from calm_beam.manifest import (
-    EXTERNAL_DIRECTIONS,
     SETTINGS,
-    ExternalCalibration,
-    ExternalDataRecord,
-    ExternalGroup,
-    ExternalManifest,
-    ExternalPlan,
-    ExternalStep,
-    ExternalTest,
     ManifestError,
+    SettingCalibration,
+    SettingDataRecord,
+    SettingGroup,
+    SettingManifest,
+    SettingPlan,
     SettingRecord,
+    SettingStep,
+    SettingTest,
     content_digest,
     guarantee_in_words,
     manifest_text,
     parse_manifest,
     read_any_manifest,
-    read_external_manifest,
     read_manifest,
+    read_setting_manifest,
     write_manifest,
 )
 from calm_beam.manifest.schema import manifest_schema
@@ -36,7 +36,7 @@ from tests.calm_beam.manifest.builders import build_manifest
 _SCHEMA = manifest_schema()
 
 
-def build_external_manifest(**changes: Any) -> ExternalManifest:
+def build_setting_manifest(**changes: Any) -> SettingManifest:
     """Returns a manifest that accepts 8 bits and 6 bits and stops at 4, and one of a group, with fields changed."""
     costs = {"8bit": 8.0, "6bit": 6, "4bit": None}
     asked: dict[str, Any] = {
@@ -46,10 +46,10 @@ def build_external_manifest(**changes: Any) -> ExternalManifest:
         "p_value": "hoeffding_bentkus",
         "procedure": "fixed_sequence",
     }
-    tests = (ExternalTest(group=None, tail=None, **asked), ExternalTest(group="math", tail=0.5, **asked))
+    tests = (SettingTest(group=None, tail=None, **asked), SettingTest(group="math", tail=0.5, **asked))
 
-    def step(setting: str, n: int, p_value: float) -> ExternalStep:
-        return ExternalStep(
+    def step(setting: str, n: int, p_value: float) -> SettingStep:
+        return SettingStep(
             setting=setting, n=n, risk=0.03125, p_value=p_value, rejected=p_value <= 0.05, cost=costs[setting]
         )
 
@@ -58,17 +58,17 @@ def build_external_manifest(**changes: Any) -> ExternalManifest:
         "settings": tuple(
             SettingRecord(name=name, cost=cost, fingerprint="sha256-sum:00") for name, cost in costs.items()
         ),
-        "data": ExternalDataRecord(
+        "data": SettingDataRecord(
             patterns=("a.csv",),
             examples=300,
             clusters=None,
             groups=(
-                ExternalGroup(name="chat", examples=200, clusters=None),
-                ExternalGroup(name="math", examples=100, clusters=None),
+                SettingGroup(name="chat", examples=200, clusters=None),
+                SettingGroup(name="math", examples=100, clusters=None),
             ),
             fingerprint="sha256-sum:01",
         ),
-        "plan": ExternalPlan(
+        "plan": SettingPlan(
             order=tuple(costs),
             tests=tests,
             joint_epsilon=0.1,
@@ -80,11 +80,11 @@ def build_external_manifest(**changes: Any) -> ExternalManifest:
             metric=None,
         ),
         "calibrations": (
-            ExternalCalibration(
+            SettingCalibration(
                 **{**tests[0].to_dict(), "setting": "6bit", "cost": 6, "risk": 0.03125},  # type: ignore[arg-type]
                 path=(step("8bit", 300, 0.001), step("6bit", 300, 0.05), step("4bit", 300, 0.06)),
             ),
-            ExternalCalibration(
+            SettingCalibration(
                 **{**tests[1].to_dict(), "setting": None, "cost": None, "risk": None},  # type: ignore[arg-type]
                 path=(step("8bit", 100, 0.5),),
             ),
@@ -92,12 +92,12 @@ def build_external_manifest(**changes: Any) -> ExternalManifest:
         "guarantee": guarantee_in_words(kind=SETTINGS, joint_epsilon=0.1),
         "software": {"calm-beam": "0.1.0"},
     }
-    return ExternalManifest(**{**values, **changes})
+    return SettingManifest(**{**values, **changes})
 
 
 def _changed(path: tuple[str | int, ...], value: object, *, seals_plan: bool = True) -> dict[str, Any]:
     """Returns the manifest as JSON with one value changed and sealed again."""
-    content: dict[str, Any] = copy.deepcopy(json.loads(manifest_text(build_external_manifest())))
+    content: dict[str, Any] = copy.deepcopy(json.loads(manifest_text(build_setting_manifest())))
     place: Any = content
     for key in path[:-1]:
         place = place[key]
@@ -109,10 +109,10 @@ def _changed(path: tuple[str | int, ...], value: object, *, seals_plan: bool = T
 
 def test_round_trip(tmp_path: pathlib.Path) -> None:
     """What is written is read back the same, and is what the schema describes."""
-    manifest = build_external_manifest()
+    manifest = build_setting_manifest()
     path = tmp_path / "manifest.json"
     write_manifest(manifest, path)
-    assert read_external_manifest(path) == read_any_manifest(path) == manifest
+    assert read_setting_manifest(path) == read_any_manifest(path) == manifest
     content = json.loads(path.read_text())
     assert list(content)[:2] == ["schema", "kind"]
     assert content["digest"] == manifest.digest
@@ -123,7 +123,7 @@ def test_round_trip(tmp_path: pathlib.Path) -> None:
 def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
     """The reader of manifests that are served refuses it in words, and so does this one those."""
     path = tmp_path / "manifest.json"
-    write_manifest(build_external_manifest(), path)
+    write_manifest(build_setting_manifest(), path)
     said = "is of kind settings: it proves a setting of a sweep that was made elsewhere, and names no model"
     with pytest.raises(ManifestError, match=rf"manifest .*manifest\.json: {said}"):
         read_manifest(path)
@@ -133,7 +133,7 @@ def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
     write_manifest(build_manifest(), other)
     assert read_any_manifest(other) == build_manifest()
     with pytest.raises(ManifestError, match="is one of calibrate, and not of kind settings"):
-        read_external_manifest(other)
+        read_setting_manifest(other)
     with pytest.raises(ManifestError, match="another one was published there first"):
         write_manifest(build_manifest(), path)
 
@@ -148,11 +148,11 @@ def test_an_unknown_kind_is_refused() -> None:
 def test_changes_by_hand(tmp_path: pathlib.Path) -> None:
     """A number that was changed breaks the digest, and a plan that was changed its own."""
     path = tmp_path / "manifest.json"
-    path.write_text(manifest_text(build_external_manifest()).replace('"risk": 0.03125', '"risk": 0.02', 1))
+    path.write_text(manifest_text(build_setting_manifest()).replace('"risk": 0.03125', '"risk": 0.02', 1))
     with pytest.raises(ManifestError, match=r"manifest\.json: digest is .*, but that of the content is"):
         read_any_manifest(path)
     with pytest.raises(ManifestError, match=r"plan\.digest is .*, but that of the plan is"):
-        ExternalManifest.from_dict(_changed(("plan", "salt"), "calm-beam/1", seals_plan=False))
+        SettingManifest.from_dict(_changed(("plan", "salt"), "calm-beam/1", seals_plan=False))
 
 
 _FIRST = ("calibrations", 0)
@@ -198,20 +198,20 @@ _FIRST = ("calibrations", 0)
 def test_what_contradicts_itself(path: tuple[str | int, ...], value: object, message: str) -> None:
     """Values that are not as the form says, or at odds with others, are refused with their place."""
     with pytest.raises(ManifestError, match=message):
-        ExternalManifest.from_dict(_changed(path, value))
+        SettingManifest.from_dict(_changed(path, value))
 
 
 def test_tests_follow_the_planned_order() -> None:
     """A path that leaves the planned order is refused, though its decisions follow from its p-values."""
-    entry = build_external_manifest().calibrations[0]
+    entry = build_setting_manifest().calibrations[0]
     swapped = dataclasses.replace(entry, path=(entry.path[1], entry.path[0], entry.path[2]), setting="8bit", cost=8.0)
     with pytest.raises(ManifestError, match=r"path must test settings in the planned order, which begins \[\"8bit\""):
-        build_external_manifest(calibrations=(swapped, build_external_manifest().calibrations[1]))
+        build_setting_manifest(calibrations=(swapped, build_setting_manifest().calibrations[1]))
 
 
 def test_entries_by_their_values() -> None:
     """An entry is found by group, tail, delta and epsilon; what matches none or several is told."""
-    manifest = build_external_manifest()
+    manifest = build_setting_manifest()
     assert manifest.calibration() == manifest.calibrations[0]
     assert manifest.calibration(group="math", tail=0.5) == manifest.calibrations[1]
     with pytest.raises(
@@ -230,12 +230,12 @@ def test_the_guarantee_says_whom_an_entry_is_about() -> None:
 
 def test_which_scores_are_better() -> None:
     """The direction belongs to a metric, is one of two, and changes the plan's digest; early manifests have none."""
-    plan = build_external_manifest().plan
+    plan = build_setting_manifest().plan
     assert "direction" not in plan.to_dict()
-    plans = [dataclasses.replace(plan, metric="acc", direction=direction) for direction in (None, *EXTERNAL_DIRECTIONS)]
+    plans = [dataclasses.replace(plan, metric="acc", direction=direction) for direction in (None, *DIRECTIONS)]
     assert len({each.digest for each in plans}) == 3
     for each in plans:
-        assert ExternalPlan.from_dict(each.to_dict()) == each
+        assert SettingPlan.from_dict(each.to_dict()) == each
     with pytest.raises(ManifestError, match="direction must be one of higher, lower"):
         dataclasses.replace(plan, metric="acc", direction="up")
     with pytest.raises(ManifestError, match="direction must be null without metric"):

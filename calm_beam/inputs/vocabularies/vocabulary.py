@@ -3,17 +3,17 @@
 import os
 from collections.abc import Sequence
 
-from calm_beam.manifest import ChatRecord, VocabularyRecord
+from calm_beam.inputs.vocabularies.chat import rendered
+from calm_beam.inputs.vocabularies.model import VocabularyError as VocabularyError
+from calm_beam.inputs.vocabularies.model import VocabularyModel
+from calm_beam.inputs.vocabularies.record import ChatRecord, VocabularyRecord
+from calm_beam.inputs.vocabularies.sentence_piece import EOS_ID as EOS_ID
+from calm_beam.inputs.vocabularies.sentence_piece import PAD_ID as PAD_ID
+from calm_beam.inputs.vocabularies.sentence_piece import UNK_ID as UNK_ID
+from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel
+from calm_beam.inputs.vocabularies.sentinels import SentinelsError, extra_ids_beside
+from calm_beam.inputs.vocabularies.tokenizer_files import read_tokenizer_files
 from calm_beam.storage import base_name, open_input
-from calm_beam.vocabularies.chat import rendered
-from calm_beam.vocabularies.model import VocabularyError as VocabularyError
-from calm_beam.vocabularies.model import VocabularyModel
-from calm_beam.vocabularies.sentence_piece import EOS_ID as EOS_ID
-from calm_beam.vocabularies.sentence_piece import PAD_ID as PAD_ID
-from calm_beam.vocabularies.sentence_piece import UNK_ID as UNK_ID
-from calm_beam.vocabularies.sentence_piece import SentencePieceModel
-from calm_beam.vocabularies.sentinels import SentinelsError, extra_ids_beside
-from calm_beam.vocabularies.tokenizer_files import read_tokenizer_files
 
 # The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.
 _MOST_BYTES = 256 << 20
@@ -203,7 +203,7 @@ def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> Vocab
             "extra_ids out."
         )
     # Here, since it needs a package that the plain installation does not bring.
-    from calm_beam.vocabularies.tokenizer_json import TokenizerModel
+    from calm_beam.inputs.vocabularies.tokenizer_json import TokenizerModel
 
     return TokenizerModel(path, content)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from calm_beam.extras import MissingExtraError
-from calm_beam.vocabularies.vocabulary import (
+from calm_beam.inputs.vocabularies.vocabulary import (
     Vocabulary,
     VocabularyError,
     missing_sentinels,
     open_vocabulary,
     reference_text,
 )
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER, ODD_TEXTS, TEXTS
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import FOLDER, ODD_TEXTS, TEXTS
 
 _FAMILIES = ("llama_3", "mistral", "qwen", "zephyr")
 

@@ -8,14 +8,14 @@ import pytest
 
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, publish
-from calm_beam.calibration.settings import entries_of, external_manifest, setting_rows
+from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
-from calm_beam.manifest import read_external_manifest
-from calm_beam.report import ReportError, build_external_page
+from calm_beam.manifest import read_setting_manifest
+from calm_beam.report import ReportError, build_setting_page
 from calm_beam.report.document import source_hash
-from calm_beam.report.external import promise_html
+from calm_beam.report.settings import promise_html
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser
@@ -29,7 +29,7 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
     tests = all_tests(groups=groups, deltas=(delta,), epsilons=(0.04,), tails=(0.5,), joint=True)
     plan = plan_of_settings(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
     found = setting_rows(sweep, plan, costs=sweep.costs)
-    manifest = external_manifest(
+    manifest = setting_manifest(
         sweep,
         plan,
         entries=entries_of(plan, found),
@@ -49,7 +49,7 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
 
 def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     """Promise, entries, numbers and order stand in it; where it was made does not; only our own script may run."""
-    page = build_external_page(_write(tmp_path / "out", coin_rows(600)))
+    page = build_setting_page(_write(tmp_path / "out", coin_rows(600)))
     text = re.sub(r"<[^>]+>", "", page)
     promise = "at least 99.5\u00a0% over the draw of the 600 examples, setting 4bit loses in expectation at most 0.2"
     assert promise in text
@@ -68,21 +68,21 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
 def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:
     """The promise of a group says of which examples it is, whether it found a setting or not."""
     _write(tmp_path / "out", coin_rows(600))
-    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
     whole, of_group, *_ = (re.sub(r"<[^>]+>", "", promise_html(entry, manifest)) for entry in manifest.calibrations)
     assert whole.startswith("With probability at least 99.5\u00a0% over the draw of the 600 examples, setting")
     assert of_group.startswith(
         "For examples of group a, with probability at least 99.5\u00a0% over the draw of the 200 examples of the group"
     )
     _write(tmp_path / "none", coin_rows(60), delta=0.001)
-    manifest = read_external_manifest(tmp_path / "none" / "manifest.json")
+    manifest = read_setting_manifest(tmp_path / "none" / "manifest.json")
     none = re.sub(r"<[^>]+>", "", promise_html(manifest.calibrations[1], manifest))
     assert none.startswith("For examples of group a, no setting was proved safe: from 20 examples of the group, none ")
 
 
 def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:
     """Then the page says so, and what could not be shown."""
-    page = build_external_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))
+    page = build_setting_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))
     assert "<strong><bdi>No setting</bdi></strong> was proved safe: from 60 examples, none could be shown" in page
 
 
@@ -106,10 +106,10 @@ def test_another_table_is_refused(tmp_path: pathlib.Path) -> None:
     other = pathlib.Path(_write(tmp_path / "other", coin_rows(300, seed=1)))
     (one / "risk_table.csv").write_bytes((other / "risk_table.csv").read_bytes())
     with pytest.raises(ReportError, match="is not the risk table of the manifest beside it"):
-        build_external_page(str(one))
+        build_setting_page(str(one))
     (one / "risk_table.csv").write_text((other / "risk_table.csv").read_text().replace("true", "maybe"))
     with pytest.raises(ReportError, match="is not a row of a risk table"):
-        build_external_page(str(one))
+        build_setting_page(str(one))
 
 
 def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
     """Neither with groups and tails, nor round by round."""
     path = tmp_path / "page.html"
-    path.write_text(build_external_page(_write(tmp_path / "out", coin_rows(600))), encoding="utf-8")
+    path.write_text(build_setting_page(_write(tmp_path / "out", coin_rows(600))), encoding="utf-8")
     (tmp_path / "ids.txt").write_text("".join(f"e{index}\n" for index in range(300)))
     losses = "".join(f"e{index},a,0\ne{index},b,{int(index % 9 == 0)}\n" for index in range(300))
     (tmp_path / "losses.csv").write_text(f"id,setting,loss\n{losses}")
@@ -151,7 +151,7 @@ def test_names_of_others(tmp_path: pathlib.Path, form: dict[str, object]) -> Non
         for place, name in enumerate(names)
     ]
     path = tmp_path / "page.html"
-    path.write_text(build_external_page(_write(tmp_path / "out", rows, order=names)), encoding="utf-8")
+    path.write_text(build_setting_page(_write(tmp_path / "out", rows, order=names)), encoding="utf-8")
     with started_browser() as browser, opened(browser, path, **form) as seen:
         assert "broken out" not in seen.page.title()
         width = seen.page.evaluate("document.documentElement.scrollWidth")

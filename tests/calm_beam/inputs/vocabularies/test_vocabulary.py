@@ -6,7 +6,7 @@ import pathlib
 import pytest
 import sentencepiece
 
-from calm_beam.vocabularies.vocabulary import EOS_ID, PAD_ID, UNK_ID, Vocabulary, VocabularyError
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, PAD_ID, UNK_ID, Vocabulary, VocabularyError
 from tests.builders import train_vocabulary
 
 _TEXTS = ("the cat sat on the mat", "  two  spaces ", "", "Ünknown §", "a", "fieldfieldfield")

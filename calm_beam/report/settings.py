@@ -7,11 +7,12 @@ from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.calibration.settings import SettingRow
 from calm_beam.manifest import (
     MANIFEST,
-    ExternalCalibration,
-    ExternalManifest,
+    SettingCalibration,
+    SettingManifest,
+    SettingStep,
     clusters_in_words,
     plans_in_words,
-    read_external_manifest,
+    read_setting_manifest,
     rounds_in_words,
 )
 from calm_beam.storage import joined
@@ -33,7 +34,7 @@ _CONDITION = (
 )
 
 
-def build_external_page(directory: str) -> str:
+def build_setting_page(directory: str) -> str:
     """Returns the page of a certification, of at most `LARGEST_PAGE` bytes.
 
     Args:
@@ -44,7 +45,7 @@ def build_external_page(directory: str) -> str:
       ReportError: If the risk table is not that of the manifest, or the page would be larger.
       OSError: If a file is missing or cannot be read.
     """
-    manifest = read_external_manifest(joined(directory, MANIFEST))
+    manifest = read_setting_manifest(joined(directory, MANIFEST))
     tests = _tests(joined(directory, RISK_TABLE), manifest)
     first, *others = (_panel(entry, rows) for entry, rows in zip(manifest.calibrations, tests, strict=True))
     entry = manifest.calibrations[0]
@@ -53,7 +54,7 @@ def build_external_page(directory: str) -> str:
         title=_of_what(manifest),
         made=manifest.created,
         promise=promise_html(entry, manifest),
-        cautions=external_cautions(manifest),
+        cautions=setting_cautions(manifest),
         condition=_CONDITION,
         risks="Risk of every setting",
         lead=_lead(entry, manifest),
@@ -71,7 +72,7 @@ def build_external_page(directory: str) -> str:
     ).text()
 
 
-def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]]:
+def _tests(path: str, manifest: SettingManifest) -> list[tuple[SettingRow, ...]]:
     """Returns for each entry the lines of the risk table, which have to be those of the manifest."""
     try:
         rows = read_risk_table(path, SettingRow)
@@ -80,7 +81,7 @@ def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]
     size = len(manifest.plan.order)
     tests = [rows[start : start + size] for start in range(0, len(rows), size)]
     is_of_manifest = len(rows) == size * len(manifest.calibrations) and all(
-        tuple(row.step() for row in of_test if row.tested) == entry.path
+        tuple(SettingStep.of(row) for row in of_test if row.tested) == entry.path
         and all((row.group, row.delta, row.tail) == (entry.group or "", entry.delta, entry.tail) for row in of_test)
         for of_test, entry in zip(tests, manifest.calibrations, strict=True)
     )
@@ -92,7 +93,7 @@ def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]
     return tests
 
 
-def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     """Returns a promise with all its numbers, in a sentence."""
     units = _units(entry, manifest)
     # The parts before the words of either sentence, where it is about a group.
@@ -113,24 +114,24 @@ def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     return sentence(*begin, sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
 
 
-def external_cautions(manifest: ExternalManifest) -> tuple[str, ...]:
+def setting_cautions(manifest: SettingManifest) -> tuple[str, ...]:
     """Returns what a reader has to know before the promises."""
     found = (plans_in_words(manifest.earlier_plans, of="losses"), clusters_in_words(manifest))
     return tuple(text for text in found if text)
 
 
-def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+def _units(entry: SettingCalibration, manifest: SettingManifest) -> str:
     n = manifest.data.units_of(entry.group) or 0
     group = "" if entry.group is None else " of the group"
     return f"{counted(n, 'example' if manifest.data.clusters is None else 'cluster')}{group}"
 
 
-def _of_what(manifest: ExternalManifest) -> str:
+def _of_what(manifest: SettingManifest) -> str:
     plan = manifest.plan
     return plan.task or plan.metric or short_place(manifest.data.patterns[0] if manifest.data.patterns else "a sweep")
 
 
-def _lead(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
     kind = "Mean loss" if entry.tail is None else f"Share of examples that lose more than {entry.tail:g}"
     first, last = entry.path[0], entry.path[-1]
     went = f"{entry.procedure} went from {isolated(first.setting)} to {isolated(last.setting)}"
@@ -139,7 +140,7 @@ def _lead(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
 
 
-def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> Section | None:
+def _proof(entry: SettingCalibration, manifest: SettingManifest) -> Section | None:
     """Returns the section about rounds; None where all examples were looked at once."""
     if entry.looks is None:
         return None
@@ -172,7 +173,7 @@ def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> Section | 
     )
 
 
-def _together(manifest: ExternalManifest) -> str:
+def _together(manifest: SettingManifest) -> str:
     entries = len(manifest.calibrations)
     joint = manifest.plan.joint_epsilon
     if entries == 1:
@@ -191,21 +192,21 @@ def _together(manifest: ExternalManifest) -> str:
     )
 
 
-def _panel(entry: ExternalCalibration, rows: Sequence[SettingRow]) -> Panel:
+def _panel(entry: SettingCalibration, rows: Sequence[SettingRow]) -> Panel:
     found = "none is safe" if entry.setting is None else isolated(entry.setting)
     return Panel(found=found, about=_about(entry), tested=rows, chosen=entry.setting)
 
 
-def _about(entry: ExternalCalibration) -> str:
+def _about(entry: SettingCalibration) -> str:
     return f"{_group(entry)}, δ = {entry.delta:g}, ε = {entry.epsilon:.4g}"
 
 
-def _group(entry: ExternalCalibration) -> str:
+def _group(entry: SettingCalibration) -> str:
     group = "all examples" if entry.group is None else isolated(entry.group)
     return group if entry.tail is None else f"{group}, share that loses more than {entry.tail:g}"
 
 
-def _entries(manifest: ExternalManifest) -> str:
+def _entries(manifest: SettingManifest) -> str:
     names = ("promise", "setting", "cost", "risk", "δ", "ε", "p-value", "ended at")
     rows = []
     for entry in manifest.calibrations:
@@ -246,7 +247,7 @@ def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
     return table(names, rows, label="Table of all numbers")
 
 
-def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
+def _facts(manifest: SettingManifest) -> list[tuple[str, str]]:
     data, plan = manifest.data, manifest.plan
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     facts = [

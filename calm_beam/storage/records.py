@@ -1,8 +1,8 @@
 """How the parts of a manifest go to plain JSON values and come back.
 
 The type of a field says how its value is read, written, checked, and described to others (`schema`): a record;
-`tuple[X, ...]`, which is a list in JSON; `Mapping[X, Y]`, an object; `X | None`; and one of the types of `_values`,
-which say what a number or a text must be.
+`tuple[X, ...]`, which is a list in JSON; `Mapping[X, Y]`, an object; `X | None`; and one of the types of
+`record_values`, which say what a number or a text must be.
 """
 
 import functools
@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from calm_beam.errors import ManifestError
 from calm_beam.storage.digest import content_digest
 
-from ._values import Check, ManifestError, Truth, shown
+from .record_values import Check, Truth, shown
 
 
 class Record:
@@ -238,16 +239,20 @@ class OrNone(_Wrapped):
     """Values of a kind, or None."""
 
     def read(self, value: object, at: str, /) -> object:
+        """Returns None of null, and of anything else what the kind does."""
         return None if value is None else self.kind.read(value, at)
 
     def write(self, value: Any, /) -> object:
+        """Returns null of None, and of anything else what the kind does."""
         return None if value is None else self.kind.write(value)
 
     def check(self, key: str, value: Any, /) -> None:
+        """Refuses what the kind refuses, but for None."""
         if value is not None:
             self.kind.check(key, value)
 
     def schema(self) -> dict[str, Any]:
+        """Returns what the kind says, or null."""
         return {"anyOf": [self.kind.schema(), {"type": "null"}]}
 
 
@@ -343,7 +348,7 @@ class _RecordOf(Kind):
 
 def definition_name(record: type[Record]) -> str:
     """Returns what a record is called among the definitions of a JSON Schema: `path_entry` of `PathEntry`."""
-    name = record.__name__.replace("External", "Setting").removesuffix("Record")
+    name = record.__name__.removesuffix("Record")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 

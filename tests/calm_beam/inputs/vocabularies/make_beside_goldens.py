@@ -3,7 +3,7 @@
 Needs transformers, which the project itself never does. Each version adds its ids to those of the other: made with
 4.57.6 and 5.24.0, the first of which makes the T5's files, too:
 
-    python -m tests.calm_beam.vocabularies.make_beside_goldens
+    python -m tests.calm_beam.inputs.vocabularies.make_beside_goldens
 """
 
 import copy
@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER as TOKENIZERS
-from tests.calm_beam.vocabularies.make_tokenizer_goldens import TEXTS as TRAINING_TEXTS
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import FOLDER as TOKENIZERS
+from tests.calm_beam.inputs.vocabularies.make_tokenizer_goldens import TEXTS as TRAINING_TEXTS
 
 FOLDER = pathlib.Path(__file__).with_name("beside_goldens")
 EXPECTED = FOLDER / "expected.json"

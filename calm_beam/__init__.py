@@ -36,6 +36,7 @@ _PUBLIC = {
     "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
     "open_vocabulary": "calm_beam.vocabularies.vocabulary:open_vocabulary",
     # Risk control of anybody's losses.
+    "certify": "calm_beam.launch.certify.call:certify",
     "RiskTest": "calm_beam.risk.setting_sums:RiskTest",
     "LossSums": "calm_beam.risk.setting_sums:LossSums",
     "control_risk": "calm_beam.risk.setting_sums:control_risk",

@@ -4,6 +4,7 @@ from .decoding.settings import uniform_grid as grid
 from .errors import CalmBeamError as CalmBeamError
 from .exits.rule import ExitRule as ExitRule
 from .launch.calibrate.call import calibrate as calibrate
+from .launch.certify.call import certify as certify
 from .launch.generate.call import generate as generate
 from .launch.suitability.call import suitability as suitability
 from .manifest import Manifest as Manifest
@@ -34,6 +35,7 @@ __all__ = [
     "RiskTest",
     "__version__",
     "calibrate",
+    "certify",
     "control_risk",
     "generate",
     "grid",

@@ -33,6 +33,7 @@ _NAMES = {
     "RiskTest",
     "__version__",
     "calibrate",
+    "certify",
     "control_risk",
     "generate",
     "grid",

@@ -41,13 +41,14 @@ Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.certify.flags import add_source_flags, names_sweep
+from calm_beam.launch.certify.options import SweepSource
 from calm_beam.launch.flags import (
     FlagParser,
     add_data_flags,
     add_exit_head_flag,
     add_memory_flags,
     add_model_flags,
+    add_options,
     add_worker_flags,
     as_usage,
     parse_flags,
@@ -59,6 +60,7 @@ from calm_beam.launch.flags.metrics import add_metric_settings
 
 from .carried import add_anytime_flags
 
+_SOURCES = ("--losses", "--baseline", "--candidates")
 _ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "--losses")
 
 
@@ -71,7 +73,7 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    if names_sweep(argv):
+    if any(argument.split("=")[0] in _SOURCES for argument in argv):
         from .external import verify_external
 
         return verify_external(argv, doc=__doc__)
@@ -107,5 +109,5 @@ def _parser() -> FlagParser:
     add_exit_head_flag(parser)
     add_worker_flags(parser)
     add_job_flags(parser)
-    add_source_flags(parser)
+    add_options(parser, SweepSource)
     return parser

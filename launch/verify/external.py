@@ -1,5 +1,6 @@
 """`calm-beam verify` of a manifest of kind settings: tests its settings on fresh losses, without a model."""
 
+import argparse
 from collections.abc import Sequence
 
 from calm_beam.calibration.anytime import AnytimeEvidence
@@ -13,9 +14,9 @@ from calm_beam.calibration.verified_settings import (
     with_settings,
 )
 from calm_beam.inputs.losses.direction import LOWER
-from calm_beam.launch.certify.flags import add_sweep_flags
-from calm_beam.launch.certify.sources import read_source
-from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags
+from calm_beam.launch.certify.options import SweepSource, WhichScores
+from calm_beam.launch.certify.sources import Source, read_losses, read_scores
+from calm_beam.launch.flags import FlagParser, UsageError, add_options, as_usage, parse_own_flags
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
@@ -33,7 +34,8 @@ def external_parser(doc: str | None) -> FlagParser:
     parser.add_argument(
         "--manifest", required=True, help="a manifest of kind settings, or the directory that holds one"
     )
-    add_sweep_flags(parser)
+    add_options(parser, SweepSource)
+    add_options(parser.section(str(WhichScores.SECTION)), WhichScores)
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
@@ -66,9 +68,7 @@ def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
     if flags.direction is not None and plan.direction not in (None, flags.direction):
         raise UsageError(f"--direction={flags.direction}: the manifest says that a {plan.direction} score is better.")
     flags.direction = plan.direction if flags.direction is None else flags.direction
-    source = read_source(
-        flags, loss=manifest.calibrations[0].loss, group_key=plan.group_key, cluster_key=plan.cluster_key
-    )
+    source = _source(flags, manifest)
     if plan.metric is not None and plan.direction is None and source.direction == LOWER:
         raise UsageError(
             f"a lower {plan.metric} is better, and the manifest is of an earlier calm-beam, which took higher ones for "
@@ -90,6 +90,24 @@ def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
     evidence = None if state is None else state.evidence
     _print(manifest, verdicts, examples=len(source.sweep.ids), alpha=flags.alpha, evidence=evidence)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
+
+
+def _source(flags: argparse.Namespace, manifest: ExternalManifest) -> Source:
+    """Returns the fresh losses that flags name, read as the manifest's were."""
+    named = SweepSource(losses=flags.losses, baseline=flags.baseline, candidates=flags.candidates)
+    loss, plan = manifest.calibrations[0].loss, manifest.plan
+    if named.baseline is None:
+        if given := next((name for name in ("task", "metric", "direction") if getattr(flags, name) is not None), None):
+            raise UsageError(f"--{given} belongs to --baseline, and --losses is given: leave one of them out.")
+        return read_losses(named, loss=loss, group_key=plan.group_key, cluster_key=plan.cluster_key)
+    return read_scores(
+        named,
+        loss=loss,
+        task=flags.task,
+        metric=flags.metric,
+        direction=flags.direction,
+        cluster_key=plan.cluster_key,
+    )
 
 
 def _print(

@@ -1,7 +1,8 @@
-"""Finding the manifest that `--manifest` names, and naming one of its entries."""
+"""Finding the manifest that `--manifest` names, its model, and one of its entries."""
 
 import argparse
 import dataclasses
+import os
 from typing import ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS
@@ -14,7 +15,8 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
 )
-from calm_beam.options import Options, option
+from calm_beam.options import Options, again, option
+from calm_beam.options.groups import ModelFacts, ModelSource
 from calm_beam.options.kinds import confidence, number
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text import printable_line
@@ -33,6 +35,29 @@ def find_manifest(name: str) -> str:
         if not is_file(path):
             raise UsageError(f"--manifest {path}: {why_no_file(path)}")
     return path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedModel(ModelFacts):
+    """The model of a manifest, which says where it was."""
+
+    SECTION: ClassVar[str | None] = ModelSource.SECTION
+
+    checkpoint: str | os.PathLike[str] | None = again(
+        ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
+    )
+    vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
+    activation: str | None = again(ModelFacts, "activation", belongs_to=())
+    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
+
+    @property
+    def named_model(self) -> str | None:
+        """Folder of the model, where one was named."""
+        return None if self.checkpoint is None else os.fspath(self.checkpoint)
+
+    def model_of(self, manifest: Manifest) -> str:
+        """Returns the folder of the model, which the manifest says where nobody else does."""
+        return self.named_model or manifest.model.uri
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

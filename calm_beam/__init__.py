@@ -24,6 +24,7 @@ _PUBLIC = {
     "grid": "calm_beam.decoding.settings:uniform_grid",
     "suitability": "calm_beam.launch.suitability.call:suitability",
     # Manifests and serving.
+    "verify": "calm_beam.launch.verify.call:verify",
     "Manifest": "calm_beam.manifest:Manifest",
     "read_manifest": "calm_beam.manifest:read_manifest",
     "generate": "calm_beam.launch.generate.call:generate",

@@ -7,6 +7,7 @@ from .launch.calibrate.call import calibrate as calibrate
 from .launch.certify.call import certify as certify
 from .launch.generate.call import generate as generate
 from .launch.suitability.call import suitability as suitability
+from .launch.verify.call import verify as verify
 from .manifest import Manifest as Manifest
 from .manifest import read_manifest as read_manifest
 from .risk.monitor import RiskMonitor as RiskMonitor
@@ -43,4 +44,5 @@ __all__ = [
     "open_vocabulary",
     "read_manifest",
     "suitability",
+    "verify",
 ]

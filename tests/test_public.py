@@ -41,6 +41,7 @@ _NAMES = {
     "open_vocabulary",
     "read_manifest",
     "suitability",
+    "verify",
 }
 _TRANSFORMS = {
     "Calibrate",

@@ -135,20 +135,15 @@ def add_confidence_flag(parser: FlagParser) -> None:
     add_options(parser, Trusted)
 
 
-def add_precision_flags(parser: FlagParser) -> None:
-    """Adds the flags by which a user says in which numbers the model is to compute, which the manifest decides."""
-    add_options(parser, SurePrecision)
-
-
-def check_precision(flags: argparse.Namespace | SurePrecision, decode: DecodeRecord) -> None:
+def check_precision(request: SurePrecision, decode: DecodeRecord) -> None:
     """Refuses another precision than the manifest's.
 
     Raises:
-      UsageError: If the flags of `add_precision_flags` name one.
+      UsageError: If one is asked for.
     """
     recorded = {"dtype": decode.dtype, "matmul_precision": decode.matmul_precision or "highest"}
     for name, calibrated in recorded.items():
-        asked = getattr(flags, name)
+        asked = getattr(request, name)
         if asked not in (None, calibrated):
             raise UsageError(
                 f"--{name}={asked}: the manifest was calibrated with {calibrated}, and its thresholds hold for no "

@@ -237,3 +237,9 @@ def test_a_misspelt_argument() -> None:
     """It is named, and so is the nearest that there is."""
     with pytest.raises(TypeError, match=r"^certify\(\) has no argument 'losess'\. Did you mean losses\?$"):
         calm.certify(losess="x", delta=0.1)  # type: ignore[call-arg]
+
+
+def test_a_missing_argument() -> None:
+    """What has no default is asked for by its name."""
+    with pytest.raises(TypeError, match=r"^certify\(\) needs the argument 'delta'\.$"):
+        calm.certify(losses="x", order="a")

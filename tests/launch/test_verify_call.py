@@ -43,6 +43,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "groups": {**_SMALL, "manifest": "grouped/manifest.json", "data": "fresh-0.jsonl"},
     "clusters": {**_SMALL, "manifest": "clustered", "data": "fresh-1.jsonl", "anytime": True},
+    "confirmed": {**_SMALL, "manifest": "confirmed", "data": "fresh-1.jsonl"},
+    "variants": {**_SMALL, "manifest": "several", "data": "fresh-0.jsonl"},
     "fields": {
         **_SMALL,
         "manifest": "textual calibration",
@@ -103,6 +105,8 @@ def _write_calibrations(folder: pathlib.Path) -> None:
     calm.calibrate(**ids, consistency=("textual", "risk"), tail=0.3, engine="xla", exit_head="exact", output="plain")
     calm.calibrate(**ids, group_key="group", output="grouped")
     calm.calibrate(**ids, cluster_key="cluster", output="clustered")
+    calm.calibrate(**{**ids, "delta": 0.9, "epsilon": 0.4}, confirm_share=0.4, output="confirmed")
+    calm.calibrate(**{**ids, "delta": (0.5, 0.9)}, schedule="decay", tau=(0, 6), output="several")
     calm.calibrate(**asked, checkpoint="textual", data="texts.jsonl", output="textual calibration")
 
 

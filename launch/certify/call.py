@@ -1,16 +1,13 @@
 """A certification as one function of Python."""
 
-from calm_beam.launch.terminal import said_as
+from calm_beam.launch.flags.call import calling
 from calm_beam.manifest import ExternalManifest
-from calm_beam.options import options_of
-from calm_beam.options.call import taking
-from calm_beam.options.option import in_python
 
 from .request import CertifyRequest
 from .run import run_certification
 
 
-@taking(CertifyRequest)
+@calling(CertifyRequest)
 def certify(request: CertifyRequest) -> ExternalManifest | None:
     """Proves which settings of a sweep made elsewhere lose at most delta, writes the result and returns its manifest.
 
@@ -29,6 +26,4 @@ def certify(request: CertifyRequest) -> ExternalManifest | None:
       LossesError: If losses or scores are not whole; names them.
       DataError: If a pattern matches no file, or one is damaged.
     """
-    named = dict(options_of(CertifyRequest))
-    with said_as(lambda text: in_python(text, named)):
-        return run_certification(request).manifest
+    return run_certification(request).manifest

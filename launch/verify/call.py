@@ -5,10 +5,7 @@ import dataclasses
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.errors import UsageError
-from calm_beam.launch.terminal import said_as
-from calm_beam.options import options_of
-from calm_beam.options.call import taking
-from calm_beam.options.option import in_python
+from calm_beam.launch.flags.call import calling
 
 from .request import VerifyRequest
 from .run import verify_thresholds
@@ -32,7 +29,7 @@ class VerifyCall(VerifyRequest):
             raise UsageError("options are of pipelines that decode, and losses or scores need none: leave one out.")
 
 
-@taking(VerifyCall)
+@calling(VerifyCall)
 def verify(request: VerifyCall) -> Verified:
     """Tests the promises of a manifest on fresh data, and returns what was found out about each.
 
@@ -47,8 +44,6 @@ def verify(request: VerifyCall) -> Verified:
       ManifestError: If the manifest cannot be trusted, or is of the other kind.
       PipelineError: If a pipeline fails.
     """
-    named = dict(options_of(VerifyRequest))
-    with said_as(lambda text: in_python(text, named)):
-        if request.is_of_settings:
-            return verify_certified(request)
-        return verify_thresholds(request, request.options if request.options is not None else PipelineOptions([]))
+    if request.is_of_settings:
+        return verify_certified(request)
+    return verify_thresholds(request, request.options if request.options is not None else PipelineOptions([]))

@@ -24,6 +24,7 @@ _PUBLIC = {
     "grid": "calm_beam.decoding.settings:uniform_grid",
     "suitability": "calm_beam.launch.suitability.call:suitability",
     # Manifests and serving.
+    "verify": "calm_beam.launch.verify.call:verify",
     "Manifest": "calm_beam.manifest:Manifest",
     "read_manifest": "calm_beam.manifest:read_manifest",
     "generate": "calm_beam.launch.generate.call:generate",
@@ -36,6 +37,7 @@ _PUBLIC = {
     "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
     "open_vocabulary": "calm_beam.inputs.vocabularies.vocabulary:open_vocabulary",
     # Risk control of anybody's losses.
+    "certify": "calm_beam.launch.certify.call:certify",
     "RiskTest": "calm_beam.risk.setting_sums:RiskTest",
     "LossSums": "calm_beam.risk.setting_sums:LossSums",
     "control_risk": "calm_beam.risk.setting_sums:control_risk",

@@ -5,8 +5,10 @@ from .errors import CalmBeamError as CalmBeamError
 from .exits.rule import ExitRule as ExitRule
 from .inputs.vocabularies.vocabulary import open_vocabulary as open_vocabulary
 from .launch.calibrate.call import calibrate as calibrate
+from .launch.certify.call import certify as certify
 from .launch.generate.call import generate as generate
 from .launch.suitability.call import suitability as suitability
+from .launch.verify.call import verify as verify
 from .manifest import Manifest as Manifest
 from .manifest import read_manifest as read_manifest
 from .risk.monitor import RiskMonitor as RiskMonitor
@@ -34,6 +36,7 @@ __all__ = [
     "RiskTest",
     "__version__",
     "calibrate",
+    "certify",
     "control_risk",
     "generate",
     "grid",
@@ -41,4 +44,5 @@ __all__ = [
     "open_vocabulary",
     "read_manifest",
     "suitability",
+    "verify",
 ]

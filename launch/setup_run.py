@@ -24,24 +24,16 @@ def prepare_run(
     flags: argparse.Namespace,
     *,
     needs_references: bool,
-    cluster_key: str | None = None,
-    group_key: str | None = None,
-    settings: DecodeSettings | None = None,
-    finds_vocabulary: bool = True,
+    settings: DecodeSettings,
     runs_here: bool = True,
-    compares_texts: bool = True,
 ) -> PreparedSweep:
     """Returns a sweep whose flags, model, vocabulary and first examples have been checked.
 
     Args:
-      flags: Of `add_decode_flags`, or of `add_task_flags` if settings are given.
+      flags: Of `add_task_flags`.
       needs_references: Whether every example must have references.
-      cluster_key: Key of the name of an example's cluster, which every example must then have.
-      group_key: Likewise of the name of its group.
-      settings: What determines the outputs; as the flags say if omitted.
-      finds_vocabulary: As in `prepare_sweep`.
+      settings: What determines the outputs.
       runs_here: As in `prepare_sweep`.
-      compares_texts: As in `prepare_sweep`.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.
@@ -49,16 +41,9 @@ def prepare_run(
     if flags.checkpoint is None:
         raise UsageError("--checkpoint is missing: the folder of the model.")
     with as_usage((ValueError, OSError)):
-        request = sweep_request(flags, settings or decode_settings(flags))
-    reading = reading_of(flags, cluster_key=cluster_key, group_key=group_key, needs_references=needs_references)
-    return prepare_request(
-        request,
-        flags.data,
-        reading=reading,
-        finds_vocabulary=finds_vocabulary,
-        runs_here=runs_here,
-        compares_texts=compares_texts,
-    )
+        request = sweep_request(flags, settings)
+    reading = reading_of(flags, needs_references=needs_references)
+    return prepare_request(request, flags.data, reading=reading, runs_here=runs_here)
 
 
 def prepare_task(

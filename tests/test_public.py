@@ -33,6 +33,7 @@ _NAMES = {
     "RiskTest",
     "__version__",
     "calibrate",
+    "certify",
     "control_risk",
     "generate",
     "grid",
@@ -40,6 +41,7 @@ _NAMES = {
     "open_vocabulary",
     "read_manifest",
     "suitability",
+    "verify",
 }
 _TRANSFORMS = {
     "Calibrate",

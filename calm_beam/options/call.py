@@ -34,7 +34,7 @@ def taking(
 
         @functools.wraps(run)
         def called(*args: _Arguments.args, **given: _Arguments.kwargs) -> _Result:
-            _refuse_unknown(run.__name__, kind, given)
+            _check_names(run.__name__, kind, given)
             try:
                 made = request(*args, **given)
                 made.check_given(given)
@@ -51,13 +51,18 @@ def taking(
     return decorate
 
 
-def _refuse_unknown(function: str, kind: type[Options], given: dict[str, Any]) -> None:
+def _check_names(function: str, kind: type[Options], given: dict[str, Any]) -> None:
+    """Refuses arguments that the function does not have, and asks for those that it needs."""
     names = [field.name for field in dataclasses.fields(kind)]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
         nearest = difflib.get_close_matches(unknown, names, n=1)
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
         raise TypeError(f"{function}() has no argument {unknown!r}.{hint}")
+    needed = (field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING)
+    missing = next((name for name in needed if name not in given), None)
+    if missing is not None:
+        raise TypeError(f"{function}() needs the argument {missing!r}.")
 
 
 def _with_arguments(doc: str, kind: type[Options]) -> str:

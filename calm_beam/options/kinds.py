@@ -33,6 +33,7 @@ class Kind:
       names_files: Whether shells complete names of files.
       name: Of the kind, in argparse's message about a text that is none.
       is_list: Whether it takes several values.
+      is_mapping: Whether these are `NAME=VALUE`, which Python and files may have as a mapping.
     """
 
     read: Callable[[str], Any]
@@ -42,6 +43,7 @@ class Kind:
     names_files: bool = False
     name: str = ""
     is_list: bool = False
+    is_mapping: bool = False
 
     def __call__(self, text: str) -> Any:
         """Returns the value that a text stands for."""

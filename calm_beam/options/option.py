@@ -152,6 +152,12 @@ def default_of(group: type[Options], name: str) -> Any:
     return next(field.default for field in dataclasses.fields(group) if field.name == name)
 
 
+def listed(value: object) -> tuple:  # type: ignore[type-arg]
+    """Returns the values of a list, which requests keep as tuples; none of what was left open."""
+    assert value is None or isinstance(value, tuple), "lists are kept as tuples"
+    return value or ()
+
+
 def shared(request: Any, group: type[Any]) -> dict[str, Any]:
     """Returns those fields of a request that another class has too, by name."""
     names = {field.name for field in dataclasses.fields(group)}

@@ -9,11 +9,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.terminal import said_as
+from calm_beam.launch.flags.call import calling
 from calm_beam.manifest import Manifest
-from calm_beam.options import options_of
-from calm_beam.options.call import taking
-from calm_beam.options.option import in_python
 
 from .job import run_calibration
 from .request import CalibrateRequest
@@ -71,7 +68,7 @@ class CalibrateCall(CalibrateRequest):
         return super().rules if self.exits is None else (self.exits,)
 
 
-@taking(CalibrateCall)
+@calling(CalibrateCall)
 def calibrate(request: CalibrateCall) -> Manifest:
     """Calibrates a model on a data set, writes the result and returns its manifest.
 
@@ -92,9 +89,7 @@ def calibrate(request: CalibrateCall) -> Manifest:
 
     Source: CALM, section "Calibrating the confidence threshold", Algorithm "Learn-then-Test".
     """
-    named = dict(options_of(CalibrateRequest))
-    with said_as(lambda text: in_python(text, named)):
-        done = run_calibration(request, request.options if request.options is not None else PipelineOptions([]))
+    done = run_calibration(request, request.options if request.options is not None else PipelineOptions([]))
     if isinstance(done, str):
         raise UsageError(f"the job is written down in {done} as a template, and has not run: there is no manifest yet.")
     return done.manifest

@@ -28,7 +28,7 @@ from calm_beam.manifest import (
     Variant,
 )
 from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bleurt
-from calm_beam.options import options_of
+from calm_beam.options import listed, options_of
 from calm_beam.options.groups import ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute
@@ -108,26 +108,26 @@ class CalibrateRequest(
         """Kinds of consistency that are asked for."""
         if self.guarantees_asked is not None:
             return tuple(dict.fromkeys(guarantee.consistency for guarantee in self.guarantees_asked))
-        return _listed(self.consistency) or (embedded.CONSISTENCIES if self.is_demo else ("textual",))
+        return listed(self.consistency) or (embedded.CONSISTENCIES if self.is_demo else ("textual",))
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that are asked for, by the names that were given."""
         if self.guarantees_asked is not None:
             return tuple(dict.fromkeys(guarantee.metric for guarantee in self.guarantees_asked))
-        return _listed(self.metric) or (embedded.METRICS if self.is_demo else (DEFAULT_METRIC,))
+        return listed(self.metric) or (embedded.METRICS if self.is_demo else (DEFAULT_METRIC,))
 
     @property
     def deltas(self) -> tuple[float, ...]:
         """Risk tolerances that lists ask for."""
-        return _listed(self.delta) or (embedded.DELTAS if self.is_demo else (DELTA,))
+        return listed(self.delta) or (embedded.DELTAS if self.is_demo else (DELTA,))
 
     @property
     def epsilons(self) -> tuple[float, ...]:
         """Allowed probabilities of error."""
         if self.guarantees_asked is not None:
             return tuple(dict.fromkeys(guarantee.epsilon for guarantee in self.guarantees_asked))
-        return _listed(self.epsilon)
+        return listed(self.epsilon)
 
     @property
     def needs_references(self) -> bool:
@@ -183,7 +183,7 @@ class CalibrateRequest(
             metrics=[full_names[name] for name in self.metrics],
             deltas=self.deltas,
             epsilons=self.epsilons,
-            tails=_listed(self.tail),
+            tails=listed(self.tail),
             risk_loss=self.risk_loss,
             p_value=self.p_value or p_value,
             procedure=procedure or self.procedure or "fixed_sequence",
@@ -212,7 +212,7 @@ class CalibrateRequest(
         if len(combinations) == 1:
             return ()
         # What all variants have in common is not named by each.
-        has_measures, has_intervals = len(_listed(self.confidence)) > 1, len(_listed(self.exit_interval)) > 1
+        has_measures, has_intervals = len(listed(self.confidence)) > 1, len(listed(self.exit_interval)) > 1
         return tuple(
             Variant(
                 tau=tau,
@@ -286,22 +286,16 @@ class CalibrateRequest(
 _LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")
 
 
-def _listed(value: object) -> tuple:  # type: ignore[type-arg]
-    """Returns the values of a list, which requests keep as tuples; none of what was left open."""
-    assert value is None or isinstance(value, tuple), "lists are kept as tuples"
-    return value or ()
-
-
 def _combinations(request: CalibrateRequest) -> Iterator[tuple[str, float | None, int, int]]:
     """Yields every combination of the lists of variants."""
-    lists = [_listed(request.confidence), _listed(request.tau) or (None,)]
-    yield from itertools.product(*lists, _listed(request.min_exit_layer), _listed(request.exit_interval))
+    lists = [listed(request.confidence), listed(request.tau) or (None,)]
+    yield from itertools.product(*lists, listed(request.min_exit_layer), listed(request.exit_interval))
 
 
 def _check_lists(request: CalibrateRequest) -> None:
     """Refuses lists that hold a value twice, and a share that no list needs."""
     for name in _LISTS:
-        values = _listed(getattr(request, name))
+        values = listed(getattr(request, name))
         if repeated := next((value for value in values if values.count(value) > 1), None):
             shown = repeated if isinstance(repeated, str) else f"{repeated:g}"
             raise UsageError(f"--{name} lists {shown} twice. Give every value once.")
@@ -329,7 +323,7 @@ def _check_variants(request: CalibrateRequest) -> None:
             f"{lists}which are tested in a way of their own; --procedure={request.procedure} tests the grid of one. "
             f"{one} --procedure out."
         )
-    measures = _listed(request.confidence)
+    measures = listed(request.confidence)
     if len(measures) > 1 and (other := next((name for name in measures if name not in VARIANT_MEASURES), None)):
         raise UsageError(
             f"--confidence lists {other}, which has to be calibrated by itself. Lists take "

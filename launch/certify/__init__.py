@@ -21,9 +21,10 @@ Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, as_usage, parse_own_flags
+from calm_beam.launch.flags import FlagParser, as_usage, parse_own_flags, request_of
 
 from .flags import certify_parser
+from .request import CertifyRequest
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -33,9 +34,10 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
+    (parser,) = flag_parsers()
     with as_usage():
-        flags = parse_own_flags(flag_parsers()[0], argv)
+        request = request_of(CertifyRequest, parse_own_flags(parser, argv), parser=parser)
     # Here, since help does without what reads and tests.
-    from .command import certify
+    from .command import tell_certification
 
-    return certify(flags)
+    return tell_certification(request)

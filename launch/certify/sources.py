@@ -1,8 +1,8 @@
-"""The losses that the flags of a sweep name."""
+"""The losses that a request names, read whole, or made of the scores that it names."""
 
-import argparse
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 
 from calm_beam.calibration.loss_table import LossTable
@@ -12,6 +12,9 @@ from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
+from calm_beam.options import listed
+
+from .options import SweepSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,45 +42,18 @@ class Source:
     direction: str | None = None
 
 
-def read_source(
-    flags: argparse.Namespace, *, loss: str | None, group_key: str | None, cluster_key: str | None
+def read_losses(
+    source: SweepSource, *, loss: str, group_key: str | None = None, cluster_key: str | None = None
 ) -> Source:
-    """Returns the losses that flags name, all read and found complete.
-
-    Args:
-      flags: Those of `add_sweep_flags`.
-      loss: What the losses are; None for the default.
-      group_key: Column that names the group, if groups are asked for.
-      cluster_key: Column that names the cluster, likewise; of scores, the field of a log's record of an example.
+    """Returns the losses that a request names, all read and found complete; arguments as in `rows_of_losses`.
 
     Raises:
-      UsageError: If the flags name nothing, or two things, or do not go together.
-      LossesError: If losses or scores are not whole; names examples.
+      LossesError: If losses are not whole; names examples.
       DataError: If a pattern matches no file, or one is damaged.
     """
-    if (flags.losses is None) == (flags.baseline is None):
-        raise UsageError("name either the losses (--losses) or the scores (--baseline and --candidates).")
-    if flags.losses is not None:
-        for name in ("candidates", "task", "metric", "direction"):
-            if getattr(flags, name) is not None:
-                raise UsageError(f"--{name} belongs to --baseline, and --losses is given: leave one of them out.")
-        return _of_losses(flags, loss=loss, group_key=group_key, cluster_key=cluster_key)
-    if flags.candidates is None:
-        raise UsageError("--candidates is missing: the runs that are compared with --baseline.")
-    if group_key is not None:
-        raise UsageError("--group_key names a column of --losses, and scores have none: leave it out.")
-    return _of_scores(flags, loss=loss, cluster_key=cluster_key)
-
-
-def loss_of_losses(loss: str | None) -> str:
-    """Returns what losses are that were given: `given` or `signed`.
-
-    Raises:
-      UsageError: If they are to be something else.
-    """
-    if loss == "relu":
-        raise UsageError("--loss=relu is made of scores. Of --losses it is given (in [0, 1]) or signed (in [-1, 1]).")
-    return loss or "given"
+    patterns = listed(source.losses)
+    rows = rows_of_losses(patterns, loss=loss, group_key=group_key, cluster_key=cluster_key)
+    return Source(sweep=LossTable.of(rows), loss=loss, patterns=patterns)
 
 
 def rows_of_losses(
@@ -101,34 +77,48 @@ def rows_of_losses(
     return itertools.chain.from_iterable(read_rows(path, reading) for path in files)
 
 
-def _of_losses(
-    flags: argparse.Namespace, *, loss: str | None, group_key: str | None, cluster_key: str | None
+def read_scores(
+    source: SweepSource,
+    *,
+    loss: str,
+    task: str | None,
+    metric: str | None,
+    direction: str | None,
+    cluster_key: str | None,
 ) -> Source:
-    loss = loss_of_losses(loss)
-    rows = rows_of_losses(flags.losses, loss=loss, group_key=group_key, cluster_key=cluster_key)
-    return Source(sweep=LossTable.of(rows), loss=loss, patterns=flags.losses)
+    """Returns the losses that the scores make which a request names, all read and found complete.
 
+    Args:
+      source: Names the baseline and the candidates.
+      loss: What losses are made of scores: `signed` or `relu`.
+      task: Whose log is meant; None where there is one.
+      metric: Of the log; None where there is one.
+      direction: Which score is better; None as the logs, or the metric's name, say it.
+      cluster_key: Field of a log's record of an example that names its cluster, if clusters are asked for.
 
-def _of_scores(flags: argparse.Namespace, *, loss: str | None, cluster_key: str | None) -> Source:
-    if loss == "given":
-        raise UsageError("--loss=given is of --losses. Of scores it is signed or relu.")
-    loss = loss or "signed"
+    Raises:
+      UsageError: If runs of two tasks are named, or two of one name.
+      LossesError: If scores are not whole; names examples.
+      DataError: If a run is not there, or damaged.
+    """
+    assert source.baseline is not None, "scores are compared with it"
+    path, candidates = os.fspath(source.baseline), listed(source.candidates)
     with naming("--baseline"):
-        baseline = Run.found(flags.baseline, task=flags.task)
+        baseline = Run.found(path, task=task)
     with naming("--candidates"):
-        runs = [Run.found(text, task=flags.task) for text in flags.candidates]
+        runs = [Run.found(text, task=task) for text in candidates]
     names = tuple(run.name for run in runs)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--candidates: two are called {twice!r}. Name them: NAME=RUN,NAME=RUN.")
-    task = baseline.task()
+    task_of_all = baseline.task()
     for run in runs:
-        if run.task() != task:
+        if run.task() != task_of_all:
             raise UsageError(
-                f"--candidates {run.path}: is of task {run.task()!r}, and the baseline of {task!r}. Examples of two "
-                "tasks may have the same ids, and are not the same. Evaluate both on one task, or name it (--task)."
+                f"--candidates {run.path}: is of task {run.task()!r}, and the baseline of {task_of_all!r}. Examples of "
+                "two tasks may have the same ids, and are not the same. Evaluate both on one task, or name it (--task)."
             )
-    scores = RunScores.read(baseline, metric=flags.metric, cluster_key=cluster_key)
-    direction = _direction(flags, baseline, scores, runs)
+    scores = RunScores.read(baseline, metric=metric, cluster_key=cluster_key)
+    better = _direction(baseline, scores, runs, asked=direction)
     joined_by_id: list[str] = []
 
     def read_candidates() -> Iterator[tuple[Run, RunScores]]:
@@ -138,7 +128,7 @@ def _of_scores(flags: argparse.Namespace, *, loss: str | None, cluster_key: str 
                 joined_by_id.append(run.name)
             yield run, theirs
 
-    sweep = LossTable.of(losses_of_runs(scores, read_candidates(), loss=loss, direction=direction))
+    sweep = LossTable.of(losses_of_runs(scores, read_candidates(), loss=loss, direction=better))
     if joined_by_id:
         say(
             f"caution: the logs of the baseline and of {', '.join(joined_by_id)} do not both say what was asked, so "
@@ -147,22 +137,22 @@ def _of_scores(flags: argparse.Namespace, *, loss: str | None, cluster_key: str 
     return Source(
         sweep=sweep,
         loss=loss,
-        patterns=(flags.baseline, *flags.candidates),
+        patterns=(path, *candidates),
         listed=names,
-        baseline=flags.baseline,
-        task=task,
+        baseline=path,
+        task=task_of_all,
         metric=scores.metric,
-        direction=direction,
+        direction=better,
     )
 
 
-def _direction(flags: argparse.Namespace, baseline: Run, scores: RunScores, runs: Sequence[Run]) -> str:
-    """Returns which scores are better, and says so."""
+def _direction(baseline: Run, scores: RunScores, runs: Sequence[Run], *, asked: str | None) -> str:
+    """Returns which scores are better, and says so; `asked` is what a request says of it."""
     said = {baseline.path: scores.higher_is_better}
     said |= {run.path: run.higher_is_better(scores.metric) for run in runs}
     known = {path: each for path, each in said.items() if each is not None}
-    direction = settled_direction(scores.metric, said=known, asked=flags.direction)
-    source = "as the logs say" if known else "as --direction says" if flags.direction else "by its name"
+    direction = settled_direction(scores.metric, said=known, asked=asked)
+    source = "as the logs say" if known else "as --direction says" if asked else "by its name"
     say(f"{scores.metric}: a {direction} score is better, {source}")
     by_name = known_direction(scores.metric)
     if by_name not in (None, direction):

@@ -29,8 +29,6 @@ from .shared import add_data_flags as add_data_flags
 from .shared import add_decode_flags as add_decode_flags
 from .shared import add_device_flag as add_device_flag
 from .shared import add_exit_flags as add_exit_flags
-from .shared import add_exit_head_flag as add_exit_head_flag
-from .shared import add_memory_flags as add_memory_flags
 from .shared import add_model_flags as add_model_flags
 from .shared import add_task_flags as add_task_flags
 from .shared import add_worker_flags as add_worker_flags

@@ -127,11 +127,14 @@ def _flags_of(parser: "FlagParser", content: Mapping[str, Any], *, path: str) ->
 
 def _written(value: Any, action: argparse.Action | None, *, place: str) -> str:
     """Returns a value as the command line has it."""
-    if not isinstance(value, list):
-        if isinstance(value, dict):
+    kind = action.type if action is not None and isinstance(action.type, Kind) else None
+    if isinstance(value, dict):
+        if kind is None or not kind.is_mapping:
             raise UsageError(f"{place}: expected a value or a list of values, got a mapping.")
+        value = [f"{name}={each}" for name, each in value.items()]
+    if not isinstance(value, list):
         return str(value)
-    takes_list = action is not None and isinstance(action.type, Kind) and action.type.is_list
+    takes_list = kind is not None and kind.is_list
     if not takes_list or not value:
         raise UsageError(f"{place}: expected {'one or more values' if takes_list else 'one value'}, got {value!r:.60}.")
     parts = [str(each) for each in value]

@@ -10,21 +10,13 @@ from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, 
 from . import UsageError, naming
 
 
-def reading_of(
-    flags: argparse.Namespace,
-    *,
-    cluster_key: str | None = None,
-    group_key: str | None = None,
-    needs_references: bool = False,
-) -> Reading:
+def reading_of(flags: argparse.Namespace, *, needs_references: bool = False) -> Reading:
     """Returns how the data are read that the flags of `add_data_flags` name."""
     return Reading(
         data_format=None if flags.data_format == "seqio" else flags.data_format,
         inputs_field=flags.inputs_field,
         targets_field=flags.targets_field,
         seqio_modules=flags.seqio_module or (),
-        cluster_key=cluster_key,
-        group_key=group_key,
         needs_references=needs_references,
     )
 

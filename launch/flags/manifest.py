@@ -1,7 +1,8 @@
-"""Finding the manifest that `--manifest` names, and naming one of its entries."""
+"""Finding the manifest that `--manifest` names, its model, and one of its entries."""
 
 import argparse
 import dataclasses
+import os
 from typing import ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS
@@ -14,7 +15,8 @@ from calm_beam.manifest import (
     ManifestError,
     SettingManifest,
 )
-from calm_beam.options import Options, option
+from calm_beam.options import Options, again, option
+from calm_beam.options.groups import ModelFacts, ModelSource
 from calm_beam.options.kinds import confidence, number
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text import printable_line
@@ -33,6 +35,29 @@ def find_manifest(name: str) -> str:
         if not is_file(path):
             raise UsageError(f"--manifest {path}: {why_no_file(path)}")
     return path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedModel(ModelFacts):
+    """The model of a manifest, which says where it was."""
+
+    SECTION: ClassVar[str | None] = ModelSource.SECTION
+
+    checkpoint: str | os.PathLike[str] | None = again(
+        ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
+    )
+    vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
+    activation: str | None = again(ModelFacts, "activation", belongs_to=())
+    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
+
+    @property
+    def named_model(self) -> str | None:
+        """Folder of the model, where one was named."""
+        return None if self.checkpoint is None else os.fspath(self.checkpoint)
+
+    def model_of(self, manifest: Manifest) -> str:
+        """Returns the folder of the model, which the manifest says where nobody else does."""
+        return self.named_model or manifest.model.uri
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,20 +135,15 @@ def add_confidence_flag(parser: FlagParser) -> None:
     add_options(parser, Trusted)
 
 
-def add_precision_flags(parser: FlagParser) -> None:
-    """Adds the flags by which a user says in which numbers the model is to compute, which the manifest decides."""
-    add_options(parser, SurePrecision)
-
-
-def check_precision(flags: argparse.Namespace | SurePrecision, decode: DecodeRecord) -> None:
+def check_precision(request: SurePrecision, decode: DecodeRecord) -> None:
     """Refuses another precision than the manifest's.
 
     Raises:
-      UsageError: If the flags of `add_precision_flags` name one.
+      UsageError: If one is asked for.
     """
     recorded = {"dtype": decode.dtype, "matmul_precision": decode.matmul_precision or "highest"}
     for name, calibrated in recorded.items():
-        asked = getattr(flags, name)
+        asked = getattr(request, name)
         if asked not in (None, calibrated):
             raise UsageError(
                 f"--{name}={asked}: the manifest was calibrated with {calibrated}, and its thresholds hold for no "

@@ -84,16 +84,6 @@ def add_data_flags(group: argparse._ActionsContainer, *, kind: str = "data", spl
     group.set_defaults(default_seqio_split=split)
 
 
-def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
-    """Adds the flags that say what decodes, and in which form the output head decides."""
-    add_options(unheaded(group), Engine)
-
-
-def add_memory_flags(group: argparse._ActionsContainer) -> None:
-    """Adds the flags that say how much is decoded at a time, which moves no output."""
-    add_options(unheaded(group), Memory)
-
-
 def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
     """Adds the flags that say how tokens exit; `default_grid_step` is that of `add_decode_flags`."""
     default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"

@@ -5,10 +5,7 @@ import dataclasses
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.errors import UsageError
-from calm_beam.launch.terminal import said_as
-from calm_beam.options import options_of
-from calm_beam.options.call import taking
-from calm_beam.options.option import in_python
+from calm_beam.launch.flags.call import calling
 from calm_beam.serving.tally import Tally
 
 from .pipeline import answer_in_shards
@@ -34,7 +31,7 @@ class GenerateCall(GenerateRequest):
             )
 
 
-@taking(GenerateCall)
+@calling(GenerateCall)
 def generate(request: GenerateCall) -> Tally:
     """Answers files of prompts under a manifest, into a folder, and returns counts of what became of them.
 
@@ -46,9 +43,7 @@ def generate(request: GenerateCall) -> Tally:
       UsageError: If anything that was asked for is wrong; nothing has been written.
       PipelineError: If the pipeline fails; `resume=True` answers the missing prompts only.
     """
-    named = dict(options_of(GenerateRequest))
-    with said_as(lambda text: in_python(text, named)):
-        done = answer_in_shards(request, request.options if request.options is not None else PipelineOptions([]))
+    done = answer_in_shards(request, request.options if request.options is not None else PipelineOptions([]))
     if isinstance(done, str):
         raise UsageError(f"the job is written down in {done} as a template, and has not run: there are no answers yet.")
     return done.total

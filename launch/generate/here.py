@@ -135,7 +135,7 @@ def _generator(request: GenerateRequest, manifest: Manifest) -> "Generator":
 
     return Generator.from_manifest(
         manifest,
-        request.checkpoint or manifest.model.uri,
+        request.model_of(manifest),
         declared=declared(request),
         vocabulary=request.vocabulary,
         choice=entry_choice(request, manifest),

@@ -106,9 +106,7 @@ def _prepared(
     workers = Workers.prepared(
         options,
         accelerator=request.device,
-        paths=paths_by_flag(
-            {"checkpoint": request.checkpoint or manifest.model.uri, **paths, "output": request.output}
-        ),
+        paths=paths_by_flag({"checkpoint": request.model_of(manifest), **paths, "output": request.output}),
         num_shards=lambda: num_shards or prompt_shards(data),
     )
     # Now, since what it refuses must not come after files were written.
@@ -140,7 +138,7 @@ def _asked(request: GenerateRequest, manifest: Manifest, *, num_shards: int | No
     """Returns the answers that are asked for, in so many shards; None goes by the size of the data."""
     own = {
         "manifest": manifest,
-        "model": request.checkpoint,
+        "model": request.named_model,
         "choice": entry_choice(request, manifest),
         "metric_settings": metric_settings(request),
         "num_shards": num_shards,

@@ -1,16 +1,13 @@
 """The forecast as one function of Python."""
 
 from calm_beam.evaluation.suitability import Suitability
-from calm_beam.launch.terminal import said_as
-from calm_beam.options import options_of
-from calm_beam.options.call import taking
-from calm_beam.options.option import in_python
+from calm_beam.launch.flags.call import calling
 
 from .job import measure
 from .request import SuitabilityRequest
 
 
-@taking(SuitabilityRequest)
+@calling(SuitabilityRequest)
 def suitability(request: SuitabilityRequest) -> Suitability:
     """Says whether a model can exit early at all, from one pass over a sample of prompts: a forecast, no promise.
 
@@ -23,6 +20,4 @@ def suitability(request: SuitabilityRequest) -> Suitability:
     Raises:
       UsageError: If anything that was asked for is wrong.
     """
-    named = dict(options_of(SuitabilityRequest))
-    with said_as(lambda text: in_python(text, named)):
-        return measure(request).found
+    return measure(request).found

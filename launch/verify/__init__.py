@@ -41,71 +41,52 @@ Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.certify.flags import add_source_flags, names_sweep
 from calm_beam.launch.flags import (
     FlagParser,
-    add_data_flags,
-    add_exit_head_flag,
-    add_memory_flags,
-    add_model_flags,
-    add_worker_flags,
+    add_request,
     as_usage,
+    given_flags,
     parse_flags,
-    texts,
+    parse_own_flags,
+    request_of,
 )
-from calm_beam.launch.flags.accelerators import add_job_flags
-from calm_beam.launch.flags.manifest import add_confidence_flag, add_precision_flags
-from calm_beam.launch.flags.metrics import add_metric_settings
 
-from .carried import add_anytime_flags
+from .request import VerifyRequest
 
-_ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "--losses")
+_ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "--losses", "--baseline", "--candidates")
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
-    """Returns the parsers of all forms of the command: of a model's manifest, and of one of kind settings."""
-    from .external import external_parser
-
-    return (_parser(), external_parser(__doc__))
+    """Returns the parsers of all forms of the command."""
+    return (verify_parser(__doc__),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    if names_sweep(argv):
-        from .external import verify_external
-
-        return verify_external(argv, doc=__doc__)
+    (parser,) = flag_parsers()
+    flags, _ = parser.parse_known_args(list(argv))
     with as_usage():
-        flags, options = parse_flags(_parser(), argv)
-    # Here, since it loads Beam, and help does without.
-    from .command import verify_manifest
+        request = request_of(VerifyRequest, flags, parser=parser)
+        request.check_given(given_flags(parser, argv))
+    if request.is_of_settings:
+        # Which refuses what it does not know, Beam's flags among it.
+        parse_own_flags(parser, argv)
+        # Here, since help does without what reads and tests.
+        from .command import tell_settings
+        from .settings import verify_certified
 
-    return verify_manifest(flags, options)
+        return tell_settings(verify_certified(request))
+    with as_usage():
+        _, options = parse_flags(parser, argv)
+    # Here, since it loads Beam, and the other kind does without, too.
+    from .command import tell_thresholds
+    from .run import verify_thresholds
+
+    return tell_thresholds(verify_thresholds(request, options))
 
 
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam verify", doc=__doc__, essentials=_ESSENTIALS)
-    parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
-    add_data_flags(parser, kind="fresh examples")
-    parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
-    add_precision_flags(parser)
-    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    parser.add_argument(
-        "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
-    )
-    add_anytime_flags(parser)
-    parser.add_argument(
-        "--metric",
-        type=texts,
-        help="test the entries of these metrics alone, comma-separated; a metric of your own, module:function, is "
-        "imported only if it is named here",
-    )
-    add_metric_settings(parser)
-    add_memory_flags(parser)
-    add_exit_head_flag(parser)
-    add_worker_flags(parser)
-    add_job_flags(parser)
-    add_source_flags(parser)
+def verify_parser(doc: str | None = None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam verify", doc=doc, essentials=_ESSENTIALS)
+    add_request(parser, VerifyRequest)
     return parser

@@ -1,34 +1,24 @@
 """What `verify --anytime` keeps from run to run: a file beside the manifest, or where `--state` says."""
 
-import argparse
+import os
 from collections.abc import Collection
 from typing import Any
 
 from calm_beam.calibration.anytime import AnytimeEvidence
 from calm_beam.errors import CalmBeamError
-from calm_beam.launch.flags import FlagParser, UsageError
+from calm_beam.launch.flags import UsageError
 from calm_beam.launch.terminal import say
 from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, joined, parent, version
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 from calm_beam.text import counted
 
-STATE = "verification.json"
+from .request import STATE, Promises
+
 _SCHEMA = "calm-beam/verification/v1"
 
 
 class StateError(CalmBeamError, ValueError):
     """A stored state that cannot be used."""
-
-
-def add_anytime_flags(parser: FlagParser) -> None:
-    """Adds the flags that let runs count together."""
-    parser.add_argument(
-        "--anytime",
-        action="store_true",
-        help="count all runs with this flag together: --alpha is then the chance over all of them, however many there "
-        f"are, and their state is kept in {STATE} beside the manifest",
-    )
-    parser.add_argument("--state", help="file that keeps the state of --anytime; made if there is none")
 
 
 class CarriedState:
@@ -111,24 +101,23 @@ class CarriedState:
         self.evidence = evidence
 
 
-def take_up(flags: argparse.Namespace, path: str, *, manifest: str, promises: int) -> CarriedState | None:
+def take_up(request: Promises, path: str, *, manifest: str, promises: int) -> CarriedState | None:
     """Returns the state to go on with; None for a run by itself, and then says if there is a state.
 
     Args:
-      flags: With `anytime`, `state` and `alpha`.
+      request: Says whether runs count together, and where that is kept.
       path: Of the manifest.
       manifest: Its digest.
       promises: How many of its entries promise something.
 
     Raises:
       StateError: As `CarriedState`.
-      UsageError: As `CarriedState`; and for `--state` alone.
+      UsageError: As `CarriedState`.
     """
     beside = joined(parent(path), STATE)
-    if flags.anytime:
-        return CarriedState(flags.state or beside, manifest=manifest, promises=promises, alpha=flags.alpha)
-    if flags.state:
-        raise UsageError("--state belongs to --anytime, which is missing.")
+    if request.anytime:
+        place = beside if request.state is None else os.fspath(request.state)
+        return CarriedState(place, manifest=manifest, promises=promises, alpha=request.alpha)
     if exists(beside):
         say(
             f"{beside} keeps what earlier runs with --anytime have found. This run is not among them, and its alpha is "

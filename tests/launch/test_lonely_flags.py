@@ -14,12 +14,19 @@ from calm_beam.launch.flags import FlagParser
 _VALUES = {
     "--activation": "gelu",
     "--data_format": "text",
+    "--direction": "lower",
     "--extra_ids": "3",
     "--max_failures": "3",
     "--relative_max_distance": "64",
+    "--stop_gain": "2%",
 }
 # What a command asks for before it looks at others.
-_NEEDED = {"generate": ["--manifest=m.json"], "train": ["--output=o"]}
+_NEEDED = {
+    "certify": ["--delta=0.1"],
+    "generate": ["--manifest=m.json"],
+    "train": ["--output=o"],
+    "verify": ["--manifest=m.json"],
+}
 
 
 def _pairs() -> list[tuple[str, str, str]]:
@@ -68,9 +75,6 @@ _OTHERS = (
     ("generate", "--manifest=m.json --prompt=a --inputs_field=x", "--input"),
     ("generate", "--manifest=m.json --input=a --output=o/ --max_failures=3 --on_error=fail", "--on_error=list"),
     ("generate", "--manifest=m.json --input=a --output=o/ --probe_salt=x", "--probe_share"),
-    ("certify", "--losses=l.csv --delta=0.1 --resume", "--sequential"),
-    ("certify", "--losses=l.csv --delta=0.1 --next_rounds=3", "--sequential"),
-    ("certify", "--losses=l.csv --delta=0.1 --ids=x", "--sequential"),
 )
 
 

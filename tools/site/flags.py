@@ -12,7 +12,6 @@ _FORMS = {
     "evaluate": {
         name: f"calm-beam evaluate --experiment={name}" for name in ("propagation", "sensitivity", "tradeoff")
     },
-    "verify": {"certification": "calm-beam verify, of a certification"},
 }
 
 

@@ -1,0 +1,274 @@
+"""Checking all of a certification that can be checked before it tells anything: what is refused is refused here.
+
+All losses are read, and the plan is settled and said, so that a log can show later what had been settled by then.
+
+With `--sequential`, somebody else evaluates, and every call computes all anew from the losses that are there. The
+ledger in the output directory only refuses what would void the result: another plan after losses were seen, or other
+losses of a round that was counted.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+from calm_beam.calibration.declared import DeclaredExamples, IdReading
+from calm_beam.calibration.evaluated import EvaluatedLosses
+from calm_beam.calibration.groups import MOST_GROUPS
+from calm_beam.calibration.guarantee import default_tests_in_words
+from calm_beam.calibration.ledger import LEDGER, Ledger
+from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.settings_plan import plan_of_settings, settled_order
+from calm_beam.inputs.losses.tables import read_rows, table_files
+from calm_beam.inputs.set_parts import salt_of
+from calm_beam.launch.flags import UsageError, as_usage, naming
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import (
+    MANIFEST,
+    SettingManifest,
+    SettingPlan,
+    SettingSequentialPlan,
+    read_setting_manifest,
+)
+from calm_beam.options import listed
+from calm_beam.storage import joined, version
+
+from .output import check_empty, checked_output, refuse_manifest, warn_of_counted
+from .request import CertifyRequest
+from .sources import Source, read_losses, read_scores, rows_of_losses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WholeSweep:
+    """A certification of losses that are all there.
+
+    Attributes:
+      output: The directory to write to.
+      earlier: What it holds now.
+      source: The losses.
+      plan: What is tested.
+      costs: What settings cost, where it is known.
+    """
+
+    output: str
+    earlier: EarlierResult
+    source: Source
+    plan: SettingPlan
+    costs: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """A certification that is looked at after every round of examples.
+
+    Attributes:
+      request: What is asked for.
+      output: The directory to write to.
+      earlier: What it holds now.
+      declared: All examples that may be evaluated.
+      ledger: What is settled, and was counted up to now.
+      ledger_version: Version of its file when the call began; empty if there was none.
+      is_new: Whether nothing was settled before.
+      evaluated: The losses that are there.
+    """
+
+    request: CertifyRequest
+    output: str
+    earlier: EarlierResult
+    declared: DeclaredExamples
+    ledger: Ledger
+    ledger_version: str
+    is_new: bool
+    evaluated: EvaluatedLosses
+
+    @property
+    def plan(self) -> SettingPlan:
+        """What is tested."""
+        return self.ledger.plan
+
+    @property
+    def costs(self) -> Mapping[str, float] | None:
+        """What settings cost, as the plan has it; None where rows of losses say it."""
+        assert self.plan.sequential is not None
+        costs = self.plan.sequential.costs
+        return None if costs is None else dict(zip(self.plan.order, costs, strict=True))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A certification that has ended before, and that nothing is left to do for.
+
+    Attributes:
+      output: Its directory.
+      manifest: The result.
+    """
+
+    output: str
+    manifest: SettingManifest
+
+
+def prepare(request: CertifyRequest) -> WholeSweep | Rounds | Ended:
+    """Returns the certification, found good, with its plan settled and said.
+
+    Raises:
+      UsageError: If what is asked for does not go together, or is not what was settled at the first call.
+      LossesError: If ids, losses or scores are not as they have to be; names them.
+      DataError: If a pattern matches no file, or one is damaged.
+    """
+    output = checked_output(request)
+    return _rounds(request, output) if request.sequential else _whole_sweep(request, output)
+
+
+def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
+    earlier = EarlierResult.found_in(output)
+    if request.overwrite:
+        warn_of_counted(output)
+    else:
+        check_empty(output, earlier)
+    source = _source(request)
+    sweep = source.sweep
+    declared = _declared_costs(request, source)
+    plan = plan_of_settings(
+        request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size),
+        settled_order(
+            sweep,
+            order=listed(request.order) or (None if request.order_by else source.listed),
+            order_by=request.order_by,
+            costs=declared,
+        ),
+        joint_epsilon=request.joint_epsilon,
+        group_key=request.group_key,
+        cluster_key=request.cluster_key,
+        seed=request.seed,
+        baseline=source.baseline,
+        task=source.task,
+        metric=source.metric,
+        direction=source.direction,
+    )
+    say(f"plan {plan.digest}")
+    if request.p_value is None:
+        say(default_tests_in_words(plan.tests))
+    return WholeSweep(output=output, earlier=earlier, source=source, plan=plan, costs=declared or dict(sweep.costs))
+
+
+def _source(request: CertifyRequest) -> Source:
+    loss, cluster_key = request.kind_of_losses, request.cluster_key
+    if request.baseline is None:
+        return read_losses(request, loss=loss, group_key=request.group_key, cluster_key=cluster_key)
+    return read_scores(
+        request,
+        loss=loss,
+        task=request.task,
+        metric=request.metric,
+        direction=request.direction,
+        cluster_key=cluster_key,
+    )
+
+
+def _declared_costs(request: CertifyRequest, source: Source) -> dict[str, float]:
+    """Returns the costs that `--costs` declares; empty without it."""
+    declared = request.declared_costs
+    if not declared:
+        return {}
+    if source.sweep.costs:
+        raise UsageError("--costs and the column cost both say what settings cost: leave one of them out.")
+    if set(declared) != set(source.sweep.settings):
+        raise UsageError(
+            f"--costs must name every setting once: the settings are {', '.join(source.sweep.settings)}, it names "
+            f"{', '.join(declared)}."
+        )
+    return declared
+
+
+def _groups(request: CertifyRequest, names: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the groups that have tests of their own, ascending, of the group of every example; none without groups.
+
+    Raises:
+      UsageError: If they are too many.
+    """
+    groups = tuple(sorted(set(names or ())))
+    if len(groups) > MOST_GROUPS:
+        raise UsageError(
+            f"--group_key={request.group_key}: there are {len(groups)} groups, more than {MOST_GROUPS}. Each of them "
+            "needs hundreds of examples to prove anything: name a column with few values."
+        )
+    return groups
+
+
+def _rounds(request: CertifyRequest, output: str) -> Rounds | Ended:
+    path = joined(output, LEDGER)
+    # Before anything is read, so that whoever writes meanwhile is noticed.
+    ledger_version, earlier = version(path), EarlierResult.found_in(output)
+    settled = None if request.overwrite else Ledger.read(path)
+    if request.overwrite:
+        warn_of_counted(output)
+    ended = None if request.overwrite else _ended(output, settled, earlier)
+    declared = _declared(request)
+    with as_usage():
+        plan = _plan_of_rounds(request, declared)
+    say(f"plan {plan.digest}")
+    if settled is None:
+        if request.resume:
+            raise UsageError(f"--resume: {output} holds no sequential certification.")
+        ledger = Ledger(plan=plan)
+    else:
+        ledger = settled.going_on(plan, ended=ended, resumes=request.resume)
+    if ended is not None and ledger is settled:
+        return Ended(output=output, manifest=ended)
+    return Rounds(
+        request=request,
+        output=output,
+        earlier=earlier,
+        declared=declared,
+        ledger=ledger,
+        ledger_version=ledger_version,
+        is_new=settled is None,
+        evaluated=_evaluated(request, declared, plan),
+    )
+
+
+def _declared(request: CertifyRequest) -> DeclaredExamples:
+    reading = IdReading(group_key=request.group_key, cluster_key=request.cluster_key)
+    with naming("--ids"):
+        files = table_files(listed(request.ids), reading)
+        rows = itertools.chain.from_iterable(read_rows(path, reading) for path in files)
+        return DeclaredExamples.of(rows, salt=salt_of(request.seed), round_examples=request.examples_of_a_round)
+
+
+def _plan_of_rounds(request: CertifyRequest, declared: DeclaredExamples) -> SettingPlan:
+    order, costs = request.order_of_rounds, request.declared_costs
+    return plan_of_settings(
+        request.tests(groups=_groups(request, declared.groups)),
+        order,
+        joint_epsilon=request.joint_epsilon,
+        group_key=request.group_key,
+        cluster_key=request.cluster_key,
+        seed=request.seed,
+        sequential=SettingSequentialPlan(
+            ids=declared.fingerprint,
+            examples=len(declared.ids),
+            round_examples=request.examples_of_a_round,
+            costs=tuple(costs[name] for name in order) if costs else None,
+            stop_at_setting=request.stop_at_setting,
+            stop_at_cost=request.stop_at_cost,
+            stop_gain=request.stop_gain,
+        ),
+    )
+
+
+def _ended(output: str, settled: Ledger | None, earlier: EarlierResult) -> SettingManifest | None:
+    """Returns the manifest in which the settled plan has ended; None if it has not."""
+    if not earlier.manifest:
+        return None
+    if settled is None:
+        refuse_manifest(output, earlier)
+        return None
+    manifest = read_setting_manifest(joined(output, MANIFEST))
+    return manifest if manifest.plan.digest == settled.plan.digest else None
+
+
+def _evaluated(request: CertifyRequest, declared: DeclaredExamples, plan: SettingPlan) -> EvaluatedLosses:
+    rows = rows_of_losses(listed(request.losses), loss=request.kind_of_losses) if request.losses else ()
+    evaluated = EvaluatedLosses.of(rows, declared, settings=plan.order)
+    if request.costs is not None and any(evaluated.costs):
+        raise UsageError("--costs and the column cost both say what settings cost: leave one of them out.")
+    return evaluated

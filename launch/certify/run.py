@@ -1,0 +1,189 @@
+"""The certification itself: what `calm-beam certify` and `calm_beam.certify` both run."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from calm_beam.calibration.ledger import LEDGER
+from calm_beam.calibration.loss_table import LossTable
+from calm_beam.calibration.publish import EarlierResult, publish, withdraw
+from calm_beam.calibration.sequential import WatchedSettings, watched_settings
+from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import EarlierPlan, SequentialRecord, SettingManifest, plans_in_words
+from calm_beam.manifest.plan_list import AskedPlan, PlanList
+from calm_beam.manifest.versions import certifying_versions
+from calm_beam.options import listed
+from calm_beam.storage import joined, remove_file, replacing
+from calm_beam.text import counted
+
+from .output import NEXT_IDS, prepare_output
+from .prepare import Rounds, WholeSweep, prepare
+from .request import CertifyRequest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Done:
+    """What one call has come to.
+
+    Attributes:
+      output: The directory of the certification.
+      manifest: The result; None where more examples have to be evaluated before, whose ids stand in `next_ids.txt`.
+      rows: For every test, what it says of every setting; None where there is no result yet, or it was there before.
+    """
+
+    output: str
+    manifest: SettingManifest | None = None
+    rows: Sequence[Sequence[SettingRow]] | None = None
+
+
+def run_certification(request: CertifyRequest) -> Done:
+    """Prepares a certification, tests, and writes what was found.
+
+    Raises:
+      UsageError: As `prepare`; nothing has been written.
+      LossesError: As `prepare`.
+      DataError: As `prepare`.
+      ManifestError: If another run has published meanwhile.
+    """
+    prepared = prepare(request)
+    if isinstance(prepared, WholeSweep):
+        return _certified(prepared)
+    if isinstance(prepared, Rounds):
+        return _watched(prepared)
+    prepare_output(prepared.output)
+    return Done(output=prepared.output, manifest=prepared.manifest)
+
+
+def _certified(prepared: WholeSweep) -> Done:
+    """Tests losses that are all there."""
+    sweep, plan = prepared.source.sweep, prepared.plan
+    rows = setting_rows(sweep, plan, costs=prepared.costs)
+    # Before anything is told of what was found.
+    asked = AskedPlan.of(plan, data=sweep.fingerprint(), command="certify")
+    earlier_plans = PlanList(prepared.output).ask(asked, is_answered=True)
+    if words := plans_in_words(earlier_plans, of="losses"):
+        say(words)
+    manifest = setting_manifest(
+        sweep,
+        plan,
+        entries=entries_of(plan, rows),
+        costs=prepared.costs,
+        patterns=prepared.source.patterns,
+        software=certifying_versions(),
+        earlier_plans=earlier_plans,
+    )
+    prepare_output(prepared.output)
+    for name in (LEDGER, NEXT_IDS):
+        # Of a sequential certification that is overwritten.
+        remove_file(joined(prepared.output, name))
+    return _published(prepared.output, manifest, rows=rows, earlier=prepared.earlier)
+
+
+def _watched(prepared: Rounds) -> Done:
+    """Looks at the rounds that are there, and ends, or names what to evaluate next."""
+    output, evaluated = prepared.output, prepared.evaluated
+    found = _look(prepared) if evaluated.rounds else None
+    rounds = max(0 if found is None else found.rounds, len(prepared.ledger.rounds))
+    ledger = prepared.ledger.with_rounds(evaluated.digests()[:rounds], missing=evaluated.in_words())
+    prepare_output(output)
+    # Before anything is told of what was found, and before an earlier result is taken away.
+    plans = PlanList(output)
+    earlier_plans = plans.ask(_asked_plan(prepared, plans), is_answered=found is not None)
+    if words := plans_in_words(earlier_plans, of="losses"):
+        say(words)
+    earlier = prepared.earlier
+    if prepared.request.overwrite:
+        withdraw(output, earlier)
+        earlier = EarlierResult()
+    # Before anything is told that could be a reason to ask for something else.
+    ledger.write(joined(output, LEDGER), replaces=prepared.ledger_version)
+    if found is not None:
+        say(_in_words(found, prepared))
+    if found is None or found.ended_by is None:
+        _name_next(prepared)
+        return Done(output=output)
+    remove_file(joined(output, NEXT_IDS))
+    manifest = _manifest_of_rounds(found, prepared, earlier_plans=earlier_plans)
+    return _published(output, manifest, rows=found.rows, earlier=earlier)
+
+
+def _published(
+    output: str, manifest: SettingManifest, *, rows: Sequence[Sequence[SettingRow]], earlier: EarlierResult
+) -> Done:
+    """Writes a certification into a directory that exists."""
+    publish(output, manifest, rows=[row for of_test in rows for row in of_test], failures=(), earlier=earlier)
+    return Done(output=output, manifest=manifest, rows=rows)
+
+
+def _look(prepared: Rounds) -> WatchedSettings:
+    continues = prepared.ledger.continues
+    return watched_settings(
+        prepared.evaluated,
+        prepared.plan,
+        of_rounds=prepared.declared.rounds,
+        costs=prepared.costs,
+        looked_at=continues[-1].rounds if continues else 1,
+    )
+
+
+def _asked_plan(prepared: Rounds, plans: PlanList) -> AskedPlan:
+    """Returns the plan as it is asked of the losses that the ledger counts."""
+    plan, fingerprint = prepared.plan, prepared.declared.fingerprint
+    known = plans.data_of_outputs() or fingerprint
+    asked = AskedPlan.of(plan, data=known, command="certify --sequential", decodes=True)
+    if prepared.is_new and plans.is_answered(asked):
+        # The same ids, but losses that were evaluated anew, or another look at those that were seen.
+        return AskedPlan.of(
+            plan, data=f"{fingerprint}, anew after {len(plans.plans())}", command=asked.command, decodes=True
+        )
+    return asked
+
+
+def _in_words(found: WatchedSettings, prepared: Rounds) -> str:
+    """Returns how far the entries have come."""
+    declared, evaluated = prepared.declared, prepared.evaluated
+    chosen = sum(entry.setting is not None for entry in found.calibrations)
+    examples = sum(len(each.ids) for each in evaluated.rounds[: found.rounds])
+    return (
+        f"round {found.rounds} of {declared.rounds}: {examples:,} of {counted(len(declared.ids), 'example')}; {chosen} "
+        f"of {counted(len(found.calibrations), 'entry', several='entries')} with a setting"
+    )
+
+
+def _name_next(prepared: Rounds) -> None:
+    """Writes which examples to evaluate next, and says so."""
+    evaluated = prepared.evaluated
+    if evaluated.waiting:
+        say(evaluated.in_words())
+    ids = list(itertools.chain.from_iterable(evaluated.missing[: prepared.request.rounds_named]))
+    path = joined(prepared.output, NEXT_IDS)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in ids), encoding="utf-8")
+    say(
+        f"not enough is proved yet. Evaluate {counted(len(ids), 'example')} under every setting, add the losses, and "
+        f"repeat the command: {path}"
+    )
+
+
+def _manifest_of_rounds(
+    found: WatchedSettings, prepared: Rounds, *, earlier_plans: Sequence[EarlierPlan]
+) -> SettingManifest:
+    assert found.ended_by is not None
+    declared, evaluated, costs = prepared.declared, prepared.evaluated, prepared.costs
+    return setting_manifest(
+        LossTable.joined(evaluated.rounds[: found.rounds]),
+        prepared.plan,
+        entries=found.calibrations,
+        costs=evaluated.costs[found.rounds - 1] if costs is None else costs,
+        patterns=listed(prepared.request.losses),
+        software=certifying_versions(),
+        sequential=SequentialRecord(
+            rounds=found.rounds,
+            of_rounds=declared.rounds,
+            of_examples=len(declared.ids),
+            ended_by=found.ended_by,
+            continues=prepared.ledger.continues,
+        ),
+        earlier_plans=earlier_plans,
+    )

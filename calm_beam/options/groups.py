@@ -30,7 +30,8 @@ from .kinds import (
 from .option import Options, option, switch
 
 _OF_MODEL = ("checkpoint", "generations")
-_MODEL_AND_DATA = "model and data"
+MODEL_AND_DATA = "model and data"
+"""Heading of what a model is asked about, and how."""
 _EXITS = "exits"
 _RUN = "run (Beam's own flags, such as --runner, may be added)"
 
@@ -39,7 +40,7 @@ _RUN = "run (Beam's own flags, such as --runner, may be added)"
 class ModelSource(Options):
     """Which model, and which vocabulary."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     checkpoint: str | os.PathLike[str] | None = option(
         None,
@@ -61,7 +62,7 @@ class ModelSource(Options):
 class Chat(Options):
     """How inputs become chats."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     chat_template: str | None = option(
         None,
@@ -79,7 +80,7 @@ class Chat(Options):
 class ModelFacts(Options):
     """What the arrays of a model do not show."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     activation: str | None = option(
         None,
@@ -98,9 +99,14 @@ class ModelFacts(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSource(Options):
-    """Which data are read, and how."""
+    """Which data are read, and how.
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    Attributes:
+      SPLIT: Of a SeqIO task, unless another is named.
+    """
+
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
+    SPLIT: ClassVar[str] = "validation"
 
     data: str | Sequence[str] | None = option(None, "files with the data: globs, comma-separated", kind=paths)
     data_format: str | None = option(
@@ -115,7 +121,7 @@ class DataSource(Options):
         None, "field of a row with the references; default: references, in TFRecord and SeqIO targets"
     )
     seqio_task: str | None = option(None, "SeqIO task to read instead of --data")
-    seqio_split: str | None = option(None, "its split; default: validation")
+    seqio_split: str | None = option(None, f"its split; default: {SPLIT}")
     seqio_module: str | Sequence[str] | None = option(
         None, "modules that register the task, comma-separated; importable on workers too", kind=texts
     )
@@ -141,7 +147,7 @@ class DataSource(Options):
     def patterns(self) -> tuple[str, ...] | None:
         """What names the data: paths and globs, or the task of SeqIO by its name; None where nothing does."""
         if self.seqio_task is not None:
-            return (seqio_name(self.seqio_task, self.seqio_split or "validation"),)
+            return (seqio_name(self.seqio_task, self.seqio_split or self.SPLIT),)
         return None if self.data is None else tuple(self.data)
 
     def reading(
@@ -163,7 +169,7 @@ class DataSource(Options):
 class Lengths(Options):
     """What is put before inputs, and how long inputs and outputs may be."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     task_prefix: str = option("", "put before every input", kind=utf8_text)
     max_input_length: int | None = option(
@@ -179,7 +185,7 @@ class Lengths(Options):
 class Precision(Options):
     """In which numbers the model computes."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     dtype: str = option(
         "float32",
@@ -203,7 +209,7 @@ class Precision(Options):
 class Memory(Options):
     """How much is decoded at a time, which moves no output."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     batch_size: int | None = option(
         None, "most prompts decoded together; default: by the memory that is free", kind=whole_number(1)
@@ -226,7 +232,7 @@ class Memory(Options):
 class Engine(Options):
     """What decodes, and in which form the output head decides. It moves outputs at near ties alone."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     engine: str = option(
         "auto",

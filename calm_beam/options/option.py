@@ -39,7 +39,7 @@ class Option:
 
     help: str
     kind: Kind
-    choices: tuple[str, ...] = ()
+    choices: tuple[object, ...] = ()
     metavar: str | None = None
     belongs_to: tuple[str, ...] = ()
 
@@ -49,7 +49,7 @@ def option(
     sentence: str,
     *,
     kind: Kind = text,
-    choices: Collection[str] = (),
+    choices: Collection[object] = (),
     metavar: str | None = None,
     belongs_to: tuple[str, ...] = (),
 ) -> Any:

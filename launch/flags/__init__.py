@@ -24,7 +24,6 @@ from .parser import as_usage as as_usage
 from .parser import naming as naming
 from .parser import parse_flags as parse_flags
 from .parser import parse_own_flags as parse_own_flags
-from .shared import add_chat_flags as add_chat_flags
 from .shared import add_data_flags as add_data_flags
 from .shared import add_decode_flags as add_decode_flags
 from .shared import add_device_flag as add_device_flag

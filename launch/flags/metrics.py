@@ -20,7 +20,6 @@ from calm_beam.storage import absolute
 from . import add_options, naming, unheaded
 
 METRIC_NAMES = f"{', '.join(METRICS)}, {BLEURT}, or module:function for your own"
-BLEURT_CHECKPOINT_HELP = "folder of a published BLEURT checkpoint, for the metric bleurt; may be gs://"
 
 
 GUARANTEE = "guarantee (lists are comma-separated; every combination is one manifest entry)"
@@ -33,7 +32,11 @@ class MetricFiles(Options):
 
     SECTION: ClassVar[str | None] = GUARANTEE
 
-    bleurt_checkpoint: str | None = option(None, BLEURT_CHECKPOINT_HELP, belongs_to=("metric=bleurt",))
+    bleurt_checkpoint: str | None = option(
+        None,
+        "folder of a published BLEURT checkpoint, for the metric bleurt; may be gs://",
+        belongs_to=("metric=bleurt",),
+    )
 
 
 def add_metric_settings(group: argparse._ActionsContainer) -> None:

@@ -60,11 +60,6 @@ def add_worker_flags(group: argparse._ActionsContainer) -> None:
     add_options(unheaded(group), Spread)
 
 
-def add_chat_flags(group: argparse._ActionsContainer) -> None:
-    """Adds the flags that make chats of inputs."""
-    add_options(unheaded(group), Chat)
-
-
 def add_task_flags(parser: FlagParser) -> None:
     """Adds the flags that name model and data, and how much of them is decoded at a time."""
     add_options(parser, *TASK)

@@ -9,7 +9,10 @@ import pytest
 _ROOT = pathlib.Path(__file__).parents[1]
 _MOST = 8
 _ROOMS = (
-    *(f"launch/{room}" for room in ("calibrate", "decode", "flags", "generate", "runners", "suitability", "train")),
+    *(
+        f"launch/{room}"
+        for room in ("calibrate", "decode", "flags", "generate", "plan", "runners", "suitability", "train")
+    ),
     "calm_beam/options",
 )
 

@@ -26,7 +26,6 @@ from .parser import parse_flags as parse_flags
 from .parser import parse_own_flags as parse_own_flags
 from .shared import add_data_flags as add_data_flags
 from .shared import add_decode_flags as add_decode_flags
-from .shared import add_device_flag as add_device_flag
 from .shared import add_exit_flags as add_exit_flags
 from .shared import add_exit_head_flag as add_exit_head_flag
 from .shared import add_memory_flags as add_memory_flags

@@ -103,11 +103,6 @@ def add_model_flags(group: argparse._ActionsContainer) -> None:
     add_options(unheaded(group), ModelFacts)
 
 
-def add_device_flag(group: argparse._ActionsContainer) -> None:
-    """Adds the flag that names an accelerator whose times are forecast."""
-    add_options(unheaded(group), Device)
-
-
 def arithmetic_of(flags: argparse.Namespace) -> Arithmetic:
     """Returns in which numbers the model is to compute.
 

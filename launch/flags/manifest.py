@@ -36,6 +36,13 @@ def find_manifest(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedManifest(Options):
+    """Which manifest is meant."""
+
+    manifest: str = option(dataclasses.MISSING, "a manifest, or the calibration directory that holds one")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry(Options):
     """Which entry of a manifest is meant; options are called as the entry's own fields."""
 
@@ -81,23 +88,13 @@ class SurePrecision(Options):
     matmul_precision: str | None = option(None, f"precision of products, {_SURE}", choices=MATMUL_PRECISIONS)
 
 
-def add_entry_flags(parser: FlagParser) -> None:
-    """Adds the flags that name an entry."""
-    add_options(parser, Entry)
-
-
-def add_setting_flags(parser: FlagParser) -> None:
-    """Adds the flags that name an entry about settings, next to those of `add_entry_flags`."""
-    add_options(parser, OfSettings)
-
-
-def entry_choice(flags: argparse.Namespace | Entry, manifest: Manifest | ExternalManifest) -> EntryChoice:
-    """Returns which entry of a manifest flags name.
+def entry_choice(request: Entry, manifest: Manifest | ExternalManifest) -> EntryChoice:
+    """Returns which entry of a manifest a request names.
 
     Raises:
-      UsageError: If they name what no entry of its kind has.
+      UsageError: If it names what no entry of its kind has.
     """
-    choice = EntryChoice.named_by(flags)
+    choice = EntryChoice.named_by(request)
     try:
         choice.check_for(manifest.KIND, sign="--")
     except ManifestError as error:

@@ -8,7 +8,7 @@ from calm_beam.errors import UsageError
 from calm_beam.inputs import Reading
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.accelerators import Job
-from calm_beam.launch.flags.manifest import Entry, SurePrecision, Trusted
+from calm_beam.launch.flags.manifest import Entry, NamedManifest, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, option, options_of, switch
 from calm_beam.options.groups import DataSource, Engine, Memory, ModelFacts, ModelSource, Spread
@@ -27,7 +27,7 @@ class Prompts(ModelFacts):
 
     SECTION: ClassVar[str | None] = None
 
-    manifest: str = option(dataclasses.MISSING, "a manifest, or the calibration directory that holds one")
+    manifest: str = again(NamedManifest, "manifest")
     checkpoint: str | None = again(
         ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
     )

@@ -3,18 +3,17 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
-from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
-from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading
-from calm_beam.inputs.demo import embedded
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
 from calm_beam.outputs.request import SweepRequest
 
-from .flags import arithmetic_of, as_usage
+from .flags import as_usage
 from .flags.data import find_files, reading_of
 from .flags.task import TaskRequest
 from .terminal import say
@@ -26,7 +25,7 @@ def prepare_run(
     needs_references: bool,
     cluster_key: str | None = None,
     group_key: str | None = None,
-    settings: DecodeSettings | None = None,
+    settings: DecodeSettings,
     finds_vocabulary: bool = True,
     runs_here: bool = True,
     compares_texts: bool = True,
@@ -34,11 +33,11 @@ def prepare_run(
     """Returns a sweep whose flags, model, vocabulary and first examples have been checked.
 
     Args:
-      flags: Of `add_decode_flags`, or of `add_task_flags` if settings are given.
+      flags: Of model, data, and how much is decoded at a time.
       needs_references: Whether every example must have references.
       cluster_key: Key of the name of an example's cluster, which every example must then have.
       group_key: Likewise of the name of its group.
-      settings: What determines the outputs; as the flags say if omitted.
+      settings: What determines the outputs.
       finds_vocabulary: As in `prepare_sweep`.
       runs_here: As in `prepare_sweep`.
       compares_texts: As in `prepare_sweep`.
@@ -49,7 +48,7 @@ def prepare_run(
     if flags.checkpoint is None:
         raise UsageError("--checkpoint is missing: the folder of the model.")
     with as_usage((ValueError, OSError)):
-        request = sweep_request(flags, settings or decode_settings(flags))
+        request = sweep_request(flags, settings)
     reading = reading_of(flags, cluster_key=cluster_key, group_key=group_key, needs_references=needs_references)
     return prepare_request(
         request,
@@ -65,24 +64,32 @@ def prepare_task(
     request: TaskRequest,
     settings: Callable[[], DecodeSettings],
     *,
+    needs_references: bool = False,
     runs_here: bool = True,
     compares_texts: bool = True,
+    **own: Any,
 ) -> PreparedSweep:
     """Returns the sweep of a request, checked as by `prepare_request`.
 
     Args:
       request: What is asked for.
       settings: Returns what determines the outputs; what it raises is about the request.
+      needs_references: Whether every example must have references.
       runs_here: As in `prepare_sweep`.
       compares_texts: As in `prepare_sweep`.
+      own: As in `TaskRequest.sweep_asked`.
 
     Raises:
       UsageError: As `prepare_request`.
     """
     with as_usage((ValueError, OSError)):
-        asked = request.sweep_asked(settings())
+        asked = request.sweep_asked(settings(), **own)
     return prepare_request(
-        asked, request.patterns, reading=request.reading(), runs_here=runs_here, compares_texts=compares_texts
+        asked,
+        request.patterns,
+        reading=request.reading(needs_references=needs_references),
+        runs_here=runs_here,
+        compares_texts=compares_texts,
     )
 
 
@@ -125,15 +132,6 @@ def prepare_request(
     return prepared
 
 
-def fill_in_embedded(flags: argparse.Namespace) -> bool:
-    """Names the embedded model and data where the user named neither, says so, and returns whether it did."""
-    if flags.checkpoint is not None or flags.data is not None:
-        return False
-    say("no --checkpoint and no --data: the embedded model on the embedded data")
-    flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
-    return True
-
-
 def sweep_request(flags: argparse.Namespace, settings: DecodeSettings) -> SweepRequest:
     """Returns what flags ask for: each field but the model and the settings has the name of its flag."""
     names = {field.name for field in dataclasses.fields(SweepRequest)} - {"model", "settings", "shortens_prompts"}
@@ -142,54 +140,4 @@ def sweep_request(flags: argparse.Namespace, settings: DecodeSettings) -> SweepR
         settings=settings,
         shortens_prompts=getattr(flags, "max_input_length", USUAL_INPUT_LENGTH) is None,
         **{name: getattr(flags, name) for name in names if name in flags},
-    )
-
-
-def decode_settings(flags: argparse.Namespace, *, confidence: str | None = None) -> DecodeSettings:
-    """Returns what determines the outputs.
-
-    Args:
-      flags: Of `add_decode_flags`.
-      confidence: The measure; that of the flags if omitted.
-
-    Raises:
-      ValueError: If a value or a combination is wrong.
-    """
-    if flags.thresholds is not None and flags.grid_step is not None:
-        raise UsageError(f"--thresholds and --grid_step={flags.grid_step:g} both give a grid: leave one of them out.")
-    step = flags.grid_step if flags.grid_step is not None else flags.default_grid_step
-    if flags.thresholds is not None:
-        grid = descending_grid(flags.thresholds)
-    elif step is not None:
-        grid = uniform_grid(step)
-    else:
-        raise UsageError("--thresholds is missing: exit thresholds, comma-separated (or --grid_step).")
-    return DecodeSettings(
-        rule=ExitRule(
-            confidence=confidence or flags.confidence,
-            schedule=flags.schedule,
-            tau=flags.tau,
-            state_propagation=flags.state_propagation,
-            token_from=flags.token_from,
-            min_exit_layer=flags.min_exit_layer,
-            exit_interval=flags.exit_interval,
-            patience=flags.patience,
-        ).with_source(),
-        thresholds=grid,
-        max_input_length=flags.max_input_length or USUAL_INPUT_LENGTH,
-        max_decode_length=flags.max_decode_length,
-        task_prefix=flags.task_prefix,
-        arithmetic=arithmetic_of(flags),
-    )
-
-
-def full_model_settings(flags: argparse.Namespace) -> DecodeSettings:
-    """Returns what determines the outputs of the full model: nothing exits."""
-    return DecodeSettings(
-        rule=ExitRule(),
-        thresholds=(1.0,),
-        max_input_length=flags.max_input_length or USUAL_INPUT_LENGTH,
-        max_decode_length=flags.max_decode_length,
-        task_prefix=flags.task_prefix,
-        arithmetic=arithmetic_of(flags),
     )

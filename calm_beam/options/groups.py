@@ -318,15 +318,32 @@ class ExitGrid(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneRule(Options):
-    """What a calibration may choose among, where there is one of each."""
+class ExitLayers(ExitGrid):
+    """What a calibration may choose among besides measures, where there is one of each."""
 
-    SECTION: ClassVar[str | None] = _EXITS
-
-    confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
     tau: float | None = option(None, "temperature of a decaying schedule", kind=number)
     min_exit_layer: int = option(1, "lowest layer that may exit", kind=whole_number(1))
     exit_interval: int = option(1, "distance of layers that may exit", kind=whole_number(1))
+
+    def rule_by(self, confidence: str) -> ExitRule:
+        """Returns the exit rule with a confidence measure.
+
+        Raises:
+          ValueError: If the rule is not allowed.
+        """
+        return self.rule(
+            confidence=confidence,
+            tau=self.tau,
+            min_exit_layer=self.min_exit_layer,
+            exit_interval=self.exit_interval,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneRule(ExitLayers):
+    """All that a calibration may choose among, where there is one of each."""
+
+    confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,7 @@
 """The flags of `calm-beam calibrate`, which are the options of a request."""
 
-import argparse
+from calm_beam.launch.flags import FlagParser, add_request
 
-from calm_beam.launch.flags import FlagParser, add_options, add_request
-
-from .options import Tails
 from .request import CalibrateRequest
 
 _ESSENTIALS = (
@@ -31,8 +28,3 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
     parser = FlagParser(prog="calm-beam calibrate", doc=doc, essentials=_ESSENTIALS)
     add_request(parser, CalibrateRequest)
     return parser
-
-
-def add_tail_flag(group: argparse._ActionsContainer) -> None:
-    """Adds the flag that asks for guarantees of tails."""
-    add_options(group, Tails)

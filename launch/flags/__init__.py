@@ -25,12 +25,7 @@ from .parser import naming as naming
 from .parser import parse_flags as parse_flags
 from .parser import parse_own_flags as parse_own_flags
 from .shared import add_data_flags as add_data_flags
-from .shared import add_decode_flags as add_decode_flags
-from .shared import add_exit_flags as add_exit_flags
 from .shared import add_exit_head_flag as add_exit_head_flag
 from .shared import add_memory_flags as add_memory_flags
 from .shared import add_model_flags as add_model_flags
-from .shared import add_task_flags as add_task_flags
 from .shared import add_worker_flags as add_worker_flags
-from .shared import arithmetic_of as arithmetic_of
-from .shared import refuse_decoding_flags as refuse_decoding_flags

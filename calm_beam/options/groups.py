@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError
@@ -27,7 +27,7 @@ from .kinds import (
     utf8_text,
     whole_number,
 )
-from .option import Options, option, switch
+from .option import Options, option, shared, switch
 
 _OF_MODEL = ("checkpoint", "generations")
 MODEL_AND_DATA = "model and data"
@@ -248,6 +248,15 @@ class Engine(Options):
         kind=exit_head,
         choices=EXIT_HEADS,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding(Memory, Engine):
+    """How a decoder decodes, where that is no part of what outputs are."""
+
+    def asked_of_decoder(self) -> dict[str, Any]:
+        """Returns these options by name, of whatever else they are a part, as `Decoder` and `Generator` take them."""
+        return shared(self, Decoding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

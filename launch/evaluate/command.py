@@ -119,12 +119,8 @@ def _task(request: SampleRequest, run: PreparedSweep, *, metric: str, examples: 
         metric_settings=metric_settings(request),
         max_input_length=run.settings.max_input_length,
         max_decode_length=request.max_decode_length,
-        batch_size=request.batch_size,
-        token_budget=request.token_budget,
-        model_parallelism=request.model_parallelism,
-        exit_head=request.exit_head,
-        engine=request.engine,
         arithmetic=run.settings.arithmetic,
+        **request.asked_of_decoder(),
     )
 
 

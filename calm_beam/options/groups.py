@@ -27,7 +27,7 @@ from .kinds import (
     utf8_text,
     whole_number,
 )
-from .option import Options, option, shared, switch
+from .option import Options, again, option, shared, switch
 
 _OF_MODEL = ("checkpoint", "generations")
 MODEL_AND_DATA = "model and data"
@@ -95,6 +95,14 @@ class ModelFacts(Options):
         kind=integer,
         belongs_to=_OF_MODEL,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FactsOfAny(ModelFacts):
+    """The same of a model that is named in another way, or is new."""
+
+    activation: str | None = again(ModelFacts, "activation", belongs_to=())
+    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.manifest import Entry, NamedManifest, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, option, options_of, switch
-from calm_beam.options.groups import DataSource, Decoding, ModelFacts, ModelSource, Spread
+from calm_beam.options.groups import DataSource, Decoding, FactsOfAny, ModelSource, Spread
 from calm_beam.options.kinds import share, utf8_text, whole_number
 from calm_beam.storage import is_folder
 
@@ -22,7 +22,7 @@ _FORMATS = ("parquet", "jsonl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompts(ModelFacts):
+class Prompts(FactsOfAny):
     """What is answered, by which model, and where answers go."""
 
     SECTION: ClassVar[str | None] = None
@@ -31,8 +31,6 @@ class Prompts(ModelFacts):
     checkpoint: str | None = again(
         ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
     )
-    activation: str | None = again(ModelFacts, "activation", belongs_to=())
-    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
     vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
     prompt: str | None = option(None, "the prompt; default: --input, or standard input")
     input: str | None = option(None, "files of prompts: a path or a glob")

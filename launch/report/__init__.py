@@ -10,20 +10,29 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, parse_own_flags
+from calm_beam.launch.flags import FlagParser, add_request, parse_own_flags, request_of
 
-from .flags import report_parser
+from .request import ReportRequest
+
+_ESSENTIALS = ("--calibration", "--output", "--generations", "--checkpoint", "--speedup")
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (report_parser(__doc__),)
+    return (_parser(),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    flags = parse_own_flags(report_parser(__doc__), argv)
+    (parser,) = flag_parsers()
+    request = request_of(ReportRequest, parse_own_flags(parser, argv), parser=parser)
     # Here, since it reads generations and models, and help does without.
     from .command import build_report
 
-    return build_report(flags)
+    return build_report(request)
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam report", doc=__doc__, essentials=_ESSENTIALS)
+    add_request(parser, ReportRequest)
+    return parser

@@ -15,9 +15,9 @@ from calm_beam.options.groups import (
     MODEL_AND_DATA,
     Chat,
     DataSource,
+    FactsOfAny,
     Lengths,
     Memory,
-    ModelFacts,
     ModelSource,
     Precision,
 )
@@ -106,7 +106,7 @@ class Rows(DataSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Start(ModelFacts, Chat):
+class Start(FactsOfAny, Chat):
     """The model that training begins with, and how rows become its prompts and targets."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
@@ -116,9 +116,6 @@ class Start(ModelFacts, Chat):
         "checkpoint",
         sentence="model to start from, with its vocabulary; without it, a new one of the sizes below",
     )
-    # New models have them too, and the vocabulary of one that was made here has no template.
-    activation: str | None = again(ModelFacts, "activation", belongs_to=())
-    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
     chat_template: str | None = again(Chat, "chat_template", belongs_to=())
     system: str | None = again(Chat, "system", belongs_to=("chat_template",))
     task_prefix: str = again(Lengths, "task_prefix")

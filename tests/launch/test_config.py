@@ -109,10 +109,21 @@ def test_what_is_wrong_in_a_file(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["calibrate", "decode", "suitability", "generate", "train", "certify", "plan", "monitor", "evaluate", "tradeoff"],
+_COMMANDS = (
+    "calibrate",
+    "certify",
+    "decode",
+    "evaluate",
+    "generate",
+    "monitor",
+    "plan",
+    "report",
+    "suitability",
+    "train",
 )
+
+
+@pytest.mark.parametrize("command", [*_COMMANDS, "tradeoff"])
 def test_commands_that_take_a_file(command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever they need may stand in it, and what they do not know is named by its key."""
     needed = {"generate": "manifest: m\n", "train": "output: o\n", "certify": "delta: 0.1\n", "plan": "delta: 0.1\n"}

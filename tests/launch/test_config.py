@@ -112,6 +112,7 @@ def test_what_is_wrong_in_a_file(
 _COMMANDS = (
     "calibrate",
     "certify",
+    "convert",
     "decode",
     "evaluate",
     "generate",
@@ -127,6 +128,7 @@ _COMMANDS = (
 def test_commands_that_take_a_file(command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever they need may stand in it, and what they do not know is named by its key."""
     needed = {"generate": "manifest: m\n", "train": "output: o\n", "certify": "delta: 0.1\n", "plan": "delta: 0.1\n"}
+    needed |= {"convert": "checkpoint: c\noutput: o\nlayout: t5x\n"}
     needed |= {"monitor": "manifest: m\nlosses: l\n", "tradeoff": "experiment: tradeoff\n"}
     config = _file(tmp_path, f"{needed.get(command, '')}no_such: 1\n")
     assert main(["evaluate" if command == "tradeoff" else command, config]) == 2

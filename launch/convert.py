@@ -36,7 +36,7 @@ from calm_beam.options.kinds import pattern, whole_number
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
 from calm_beam.vocabularies.vocabulary import VocabularyError, missing_sentinels
 
-from .flags import FlagParser, add_request, naming, parse_own_flags, request_of
+from .flags import FlagParser, naming, parsed, request_parser
 from .flags.model import declared
 from .terminal import tell
 
@@ -86,15 +86,13 @@ class ConvertRequest(Conversion, FactsOfAny):
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    parser = FlagParser(prog="calm-beam convert", doc=__doc__, essentials=_ESSENTIALS)
-    add_request(parser, ConvertRequest)
-    return (parser,)
+    return (request_parser("convert", ConvertRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    request = request_of(ConvertRequest, parse_own_flags(parser, argv), parser=parser)
+    request = parsed(ConvertRequest, argv, parser=parser)
     try:
         _convert(request)
     except CalmBeamError:

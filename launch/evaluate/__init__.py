@@ -9,22 +9,16 @@ decode in this process, or on the workers that Beam's flags name; `sensitivity` 
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from calm_beam.launch.flags import (
-    FlagParser,
-    add_options,
-    add_request,
-    as_usage,
-    given_flags,
-    parse_flags,
-    parse_own_flags,
-    request_of,
-)
-from calm_beam.options.groups import Spread
+from calm_beam.launch.flags import FlagParser, add_options, parsed, parsed_with_beam, request_parser
 
-from .request import DESCRIPTIONS, REQUESTS, Experiment
+from .request import DESCRIPTIONS, REQUESTS, Experiment, SampleRequest, SweptRequest
 from .splits import splits_parser
 from .splits.request import SplitsRequest
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 _ESSENTIALS = (
     "--experiment",
@@ -50,31 +44,21 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     name = _experiment_name(argv)
     if name not in REQUESTS:
-        return _main_of_splits(argv)
-    parser, kind = _parser(name), REQUESTS[name]
-    options = None
-    with as_usage((ValueError, OSError)):
-        if issubclass(kind, Spread):
-            flags, options = parse_flags(parser, argv)
-        else:
-            flags = parse_own_flags(parser, argv)
-        request = request_of(kind, flags, parser=parser)
-    # Here, since it loads JAX, and help does without.
+        splits, options = parsed_with_beam(SplitsRequest, argv, parser=splits_parser())
+        # Here, and below, since it loads Beam or JAX, and help does without.
+        from .splits.command import evaluate_splits
+
+        return evaluate_splits(splits, options)
+    kind, parser = REQUESTS[name], _parser(name)
+    request: SampleRequest
+    of_beam: PipelineOptions | None = None
+    if issubclass(kind, SweptRequest):
+        request, of_beam = parsed_with_beam(kind, argv, parser=parser)
+    else:
+        request = parsed(kind, argv, parser=parser)
     from .command import run_experiment
 
-    return run_experiment(request, options)
-
-
-def _main_of_splits(argv: Sequence[str]) -> int:
-    parser = splits_parser()
-    with as_usage((ValueError, OSError)):
-        flags, options = parse_flags(parser, argv)
-        request = request_of(SplitsRequest, flags, parser=parser)
-        request.check_given(given_flags(parser, argv))
-    # Here, since it loads Beam, and help does without.
-    from .splits.command import evaluate_splits
-
-    return evaluate_splits(request, options)
+    return run_experiment(request, of_beam)
 
 
 def _experiment_name(argv: Sequence[str]) -> str:
@@ -89,11 +73,10 @@ def _experiment_name(argv: Sequence[str]) -> str:
 def _parser(name: str) -> FlagParser:
     """Returns the parser of an experiment's flags."""
     description = DESCRIPTIONS[name]
-    parser = FlagParser(
-        prog="calm-beam evaluate",
+    return request_parser(
+        "evaluate",
+        REQUESTS[name],
         doc=__doc__,
-        description=f"{description[:1].upper()}{description[1:]}.",
         essentials=_ESSENTIALS,
+        description=f"{description[:1].upper()}{description[1:]}.",
     )
-    add_request(parser, REQUESTS[name])
-    return parser

@@ -16,7 +16,10 @@ from calm_beam.options.kinds import whole_numbers as whole_numbers
 from .derived import add_options as add_options
 from .derived import add_request as add_request
 from .derived import given_flags as given_flags
+from .derived import parsed as parsed
+from .derived import parsed_with_beam as parsed_with_beam
 from .derived import request_of as request_of
+from .derived import request_parser as request_parser
 from .derived import unheaded as unheaded
 from .parser import FlagParser as FlagParser
 from .parser import HelpShown as HelpShown

@@ -25,7 +25,7 @@ Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 the risk exceeds delta, 4 it 
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_request, parse_own_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
 from .command import watch
 from .request import MonitorRequest
@@ -35,16 +35,10 @@ _ESSENTIALS = ("--manifest", "--losses", "--alpha", "--state", "--delta", "--con
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("monitor", MonitorRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    return watch(request_of(MonitorRequest, parse_own_flags(parser, argv), parser=parser))
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam monitor", doc=__doc__, essentials=_ESSENTIALS)
-    add_request(parser, MonitorRequest)
-    return parser
+    return watch(parsed(MonitorRequest, argv, parser=parser))

@@ -19,7 +19,7 @@ confidence measures can pay there at which exit layers.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_request, given_flags, parse_own_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
 from .request import PlanRequest
 
@@ -41,14 +41,13 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("plan", PlanRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    request = request_of(PlanRequest, parse_own_flags(parser, argv), parser=parser)
-    request.check_given(given_flags(parser, argv))
+    request = parsed(PlanRequest, argv, parser=parser)
     # Here, since each takes much that the others, and help, do without.
     if request.device is not None:
         from .device import plan_device
@@ -63,9 +62,3 @@ def main(argv: Sequence[str]) -> int:
     from .power import plan_power
 
     return plan_power(request, delta=request.delta)
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam plan", doc=__doc__, essentials=_ESSENTIALS)
-    add_request(parser, PlanRequest)
-    return parser

@@ -10,7 +10,7 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_request, parse_own_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
 from .request import ReportRequest
 
@@ -19,20 +19,14 @@ _ESSENTIALS = ("--calibration", "--output", "--generations", "--checkpoint", "--
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("report", ReportRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    request = request_of(ReportRequest, parse_own_flags(parser, argv), parser=parser)
+    request = parsed(ReportRequest, argv, parser=parser)
     # Here, since it reads generations and models, and help does without.
     from .command import build_report
 
     return build_report(request)
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam report", doc=__doc__, essentials=_ESSENTIALS)
-    add_request(parser, ReportRequest)
-    return parser

@@ -20,7 +20,7 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_request, given_flags, parse_own_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
 from .request import TrainRequest
 
@@ -41,21 +41,14 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("train", TrainRequest, doc=__doc__, essentials=_ESSENTIALS, heading="what to train"),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status: 130 if it was interrupted and has a state to resume from."""
     (parser,) = flag_parsers()
-    request = request_of(TrainRequest, parse_own_flags(parser, argv), parser=parser)
-    request.check_given(given_flags(parser, argv))
+    request = parsed(TrainRequest, argv, parser=parser)
     # Here, since it loads JAX, and help does without.
     from .command import train_command
 
     return train_command(request)
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam train", doc=__doc__, essentials=_ESSENTIALS, heading="what to train")
-    add_request(parser, TrainRequest)
-    return parser

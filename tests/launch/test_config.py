@@ -8,7 +8,7 @@ import pytest
 import yaml
 from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
 
-from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError, given_flags, parse_flags, request_of
@@ -29,7 +29,7 @@ _OPTIONS = {
 
 
 def _parsed(*argv: str) -> tuple[CalibrateRequest, PipelineOptions]:
-    parser = calibrate_parser()
+    parser = flag_parsers()[0]
     flags, options = parse_flags(parser, argv)
     return request_of(CalibrateRequest, flags, parser=parser), options
 
@@ -50,7 +50,7 @@ def test_a_file_is_the_same_request(write: object, tmp_path: pathlib.Path) -> No
     flags = ["--checkpoint=model", "--data=a.jsonl,b.jsonl", "--thresholds=0.9,0.5", "--delta=0.1", "--stop_gain=2%"]
     assert request == _parsed(*flags, "--metric=token_f1,rouge_l", "--sequential", "--round_examples=5")[0]
     left_out = {"resume", "vocabulary"}
-    assert set(given_flags(calibrate_parser(), [config])) == _OPTIONS.keys() - left_out
+    assert set(given_flags(flag_parsers()[0], [config])) == _OPTIONS.keys() - left_out
 
 
 def test_flags_win(tmp_path: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ splits_grid.csv and .parquet (the whole set at every threshold), splits.json (ho
 splits.html, a page with all of it that opens offline.
 """
 
-from calm_beam.launch.flags import FlagParser, add_request
+from calm_beam.launch.flags import FlagParser, request_parser
 
 from .request import SplitsRequest
 
@@ -39,11 +39,10 @@ _ESSENTIALS = (
 
 def splits_parser() -> FlagParser:
     """Returns the parser of all flags, those of sweeps that are made first included."""
-    parser = FlagParser(
-        prog="calm-beam evaluate",
+    return request_parser(
+        "evaluate",
+        SplitsRequest,
         doc=__doc__,
         essentials=_ESSENTIALS,
         epilog="With --experiment=NAME, --help lists the flags of that experiment.",
     )
-    add_request(parser, SplitsRequest)
-    return parser

@@ -157,6 +157,16 @@ def test_measures_are_those_of_the_checkpoint(
     assert len(prepared.variants) == measures + 2
 
 
+def test_a_file_names_the_experiment(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What a file says is what flags say, the experiment too."""
+    config = tmp_path / "run.yaml"
+    config.write_text("experiment: sensitivity\npositions: [0-2, 5]\nrank: 3\n")
+    assert _evaluate(model, data, tmp_path / "file", f"--config={config}") == 0
+    assert _evaluate(model, data, tmp_path / "flags", *_FEW_POSITIONS) == 0
+    contents = [(tmp_path / name / "sensitivity.json").read_bytes() for name in ("file", "flags")]
+    assert contents[0] == contents[1]
+
+
 def test_layers_that_nobody_saves(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ import calm_beam.launch.train.run
 from calm_beam.checkpoints import fingerprint, load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.launch.train.request import TrainRequest
+from calm_beam.training.config import ClassifierConfig, TrainingConfig
 from calm_beam.training.train import train
 from calm_beam.vocabularies.vocabulary import Vocabulary
 
@@ -168,6 +169,8 @@ def test_exits_are_given_norms_and_heads(
         (["--best_by_rows=0"], "argument --best_by_rows: expected a whole number of at least 1, got '0'"),
         (["--resume"], "--resume: there is no state of an interrupted run in"),
         (["--balance_classes"], "--balance_classes: not a flag of --stage=model. Leave it out."),
+        # As it is by default.
+        (["--classifier_logits=2"], "--classifier_logits: not a flag of --stage=model. Leave it out."),
         (["--stage=classifier"], "--checkpoint is missing: --stage=classifier needs the model to train it for."),
         (["--vocab_size=9000"], "--vocab_size=9000: vocabulary: 19 texts do not give one of vocab_size=9000"),
         (["--data=nothing-*.jsonl"], "--data nothing-*.jsonl: no such file."),
@@ -432,3 +435,16 @@ def test_short_runs_compile_fewer_batch_shapes(steps: int | None, num_shapes: in
     """A run of a few dozen steps has two batch shapes, a long one the six that pad least."""
     request = TrainRequest(data="rows.jsonl", output="model", steps=steps)
     assert request.training_config().num_shapes == num_shapes
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    """What nobody gives is what the settings of a run have by themselves, of both stages."""
+    request = TrainRequest(data="rows.jsonl", output="model")
+    assert request.training_config() == TrainingConfig(steps=2000, save_every=500)
+    both: dict[str, Any] = {
+        "data": "rows.jsonl",
+        "validation_data": "rows.jsonl",
+        "checkpoint": "model",
+        "output": "out",
+    }
+    assert TrainRequest(**both, stage="classifier").classifier_config() == ClassifierConfig()

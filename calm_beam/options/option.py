@@ -112,8 +112,9 @@ def options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
 
 def own_options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
     """Yields the options that a class declares itself, in their order."""
-    own = inspect.get_annotations(group)
-    yield from ((name, each) for name, each in options_of(group) if name in own)
+    declared = dict(options_of(group))
+    # What a base class has too would else come where that has it.
+    yield from ((name, declared[name]) for name in inspect.get_annotations(group) if name in declared)
 
 
 def switch(sentence: str, *, belongs_to: tuple[str, ...] = ()) -> Any:

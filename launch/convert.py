@@ -13,8 +13,10 @@ A trained model in T5X's layout, as step 2000, to be served or fine-tuned there 
     calm-beam convert --checkpoint=model --output=t5x_model --layout=t5x --step=2000
 """
 
-import argparse
+import dataclasses
+import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Sequence
 
@@ -27,34 +29,72 @@ from calm_beam.checkpoints import (
     write_native,
     write_t5x,
 )
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.inputs.vocabularies.vocabulary import VocabularyError, missing_sentinels
+from calm_beam.options import Options, again, option
+from calm_beam.options.groups import FactsOfAny, ModelSource, Replacing
+from calm_beam.options.kinds import pattern, whole_number
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
 
-from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags, pattern, whole_number
+from .flags import FlagParser, naming, parsed, request_parser
 from .flags.model import declared
 from .terminal import tell
 
 _ESSENTIALS = ("--checkpoint", "--output", "--layout", "--step", "--dtype", "--overwrite")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conversion(Options):
+    """Which model is written, and as what."""
+
+    checkpoint: str | os.PathLike[str] = again(
+        ModelSource,
+        "checkpoint",
+        default=dataclasses.MISSING,
+        sentence="the model: native, Hugging Face, T5X or Orbax, or a folder of steps",
+    )
+    drop_arrays: re.Pattern[str] | None = option(
+        None,
+        "leave out arrays whose whole stored name matches, such as heads that only training needs",
+        kind=pattern,
+        metavar="REGEX",
+    )
+    output: str | os.PathLike[str] = option(dataclasses.MISSING, "folder to write to")
+    layout: str = option(dataclasses.MISSING, "layout to write", choices=("native", "t5x"))
+    step: int | None = option(
+        None, "for t5x: number of the step; default: that of --checkpoint, or 1", kind=whole_number(1)
+    )
+    dtype: str | None = option(
+        None, "for native: precision as stored; default: float32", choices=("float32", "float16")
+    )
+    overwrite: bool = again(
+        Replacing, "overwrite", sentence="write even if --output holds files; replaces a model of that layout"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout == "t5x" and self.dtype is not None:
+            raise UsageError(f"--dtype={self.dtype} is for --layout=native: T5X's layout is written in float32.")
+        if self.layout == "native" and self.step is not None:
+            raise UsageError(f"--step={self.step} is for --layout=t5x: the native layout has no steps.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertRequest(Conversion, FactsOfAny):
+    """A model in another layout."""
+
+
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("convert", ConvertRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Converts a model.
-
-    Args:
-      argv: Flags, without the program's name.
-
-    Returns:
-      Exit status: 0 done, 1 failure, 2 bad usage.
-    """
-    flags = parse_own_flags(_parser(), argv)
+    """Runs the command and returns its exit status."""
+    (parser,) = flag_parsers()
+    request = parsed(ConvertRequest, argv, parser=parser)
     try:
-        _run(flags)
+        _convert(request)
     except CalmBeamError:
         raise
     except ValueError as error:
@@ -66,49 +106,29 @@ class ConversionError(CalmBeamError, ValueError):
     """A model that the other layout cannot hold."""
 
 
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam convert", doc=__doc__, essentials=_ESSENTIALS)
-    add = parser.add_argument
-    add("--checkpoint", required=True, help="the model: native, Hugging Face, T5X or Orbax, or a folder of steps")
-    add_model_flags(parser)
-    add(
-        "--drop_arrays",
-        metavar="REGEX",
-        type=pattern,
-        help="leave out arrays whose whole stored name matches, such as heads that only training needs",
-    )
-    add("--output", required=True, help="folder to write to")
-    add("--layout", choices=("native", "t5x"), required=True, help="layout to write")
-    add("--step", type=whole_number(1), help="for t5x: number of the step; default: that of --checkpoint, or 1")
-    add("--dtype", choices=("float32", "float16"), help="for native: precision as stored; default: float32")
-    add("--overwrite", action="store_true", help="write even if --output holds files; replaces a model of that layout")
-    return parser
-
-
-def _run(flags: argparse.Namespace) -> None:
+def _convert(request: ConvertRequest) -> None:
     """Checks everything, writes, and reads back what was written."""
-    if flags.layout == "t5x" and flags.dtype is not None:
-        raise UsageError(f"--dtype={flags.dtype} is for --layout=native: T5X's layout is written in float32.")
-    if flags.layout == "native" and flags.step is not None:
-        raise UsageError(f"--step={flags.step} is for --layout=t5x: the native layout has no steps.")
+    path = os.fspath(request.output)
     try:
-        checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags), drop_arrays=flags.drop_arrays)
+        checkpoint = load_checkpoint(
+            os.fspath(request.checkpoint), declared=declared(request), drop_arrays=request.drop_arrays
+        )
         vocabulary_path = checkpoint.vocabulary_path
         extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
     except (CheckpointError, VocabularyError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
     # Step 0 is a model that T5X would not find.
-    step = (flags.step or checkpoint.step or 1) if flags.layout == "t5x" else None
-    if is_cloud_path(flags.output):
-        _check_cloud_output(flags.output)
+    step = (request.step or checkpoint.step or 1) if request.layout == "t5x" else None
+    if is_cloud_path(path):
+        _check_cloud_output(path)
         with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
-            _write(pathlib.Path(folder), checkpoint, extra_ids=extra_ids, step=step, dtype=flags.dtype)
-            store_model(pathlib.Path(folder), flags.output)
+            _write(pathlib.Path(folder), checkpoint, extra_ids=extra_ids, step=step, dtype=request.dtype)
+            store_model(pathlib.Path(folder), path)
     else:
-        output = pathlib.Path(flags.output)
-        _check_output(output, layout=flags.layout, step=step, overwrite=flags.overwrite)
-        _write(output, checkpoint, extra_ids=extra_ids, step=step, dtype=flags.dtype)
-    _report(checkpoint, load_checkpoint(flags.output))
+        output = pathlib.Path(path)
+        _check_output(output, layout=request.layout, step=step, overwrite=request.overwrite)
+        _write(output, checkpoint, extra_ids=extra_ids, step=step, dtype=request.dtype)
+    _report(checkpoint, load_checkpoint(path))
 
 
 def _write(

@@ -7,7 +7,8 @@ Whether a model is the one that was calibrated:
     calm-beam inspect calibration --checkpoint=model
 """
 
-import argparse
+import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
@@ -28,15 +29,38 @@ from calm_beam.manifest import (
     unseen_in_words,
 )
 from calm_beam.manifest.plan_list import PlanList
+from calm_beam.options import Options, again, options_of
+from calm_beam.options.groups import FactsOfAny, ModelSource
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text import counted, printable_line
 
-from .flags import FlagParser, UsageError, add_model_flags, naming, parse_own_flags
-from .flags.manifest import add_confidence_flag
+from .flags import FlagParser, UsageError, add_request, naming, parse_own_flags, request_of
+from .flags.manifest import Trusted
 from .flags.model import declared
 from .terminal import PlainConsole
 from .terminal.certification import choices_of_settings, tests_of_settings
 from .terminal.summary import choices_table, confirmation_lines, tests_in_words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared(Options):
+    """The model that a manifest is held against."""
+
+    checkpoint: str | os.PathLike[str] | None = again(
+        ModelSource, "checkpoint", sentence="check that the manifest belongs to this model, and can be served by it"
+    )
+    vocabulary: str | None = again(
+        ModelSource, "vocabulary", sentence="its SentencePiece model; default: in or beside --checkpoint", belongs_to=()
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InspectRequest(Compared, FactsOfAny, Trusted):
+    """What a manifest or a checkpoint is held against, and read by."""
+
+    def naming_a_model(self) -> str | None:
+        """Returns the first option given that is about a model; None if there is none."""
+        return next((name for name, _ in options_of(InspectRequest) if getattr(self, name) is not None), None)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -46,37 +70,38 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    flags = parse_own_flags(_parser(), argv)
-    path = flags.path
+    (parser,) = flag_parsers()
+    flags = parse_own_flags(parser, argv)
+    _inspect(flags.path, request_of(InspectRequest, flags, parser=parser))
+    return 0
+
+
+def _inspect(path: str, request: InspectRequest) -> None:
     manifest_path = _manifest_in(path)
     console = PlainConsole()
     if manifest_path is not None:
         manifest = read_any_manifest(manifest_path)
         if isinstance(manifest, SettingManifest):
-            if _naming_a_model(flags):
+            if request.naming_a_model():
                 raise UsageError(f"{path}: is of kind settings: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
             _describe_plans(console, manifest, path=manifest_path)
-            return 0
-        agreed = _check_agreement(manifest, flags)
+            return
+        agreed = _check_agreement(manifest, request)
         _describe_manifest(console, manifest)
         _describe_plans(console, manifest, path=manifest_path)
         if agreed:
             console.print(agreed)
-    elif given := next((name for name in ("checkpoint", "vocabulary", "confidence") if getattr(flags, name)), None):
+    elif given := next((name for name in ("checkpoint", "vocabulary", "confidence") if getattr(request, name)), None):
         raise UsageError(f"{path} holds no manifest; --{given} is for checking one.")
     else:
-        _describe_checkpoint(console, _load(flags, path))
-    return 0
+        _describe_checkpoint(console, load_checkpoint(path, declared=declared(request)))
 
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam inspect", doc=__doc__)
     parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
-    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
-    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
+    add_request(parser, InspectRequest)
     return parser
 
 
@@ -91,21 +116,15 @@ def _manifest_in(path: str) -> str | None:
         return manifest if is_file(manifest) else None
 
 
-def _naming_a_model(flags: argparse.Namespace) -> str | None:
-    """Returns the first flag given that is about a model; None if there is none."""
-    names = ("checkpoint", "vocabulary", "activation", "relative_max_distance", "confidence")
-    return next((name for name in names if getattr(flags, name) is not None), None)
-
-
-def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | None:
-    """Returns that the manifest belongs to the model of the flags, if they name one.
+def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:
+    """Returns that the manifest belongs to the model that is named, if one is.
 
     Raises:
       ManifestError: If it does not, or nobody can serve it: what `calm-beam generate` would say.
       UsageError: If a vocabulary is named without a model.
     """
-    if flags.checkpoint is None:
-        if (given := _naming_a_model(flags)) is not None:
+    if request.checkpoint is None:
+        if (given := request.naming_a_model()) is not None:
             raise UsageError(f"--{given} belongs to --checkpoint, which is missing.")
         return None
     # Here, since it needs JAX, which a manifest alone does not.
@@ -113,12 +132,12 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
     from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
     from calm_beam.serving.engine import other_engine_in_words, served_engine
 
-    checkpoint = _load(flags, flags.checkpoint)
-    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=flags.vocabulary)
+    checkpoint = load_checkpoint(os.fspath(request.checkpoint), declared=declared(request))
+    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=request.vocabulary)
     others: dict[str, None] = {}
     for entry in manifest.calibrations:
         settings = agreed_settings(
-            manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=flags.confidence
+            manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
         )
         served = served_engine(
             manifest,
@@ -130,7 +149,7 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
         )
         others[other_engine_in_words(manifest, entry, served=served.batch)] = None
     with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"
-    found = f"It belongs to the model in {flags.checkpoint}{with_vocabulary}."
+    found = f"It belongs to the model in {request.checkpoint}{with_vocabulary}."
     return " ".join([found, *(f"Here, {sentence}" for sentence in others if sentence)])
 
 
@@ -240,10 +259,6 @@ def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest,
             f"{counted(later, 'more plan was', several='more plans were')} asked of these {of} since. Whoever picks "
             "one of several results after seeing them has the guarantee of none."
         )
-
-
-def _load(flags: argparse.Namespace, path: str) -> Checkpoint:
-    return load_checkpoint(path, declared=declared(flags))
 
 
 def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:

@@ -16,6 +16,7 @@ from calm_beam.exits.rule import PROPAGATIONS, ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.options.groups import Decoding
 from calm_beam.outputs import Generation
 from calm_beam.outputs.generate import generate
 
@@ -23,7 +24,7 @@ from .sample import Estimate, estimated_mean, estimated_ratio
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Decoding):
     """A model, prompts and a metric.
 
     Attributes:
@@ -34,11 +35,6 @@ class Task:
       metric_settings: What it needs.
       max_input_length: Most tokens of a prompt.
       max_decode_length: Most tokens of an output, eos included.
-      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
-      token_budget: Most positions held at a time; None for a share of the memory that is free.
-      model_parallelism: Devices that share one model.
-      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves outputs at near ties alone.
-      engine: What decodes, one of `engine_choice.ENGINE_CHOICES`.
       arithmetic: In which numbers the model computes.
     """
 
@@ -48,11 +44,6 @@ class Task:
     metric: str
     max_input_length: int
     max_decode_length: int
-    batch_size: int | None = None
-    token_budget: int | None = None
-    model_parallelism: int = 1
-    exit_head: str = "auto"
-    engine: str = "auto"
     arithmetic: Arithmetic = FLOAT32
     metric_settings: MetricSettings = NO_SETTINGS
 
@@ -236,12 +227,8 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         task.checkpoint,
         sweep_branches(variant.rule, variant.thresholds, max_decode_length=task.max_decode_length),
         max_input_length=task.max_input_length,
-        batch_size=task.batch_size,
-        token_budget=task.token_budget,
-        model_parallelism=task.model_parallelism,
-        exit_head=task.exit_head,
-        engine=task.engine,
         arithmetic=task.arithmetic,
+        **task.asked_of_decoder(),
     )
     generations = []
     for (generation,) in generate(

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError
@@ -27,10 +27,11 @@ from .kinds import (
     utf8_text,
     whole_number,
 )
-from .option import Options, option, switch
+from .option import Options, again, option, shared, switch
 
 _OF_MODEL = ("checkpoint", "generations")
-_MODEL_AND_DATA = "model and data"
+MODEL_AND_DATA = "model and data"
+"""Heading of what a model is asked about, and how."""
 _EXITS = "exits"
 _RUN = "run (Beam's own flags, such as --runner, may be added)"
 
@@ -39,7 +40,7 @@ _RUN = "run (Beam's own flags, such as --runner, may be added)"
 class ModelSource(Options):
     """Which model, and which vocabulary."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     checkpoint: str | os.PathLike[str] | None = option(
         None,
@@ -61,7 +62,7 @@ class ModelSource(Options):
 class Chat(Options):
     """How inputs become chats."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     chat_template: str | None = option(
         None,
@@ -79,7 +80,7 @@ class Chat(Options):
 class ModelFacts(Options):
     """What the arrays of a model do not show."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     activation: str | None = option(
         None,
@@ -97,10 +98,23 @@ class ModelFacts(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSource(Options):
-    """Which data are read, and how."""
+class FactsOfAny(ModelFacts):
+    """The same of a model that is named in another way, or is new."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    activation: str | None = again(ModelFacts, "activation", belongs_to=())
+    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSource(Options):
+    """Which data are read, and how.
+
+    Attributes:
+      SPLIT: Of a SeqIO task, unless another is named.
+    """
+
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
+    SPLIT: ClassVar[str] = "validation"
 
     data: str | Sequence[str] | None = option(None, "files with the data: globs, comma-separated", kind=paths)
     data_format: str | None = option(
@@ -115,7 +129,7 @@ class DataSource(Options):
         None, "field of a row with the references; default: references, in TFRecord and SeqIO targets"
     )
     seqio_task: str | None = option(None, "SeqIO task to read instead of --data")
-    seqio_split: str | None = option(None, "its split; default: validation")
+    seqio_split: str | None = option(None, f"its split; default: {SPLIT}")
     seqio_module: str | Sequence[str] | None = option(
         None, "modules that register the task, comma-separated; importable on workers too", kind=texts
     )
@@ -141,7 +155,7 @@ class DataSource(Options):
     def patterns(self) -> tuple[str, ...] | None:
         """What names the data: paths and globs, or the task of SeqIO by its name; None where nothing does."""
         if self.seqio_task is not None:
-            return (seqio_name(self.seqio_task, self.seqio_split or "validation"),)
+            return (seqio_name(self.seqio_task, self.seqio_split or self.SPLIT),)
         return None if self.data is None else tuple(self.data)
 
     def reading(
@@ -163,7 +177,7 @@ class DataSource(Options):
 class Lengths(Options):
     """What is put before inputs, and how long inputs and outputs may be."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     task_prefix: str = option("", "put before every input", kind=utf8_text)
     max_input_length: int | None = option(
@@ -179,7 +193,7 @@ class Lengths(Options):
 class Precision(Options):
     """In which numbers the model computes."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     dtype: str = option(
         "float32",
@@ -203,7 +217,7 @@ class Precision(Options):
 class Memory(Options):
     """How much is decoded at a time, which moves no output."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     batch_size: int | None = option(
         None, "most prompts decoded together; default: by the memory that is free", kind=whole_number(1)
@@ -226,7 +240,7 @@ class Memory(Options):
 class Engine(Options):
     """What decodes, and in which form the output head decides. It moves outputs at near ties alone."""
 
-    SECTION: ClassVar[str | None] = _MODEL_AND_DATA
+    SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     engine: str = option(
         "auto",
@@ -242,6 +256,15 @@ class Engine(Options):
         kind=exit_head,
         choices=EXIT_HEADS,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding(Memory, Engine):
+    """How a decoder decodes, where that is no part of what outputs are."""
+
+    def asked_of_decoder(self) -> dict[str, Any]:
+        """Returns these options by name, of whatever else they are a part, as `Decoder` and `Generator` take them."""
+        return shared(self, Decoding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -312,15 +335,32 @@ class ExitGrid(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneRule(Options):
-    """What a calibration may choose among, where there is one of each."""
+class ExitLayers(ExitGrid):
+    """What a calibration may choose among besides measures, where there is one of each."""
 
-    SECTION: ClassVar[str | None] = _EXITS
-
-    confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
     tau: float | None = option(None, "temperature of a decaying schedule", kind=number)
     min_exit_layer: int = option(1, "lowest layer that may exit", kind=whole_number(1))
     exit_interval: int = option(1, "distance of layers that may exit", kind=whole_number(1))
+
+    def rule_by(self, confidence: str) -> ExitRule:
+        """Returns the exit rule with a confidence measure.
+
+        Raises:
+          ValueError: If the rule is not allowed.
+        """
+        return self.rule(
+            confidence=confidence,
+            tau=self.tau,
+            min_exit_layer=self.min_exit_layer,
+            exit_interval=self.exit_interval,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneRule(ExitLayers):
+    """All that a calibration may choose among, where there is one of each."""
+
+    confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

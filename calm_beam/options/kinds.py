@@ -138,6 +138,12 @@ def _take_number(value: Any) -> float:
     return written_float(value) if isinstance(value, str) else float(value)
 
 
+def _take_integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("no number")
+    return written_int(value) if isinstance(value, str) else operator.index(value)
+
+
 def _take_share(value: Any) -> float:
     return _read_share(value) if isinstance(value, str) else _checked_share(_take_number(value), value)
 
@@ -216,7 +222,7 @@ paths = Kind(
 """Paths, separated by commas on the command line; what is there under a name with commas is one."""
 number = Kind(written_float, _take_number, placeholder="X", name="float")
 """A number."""
-integer = Kind(written_int, operator.index, placeholder="N", name="int")
+integer = Kind(written_int, _take_integer, placeholder="N", name="int")
 """A whole number, whose range is checked where more is known."""
 numbers = Kind(
     _read_numbers, _take_each(_read_numbers, _take_number), placeholder="X,...", name="numbers", is_list=True

@@ -39,7 +39,7 @@ class Option:
 
     help: str
     kind: Kind
-    choices: tuple[str, ...] = ()
+    choices: tuple[object, ...] = ()
     metavar: str | None = None
     belongs_to: tuple[str, ...] = ()
 
@@ -49,7 +49,7 @@ def option(
     sentence: str,
     *,
     kind: Kind = text,
-    choices: Collection[str] = (),
+    choices: Collection[object] = (),
     metavar: str | None = None,
     belongs_to: tuple[str, ...] = (),
 ) -> Any:
@@ -112,8 +112,9 @@ def options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
 
 def own_options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
     """Yields the options that a class declares itself, in their order."""
-    own = inspect.get_annotations(group)
-    yield from ((name, each) for name, each in options_of(group) if name in own)
+    declared = dict(options_of(group))
+    # What a base class has too would else come where that has it.
+    yield from ((name, declared[name]) for name in inspect.get_annotations(group) if name in declared)
 
 
 def switch(sentence: str, *, belongs_to: tuple[str, ...] = ()) -> Any:

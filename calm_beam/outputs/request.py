@@ -7,11 +7,12 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import ANY_ENTRY, ChatRecord, EntryChoice, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.options.groups import Engine, Memory
+from calm_beam.options.groups import Decoding
+from calm_beam.options.option import shared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerSettings(Memory, Engine):
+class WorkerSettings(Decoding):
     """How workers decode, where that is no part of what outputs are.
 
     What `engine` comes to on a worker must be the engine of the job.
@@ -28,7 +29,7 @@ class WorkerSettings(Memory, Engine):
 
     def told_to_workers(self) -> dict[str, Any]:
         """Returns these settings by name, of whatever else they are a part."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(WorkerSettings)}
+        return shared(self, WorkerSettings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

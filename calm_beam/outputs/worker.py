@@ -187,12 +187,8 @@ def _decoder(assignment: SweepAssignment, checkpoint: Checkpoint, branches: Sequ
         checkpoint,
         branches,
         max_input_length=settings.max_input_length,
-        batch_size=assignment.batch_size,
-        token_budget=assignment.token_budget,
-        exit_head=assignment.exit_head,
-        engine=assignment.engine,
         arithmetic=settings.arithmetic,
-        model_parallelism=assignment.model_parallelism,
+        **assignment.asked_of_decoder(),
     )
 
 
@@ -239,11 +235,7 @@ class LoadedGenerator:
             declared=assignment.declared,
             vocabulary=assignment.vocabulary_path,
             choice=assignment.choice,
-            batch_size=assignment.batch_size,
-            token_budget=assignment.token_budget,
-            exit_head=assignment.exit_head,
-            engine=assignment.engine,
-            model_parallelism=assignment.model_parallelism,
+            **assignment.asked_of_decoder(),
         )
         meter = None
         if probe is not None:

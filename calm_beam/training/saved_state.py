@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import UsageError
 from calm_beam.storage import replacing, strict_json
 
 from .validation import Validation
@@ -31,7 +31,7 @@ Arrays = Mapping[str, np.ndarray]
 _ADDED_LATER = {"dtype": "float32"}
 
 
-class ResumeError(CalmBeamError, ValueError):
+class ResumeError(UsageError):
     """A run that cannot be taken up: its state cannot be read, or is that of a run with other settings or data."""
 
 

@@ -45,25 +45,39 @@ together.
 import time
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, as_usage, given_flags, parse_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed_with_beam, request_parser
 
-from .flags import calibrate_parser
 from .request import CalibrateRequest
+
+_ESSENTIALS = (
+    "--checkpoint",
+    "--data",
+    "--max_decode_length",
+    "--confidence",
+    "--min_exit_layer",
+    "--thresholds",
+    "--consistency",
+    "--metric",
+    "--delta",
+    "--epsilon",
+    "--sequential",
+    "--output",
+    "--overwrite",
+    "--resume",
+    "--generations",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (calibrate_parser(__doc__),)
+    return (request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     began = time.time()
     (parser,) = flag_parsers()
-    with as_usage():
-        flags, options = parse_flags(parser, argv)
-        request = request_of(CalibrateRequest, flags, parser=parser)
-        request.check_given(given_flags(parser, argv))
+    request, options = parsed_with_beam(CalibrateRequest, argv, parser=parser)
     # Here, since it loads Beam, and help does without.
     from .command import calibrate
 

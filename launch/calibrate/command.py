@@ -6,6 +6,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.file_names import REPORT
 from calm_beam.launch.report.command import report_after
+from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST
@@ -39,7 +40,7 @@ def calibrate(request: CalibrateRequest, options: PipelineOptions, *, began: flo
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
-        report_after(output, done.folder, named=_named(request), model=done.run.source.model)
+        report_after(_reported(request, output, folder=done.folder), model=done.run.source.model)
     # The time of a run says nothing about one of several sweeps, or about one that was not all.
     if not done.run.source.is_stored and not request.variants and request.confirm_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)
@@ -52,12 +53,14 @@ def _print(done: Done) -> None:
     print_summary(done.manifest, done.run.output, seconds=done.seconds, remarks=remarks)
 
 
-def _named(request: CalibrateRequest) -> dict[str, object]:
-    """Returns what the report is told of model, measure and vocabulary, by its flags."""
-    return {
-        "checkpoint": None if request.generations is not None else request.model_path,
-        "confidence": request.rules[0].confidence,
-        "activation": request.activation,
-        "relative_max_distance": request.relative_max_distance,
-        "vocabulary": request.vocabulary,
-    }
+def _reported(request: CalibrateRequest, output: str, *, folder: str) -> ReportRequest:
+    """Returns the report that is built at the end."""
+    return ReportRequest(
+        calibration=output,
+        generations=folder,
+        checkpoint=None if request.generations is not None else request.model_path,
+        confidence=request.rules[0].confidence,
+        activation=request.activation,
+        relative_max_distance=request.relative_max_distance,
+        vocabulary=request.vocabulary,
+    )

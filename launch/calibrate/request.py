@@ -18,7 +18,7 @@ from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
-from calm_beam.launch.flags.task import TaskRequest
+from calm_beam.launch.flags.task import GRID_STEP, TaskRequest, refuse_decoding
 from calm_beam.manifest import (
     VARIANT_MEASURES,
     ManifestError,
@@ -28,14 +28,13 @@ from calm_beam.manifest import (
     Variant,
 )
 from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bleurt
-from calm_beam.options import listed, options_of
+from calm_beam.options import listed
 from calm_beam.options.groups import ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute
 
 from .options import DELTA, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
 
-_GRID_STEP = 0.05
 _DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Sequential)
 # Of the options of those groups, what means something for stored generations too; and what else does not.
 _ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
@@ -74,14 +73,9 @@ class CalibrateRequest(
         Args:
           names: Options that were given, with whatever value.
         """
-        if self.generations is None:
-            return
-        decides = {name for group in _DECIDES_OUTPUTS for name, _ in options_of(group)} | {*_OF_RUNS}
-        given = next((name for name in names if name in decides - {*_ALSO_OF_STORED}), None)
-        if given is not None:
-            raise UsageError(
-                f"--{given} decides what is decoded, and --generations={self.generations} is decoded already: leave "
-                "one out."
+        if self.generations is not None:
+            refuse_decoding(
+                names, *_DECIDES_OUTPUTS, also=_OF_RUNS, allowed=_ALSO_OF_STORED, generations=self.generations
             )
 
     @property
@@ -279,7 +273,7 @@ class CalibrateRequest(
         Raises:
           ValueError: If a value or a combination is wrong.
         """
-        default = embedded.THRESHOLDS if self.is_demo else uniform_grid(_GRID_STEP)
+        default = embedded.THRESHOLDS if self.is_demo else uniform_grid(GRID_STEP)
         return self.settings_of(self.rules[0].with_source(), self.grid or default)
 
 

@@ -9,7 +9,7 @@ order, and is then removed.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_request, as_usage, parse_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed_with_beam, request_parser
 
 from .request import DecodeRequest
 
@@ -18,22 +18,14 @@ _ESSENTIALS = ("--checkpoint", "--vocabulary", "--data", "--thresholds", "--over
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("decode", DecodeRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    with as_usage():
-        flags, options = parse_flags(parser, argv)
-        request = request_of(DecodeRequest, flags, parser=parser)
+    request, options = parsed_with_beam(DecodeRequest, argv, parser=parser)
     # Here, since it loads Beam, and help does without.
     from .command import decode
 
     return decode(request, options)
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam decode", doc=__doc__, essentials=_ESSENTIALS)
-    add_request(parser, DecodeRequest)
-    return parser

@@ -13,7 +13,7 @@ from calm_beam.options.groups import Engine, ExitGrid, Failures, OneRule, Replac
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeRequest(TaskRequest, OneRule, ExitGrid, Failures, Spread, Replacing, Job):
+class DecodeRequest(TaskRequest, OneRule, Failures, Spread, Replacing, Job):
     """Outputs of a data set at given thresholds."""
 
     HAS_DEMO: ClassVar[bool] = False
@@ -31,10 +31,4 @@ class DecodeRequest(TaskRequest, OneRule, ExitGrid, Failures, Spread, Replacing,
         """
         if self.grid is None:
             raise UsageError("--thresholds is missing: exit thresholds, comma-separated (or --grid_step).")
-        rule = self.rule(
-            confidence=self.confidence,
-            tau=self.tau,
-            min_exit_layer=self.min_exit_layer,
-            exit_interval=self.exit_interval,
-        )
-        return self.settings_of(rule.with_source(), self.grid)
+        return self.settings_of(self.rule_by(self.confidence).with_source(), self.grid)

@@ -1,6 +1,5 @@
 """What an experiment on a sample of prompts does once its flags are parsed."""
 
-import argparse
 import importlib.metadata
 import json
 import platform
@@ -19,49 +18,45 @@ from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
-from calm_beam.launch.setup_run import fill_in_embedded, prepare_run
-from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
-from calm_beam.metrics.registry import DEFAULT_METRIC
+from calm_beam.options import options_of
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report import write_page
 from calm_beam.report.experiment_page import experiment_page
 from calm_beam.report.figures import check_plots_available, write_figure
 from calm_beam.storage import joined, replacing
 
-from .experiments import EXPERIMENTS, Findings, PreparedExperiment, PreparedSweeps
+from .experiments import Findings, PreparedExperiment, PreparedSweeps, prepared_experiment
 from .output import checked_output, staged, write_rows
-from .sweeps import decoded_by, sweep_workers
+from .request import SampleRequest, SweptRequest
+from .sweeps import decoded_by, prepared_sample, sweep_workers
 
 
-def run_experiment(name: str, *, flags: argparse.Namespace, options: PipelineOptions | None) -> int:
+def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> int:
     """Runs an experiment, tells what it found and returns the exit status of the command.
 
     Args:
-      name: What it is called.
-      flags: Its flags.
+      request: What is asked for.
       options: Beam's, where it has sweeps; None where it runs without Beam.
     """
-    experiment = EXPERIMENTS[name]
+    name = request.experiment
     with as_usage((ValueError, OSError)):
-        fill_in_embedded(flags)
-        flags.metric = flags.metric or DEFAULT_METRIC
-        output = checked_output(flags, _file_names(name))
+        if request.is_demo:
+            say("no --checkpoint and no --data: the embedded model on the embedded data")
+        output = checked_output(request, _file_names(name))
         check_plots_available()
-        (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
-        workers = None if options is None else sweep_workers(flags, options)
-        run = prepare_run(
-            flags,
-            needs_references=False,
-            settings=experiment.settings(flags),
-            runs_here=workers is None or workers.are_here,
-        )
+        (metric,) = checked_metrics([request.metric], metric_settings(request))
+        workers = None
+        if options is not None and isinstance(request, SweptRequest):
+            workers = sweep_workers(request, options)
+        run = prepared_sample(request, runs_here=workers is None or workers.are_here)
         if workers is not None:
             run = run.without_weights()
-        prepared = experiment.prepare(flags, run)
+        prepared = prepared_experiment(request, run)
         examples = read_all_examples(run.paths, run.reading)
-        chosen = sampled(examples, flags.max_examples)
-        task = _task(flags, run, examples=chosen)
+        chosen = sampled(examples, request.max_examples)
+        task = _task(request, run, metric=metric, examples=chosen)
         place = None if workers is None else shared_place(workers)
     start = time.monotonic()
     with staged(output) as staging:
@@ -70,7 +65,7 @@ def run_experiment(name: str, *, flags: argparse.Namespace, options: PipelineOpt
         else:
             findings = _in_this_process(prepared, task)
         sample = sample_in_words(task.prompts, len(examples))
-        provenance = {"sample": sample, **_provenance(flags, run)}
+        provenance = {"sample": sample, **_provenance(request, run, metric=metric)}
         _write(staging, name, findings=findings, provenance=provenance)
     console = PlainConsole()
     for table in findings.tables:
@@ -115,34 +110,32 @@ def _on_workers(
         return prepared.findings(task, measured_variants(task, prepared.variants, generations))
 
 
-def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[Example]) -> Task:
+def _task(request: SampleRequest, run: PreparedSweep, *, metric: str, examples: Sequence[Example]) -> Task:
     return Task(
         checkpoint=run.checkpoint,
         vocabulary=run.vocabulary,
         prompts=encoded_prompts(run, examples),
-        metric=flags.metric,
-        metric_settings=metric_settings(flags),
+        metric=metric,
+        metric_settings=metric_settings(request),
         max_input_length=run.settings.max_input_length,
-        max_decode_length=flags.max_decode_length,
-        batch_size=flags.batch_size,
-        token_budget=flags.token_budget,
-        model_parallelism=flags.model_parallelism,
-        exit_head=flags.exit_head,
-        engine=flags.engine,
+        max_decode_length=request.max_decode_length,
         arithmetic=run.settings.arithmetic,
+        **request.asked_of_decoder(),
     )
 
 
-def _provenance(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]:
+def _provenance(request: SampleRequest, run: PreparedSweep, *, metric: str) -> dict[str, Any]:
     """Returns what it takes to measure the same again."""
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
     left_out = (
-        *("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite"),
+        *("experiment", "output", "overwrite"),
         # Who decodes moves no output.
         *("accelerator", "model_copies", "model_parallelism", "num_shards"),
     )
+    asked = {name: getattr(request, name) for name, _ in options_of(type(request)) if name not in left_out}
+    asked |= {"metric": metric, "checkpoint": request.model_path, "data": request.patterns}
     return {
-        "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},
+        "flags": dict(sorted(asked.items())),
         "model": {"fingerprint": run.model_fingerprint, "layers": run.checkpoint.config.num_decoder_layers},
         "vocabulary": run.vocabulary.fingerprint if run.vocabulary else None,
         "software": {

@@ -5,7 +5,6 @@ token does to the whole output, by its position. `tradeoff`: layers per token ag
 measure over the grid.
 """
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from calm_beam.decoding.settings import DecodeSettings, descending_grid
+from calm_beam.errors import UsageError
 from calm_beam.evaluation.performance import (
     Measured,
     Performance,
@@ -25,10 +24,7 @@ from calm_beam.evaluation.performance import (
 from calm_beam.evaluation.sample import Estimate
 from calm_beam.evaluation.sensitivity import KINDS, Sensitivity, measure_sensitivity
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
-from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError
-from calm_beam.launch.flags import UsageError
-from calm_beam.launch.setup_run import decode_settings, full_model_settings
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report.experiment_page import (
@@ -39,8 +35,8 @@ from calm_beam.report.experiment_page import (
 )
 from calm_beam.report.line_chart import LineChart
 
-from .flags import DEFAULT_POSITIONS
 from .output import Cell
+from .request import PropagationRequest, SampleRequest, SensitivityRequest, TradeoffRequest
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Checkpoint
@@ -74,7 +70,7 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedExperiment:
-    """An experiment whose flags have been found good.
+    """An experiment that has been found good.
 
     Attributes:
       measure: Decodes every prompt once and scores it; calls its second argument after every prompt.
@@ -85,7 +81,7 @@ class PreparedExperiment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedSweeps:
-    """An experiment that sweeps ways of exiting, on any workers, and whose flags have been found good.
+    """An experiment that sweeps ways of exiting, on any workers, and has been found good.
 
     Attributes:
       variants: The ways of exiting, each of which decodes every prompt once.
@@ -96,30 +92,19 @@ class PreparedSweeps:
     findings: Callable[[Task, Sequence[Measured]], Findings]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """One experiment of the command.
+def prepared_experiment(request: SampleRequest, run: PreparedSweep) -> PreparedExperiment | PreparedSweeps:
+    """Returns what will be measured, given the model.
 
-    Attributes:
-      settings: Returns what determines the outputs, from the flags; raises ValueError for a wrong value.
-      prepare: Returns what will be measured, given the model; raises ValueError for what does not fit it.
+    Raises:
+      ValueError: If what is asked for does not fit the model.
     """
-
-    settings: Callable[[argparse.Namespace], DecodeSettings]
-    prepare: Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment | PreparedSweeps]
-
-
-def _propagation_settings(flags: argparse.Namespace) -> DecodeSettings:
-    return dataclasses.replace(
-        full_model_settings(flags),
-        rule=ExitRule(confidence=flags.confidence, token_from="last_layer"),
-        thresholds=descending_grid(flags.thresholds),
-    )
-
-
-def _prepared_propagation(flags: argparse.Namespace, run: PreparedSweep) -> PreparedSweeps:
-    variants = propagation_variants(run.settings.rule.confidence, run.settings.thresholds)
-    return PreparedSweeps(variants=variants, findings=_propagation_findings)
+    if isinstance(request, PropagationRequest):
+        variants = propagation_variants(run.settings.rule.confidence, run.settings.thresholds)
+        return PreparedSweeps(variants=variants, findings=_propagation_findings)
+    if isinstance(request, SensitivityRequest):
+        return _prepared_sensitivity(request, run)
+    assert isinstance(request, TradeoffRequest)
+    return _prepared_tradeoff(request, run)
 
 
 def _propagation_findings(task: Task, found: Sequence[Measured]) -> Findings:
@@ -153,20 +138,19 @@ def _propagation_headline(similarities: Sequence[float], *, metric: str) -> tupl
     )
 
 
-def _prepared_sensitivity(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
+def _prepared_sensitivity(request: SensitivityRequest, run: PreparedSweep) -> PreparedExperiment:
     from calm_beam.evaluation.perturbation import PerturbationDecoder
 
-    positions = flags.positions or tuple(range(min(DEFAULT_POSITIONS, flags.max_decode_length)))
     decoder = PerturbationDecoder(
         run.checkpoint,
-        positions=positions,
-        rank=flags.rank,
-        max_decode_length=flags.max_decode_length,
+        positions=request.places,
+        rank=request.rank,
+        max_decode_length=request.max_decode_length,
         max_input_length=run.settings.max_input_length,
-        batch_size=flags.batch_size,
+        batch_size=request.batch_size,
         arithmetic=run.settings.arithmetic,
     )
-    return PreparedExperiment(measure=functools.partial(_sensitivity_findings, decoder, flags.rank))
+    return PreparedExperiment(measure=functools.partial(_sensitivity_findings, decoder, request.rank))
 
 
 def _sensitivity_findings(
@@ -227,40 +211,26 @@ def _sensitivity_headline(points: Sequence[Sensitivity], *, metric: str) -> tupl
     )
 
 
-def _tradeoff_settings(flags: argparse.Namespace) -> DecodeSettings:
-    for name in flags.confidences or ():
-        if name not in COMPARABLE:
-            raise UsageError(
-                f"--confidence must list measures of {', '.join(COMPARABLE)}, got {name!r}. Static layers and the "
-                "oracle are always measured beside them."
-            )
-    if len(set(flags.confidences or ())) < len(flags.confidences or ()):
-        raise UsageError(f"--confidence must list different measures, got {', '.join(flags.confidences)}.")
-    # The first stands for all of them.
-    return decode_settings(flags, confidence=COMPARABLE[0])
-
-
-def _prepared_tradeoff(flags: argparse.Namespace, run: PreparedSweep) -> PreparedSweeps:
+def _prepared_tradeoff(request: TradeoffRequest, run: PreparedSweep) -> PreparedSweeps:
     variants = tradeoff_variants(
         run.settings.rule,
-        _tradeoff_measures(flags, run.checkpoint),
+        _tradeoff_measures(request, run.checkpoint),
         thresholds=run.settings.thresholds,
         num_layers=run.checkpoint.config.num_decoder_layers,
     )
     return PreparedSweeps(variants=variants, findings=_tradeoff_findings)
 
 
-def _tradeoff_measures(flags: argparse.Namespace, checkpoint: "Checkpoint") -> tuple[str, ...]:
+def _tradeoff_measures(request: TradeoffRequest, checkpoint: "Checkpoint") -> tuple[str, ...]:
     has_classifier = bool(checkpoint.config.exit_classifier)
-    if flags.confidences is None:
+    if request.measures is None:
         return tuple(name for name in COMPARABLE if has_classifier or not _needs_classifier(name))
-    needing = next((name for name in flags.confidences if _needs_classifier(name)), None)
+    needing = next((name for name in request.measures if _needs_classifier(name)), None)
     if needing is not None and not has_classifier:
         raise UsageError(
-            f"--confidence={needing} needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
+            f"--confidence={needing} needs decoder/meta_cls in the checkpoint; {request.model_path} has none."
         )
-    confidences: tuple[str, ...] = flags.confidences
-    return confidences
+    return request.measures
 
 
 def _needs_classifier(name: str) -> bool:
@@ -376,11 +346,3 @@ def _shown(estimate: Estimate | None, *, digits: int = 4, signed: bool = False, 
     if not with_error or estimate.standard_error is None:
         return mean
     return f"{mean} ± {estimate.standard_error:.{digits}f}"
-
-
-EXPERIMENTS = {
-    "propagation": Experiment(settings=_propagation_settings, prepare=_prepared_propagation),
-    "sensitivity": Experiment(settings=full_model_settings, prepare=_prepared_sensitivity),
-    "tradeoff": Experiment(settings=_tradeoff_settings, prepare=_prepared_tradeoff),
-}
-"""By name, as the command line offers them."""

@@ -1,6 +1,5 @@
 """The output directory of an experiment: where it may be, tables in it, and that it is replaced whole or not at all."""
 
-import argparse
 import contextlib
 import csv
 import os
@@ -8,28 +7,31 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from calm_beam.launch.flags import UsageError, naming
+from calm_beam.errors import UsageError
+from calm_beam.launch.flags import naming
 from calm_beam.manifest import MANIFEST
 from calm_beam.storage import absolute, check_writable, exists, is_cloud_path, is_file, joined, replacing
+
+from .request import Result
 
 Cell = str | int | float | None
 
 
-def checked_output(flags: argparse.Namespace, files: Sequence[str]) -> str:
+def checked_output(request: Result, files: Sequence[str]) -> str:
     """Returns the directory to write to, which holds no calibration, and none of the files unless they may go.
 
     Raises:
       UsageError: If it cannot be written to, or holds what must stay.
     """
     with naming("--output"):
-        output = absolute(flags.output)
+        output = absolute(os.fspath(request.output))
         if is_file(output):
             raise UsageError(f"--output {output}: is a file, expected a directory.")
         if exists(joined(output, MANIFEST)):
             raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
         found = [file for file in files if exists(joined(output, file))]
         check_writable(joined(output, files[0]))
-    if found and not flags.overwrite:
+    if found and not request.overwrite:
         raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
     return output
 

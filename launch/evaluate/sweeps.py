@@ -1,8 +1,8 @@
 """The sweeps of experiments: of a sample, read back and gone; of a whole set, which stay."""
 
-import argparse
 import copy
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
 
@@ -11,44 +11,42 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.performance import Variant
 from calm_beam.inputs.examples import Example
-from calm_beam.launch.flags.data import asked_shards
+from calm_beam.launch.flags.data import find_data
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import PipelineError, Workers
-from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.runners.metrics import metrics_in_words
 from calm_beam.launch.runners.shared_folder import passing_folder
 from calm_beam.launch.runners.what_is_left import what_is_left_told
-from calm_beam.launch.setup_run import decode_settings, prepare_run
+from calm_beam.launch.setup_run import prepare_task
 from calm_beam.launch.terminal import say
 from calm_beam.outputs import DecodeJob, Generation, OutputsError, read_generations
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
-from calm_beam.outputs.shard_count import shards_for
+from calm_beam.outputs.shard_count import default_shards, shards_for
 from calm_beam.storage import joined
 from calm_beam.transforms import ReadExamples
 from calm_beam.transforms.examples import DivideExamples
 from calm_beam.transforms.progress import ProgressLog
 
-# Flags of what workers read: the sample is read here, and what is found is written here.
-_WORKERS_PATHS = ("checkpoint", "vocabulary")
-# The same, where they read a whole set and write its generations.
-_PATHS_OF_SET = ("checkpoint", "vocabulary", "data", "output")
+from .request import SampleRequest, SweptRequest
+from .splits.request import SplitsRequest
+
 _SWEEPS = "sweeps"
 
 
-def sweep_workers(flags: argparse.Namespace, options: PipelineOptions) -> Workers | None:
+def sweep_workers(request: SweptRequest, options: PipelineOptions) -> Workers | None:
     """Returns the workers that decode the sample; None where this process does, without a pipeline.
 
     Raises:
       UsageError: As `Workers.prepared`.
     """
-    if flags.num_shards is None:
-        flags.num_shards = shards_for(flags.max_examples)
     workers = Workers.prepared(
         options,
-        accelerator=flags.accelerator,
-        paths=job_paths(flags, _WORKERS_PATHS),
-        num_shards=lambda: flags.num_shards,
+        accelerator=request.device,
+        # The sample is read here, and what is found is written here.
+        paths=paths_by_flag({"checkpoint": request.model_path, "vocabulary": request.vocabulary}),
+        num_shards=lambda: _shards_of(request),
     )
     workers.refuse_template(command="evaluate")
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
@@ -57,6 +55,17 @@ def sweep_workers(flags: argparse.Namespace, options: PipelineOptions) -> Worker
     # Checks the rest of Beam's flags too.
     workers.new_pipeline()
     return None if is_alone else workers
+
+
+def prepared_sample(request: SampleRequest, *, runs_here: bool) -> PreparedSweep:
+    """Returns the sweep of a sample; argument and errors as in `prepare_task`."""
+    shards = _shards_of(request) if isinstance(request, SweptRequest) else None
+    return prepare_task(request, request.settings, runs_here=runs_here, num_shards=shards)
+
+
+def _shards_of(request: SweptRequest) -> int:
+    """Returns the parts into which a sample is divided."""
+    return request.num_shards or shards_for(request.max_examples)
 
 
 def decoded_by(
@@ -91,7 +100,7 @@ def decoded_by(
 
 
 def sweep_measures(
-    measures: Sequence[str], flags: argparse.Namespace, *, options: PipelineOptions, output: str
+    measures: Sequence[str], request: SplitsRequest, *, options: PipelineOptions, output: str
 ) -> tuple[str, ...]:
     """Decodes a whole set by every measure, one pipeline each, and returns the directories of their generations.
 
@@ -99,7 +108,7 @@ def sweep_measures(
 
     Args:
       measures: Confidence measures.
-      flags: Of `add_decode_flags`; all measures take what else they say.
+      request: All else that decides the outputs.
       options: Beam's.
       output: Directory, below which each measure has its own in `sweeps`.
 
@@ -107,39 +116,44 @@ def sweep_measures(
       UsageError: If what was asked for is wrong.
       PipelineError: If a sweep fails.
     """
-    if flags.token_from == "last_layer":
+    if request.token_from == "last_layer":
         raise UsageError(
             "--token_from=last_layer takes every token from the full model, so there is nothing to compare. decode "
             "accepts it."
         )
     directories = [joined(output, _SWEEPS, measure) for measure in measures]
     homes = [SweepHome(directory, again="the same command", anew=f"remove {directory}") for directory in directories]
-    if flags.num_shards is None:
-        flags.num_shards = next((begun for home in homes if (begun := home.begun_shards())), None)
+    num_shards = request.num_shards
+    if num_shards is None:
+        num_shards = next((begun for home in homes if (begun := home.begun_shards())), None)
     for measure, home in zip(measures, homes, strict=True):
         say(f"sweep {measure}")
         try:
             # A run sets what its options leave open.
-            _decode_into(home, measure, flags=flags, options=copy.deepcopy(options))
+            _decode_into(home, measure, request=request, num_shards=num_shards, options=copy.deepcopy(options))
         except (CalmBeamError, OSError) as error:
             kind = UsageError if isinstance(error, UsageError) else PipelineError
             raise kind(f"sweep {measure}: {error}") from error
     return tuple(directories)
 
 
-def _decode_into(home: SweepHome, measure: str, *, flags: argparse.Namespace, options: PipelineOptions) -> None:
+def _decode_into(
+    home: SweepHome, measure: str, *, request: SplitsRequest, num_shards: int | None, options: PipelineOptions
+) -> None:
     """Decodes the whole set by one measure into a directory, which may hold some or all of it."""
+    paths = {"checkpoint": request.model_path, "vocabulary": request.vocabulary, "data": request.patterns}
     workers = Workers.prepared(
         options,
-        accelerator=flags.accelerator,
-        paths=job_paths(flags, _PATHS_OF_SET),
-        num_shards=lambda: asked_shards(flags),
+        accelerator=request.device,
+        paths=paths_by_flag({**paths, "output": os.fspath(request.output)}),
+        num_shards=lambda: num_shards or default_shards(find_data(request)),
     )
-    sweep = prepare_run(
-        flags,
-        needs_references="risk" in (flags.consistency or ()),
-        settings=decode_settings(flags, confidence=measure),
+    sweep = prepare_task(
+        request,
+        lambda: request.settings(measure),
+        needs_references="risk" in (request.consistency or ()),
         runs_here=workers.are_here,
+        num_shards=num_shards,
     ).without_weights()
     pipeline = workers.new_pipeline()
     folder = home.begin([sweep.job()], resume=True, overwrite=False, tell=say)

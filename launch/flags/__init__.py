@@ -16,7 +16,10 @@ from calm_beam.options.kinds import whole_numbers as whole_numbers
 from .derived import add_options as add_options
 from .derived import add_request as add_request
 from .derived import given_flags as given_flags
+from .derived import parsed as parsed
+from .derived import parsed_with_beam as parsed_with_beam
 from .derived import request_of as request_of
+from .derived import request_parser as request_parser
 from .derived import unheaded as unheaded
 from .parser import FlagParser as FlagParser
 from .parser import HelpShown as HelpShown
@@ -24,13 +27,3 @@ from .parser import as_usage as as_usage
 from .parser import naming as naming
 from .parser import parse_flags as parse_flags
 from .parser import parse_own_flags as parse_own_flags
-from .shared import add_chat_flags as add_chat_flags
-from .shared import add_data_flags as add_data_flags
-from .shared import add_decode_flags as add_decode_flags
-from .shared import add_device_flag as add_device_flag
-from .shared import add_exit_flags as add_exit_flags
-from .shared import add_model_flags as add_model_flags
-from .shared import add_task_flags as add_task_flags
-from .shared import add_worker_flags as add_worker_flags
-from .shared import arithmetic_of as arithmetic_of
-from .shared import refuse_decoding_flags as refuse_decoding_flags

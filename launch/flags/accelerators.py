@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 from calm_beam.options import Options, option
 from calm_beam.options.kinds import Kind, ValueRefusedError
 
-from . import FlagParser, add_options
-
 # The machine that takes one accelerator and is its smallest. L4, H100 and TPU machines come with their accelerators
 # built in, so that the machine type decides how many there are.
 _MACHINES = {
@@ -134,8 +132,3 @@ class Job(Options):
     def device(self) -> Accelerator | None:
         """The accelerator that was named."""
         return None if self.accelerator is None else _take_accelerator(self.accelerator)
-
-
-def add_job_flags(parser: FlagParser) -> None:
-    """Adds the flags of a job on Dataflow that are ours; the others are Beam's."""
-    add_options(parser, Job)

@@ -1,6 +1,5 @@
 """Finding the files that data flags name, and how they are read."""
 
-import argparse
 from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
@@ -8,17 +7,6 @@ from calm_beam.options.groups import DataSource
 from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, parent
 
 from . import UsageError, naming
-
-
-def reading_of(flags: argparse.Namespace, *, needs_references: bool = False) -> Reading:
-    """Returns how the data are read that the flags of `add_data_flags` name."""
-    return Reading(
-        data_format=None if flags.data_format == "seqio" else flags.data_format,
-        inputs_field=flags.inputs_field,
-        targets_field=flags.targets_field,
-        seqio_modules=flags.seqio_module or (),
-        needs_references=needs_references,
-    )
 
 
 def find_files(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL) -> DataFiles:
@@ -44,24 +32,6 @@ def find_files(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUA
 def find_data(source: DataSource) -> DataFiles:
     """Returns the files that a request names; raises as `find_files`."""
     return find_files("--data", source.patterns or (), reading=source.reading())
-
-
-def asked_shards(flags: argparse.Namespace) -> int:
-    """Returns into how many shards the data will be divided: by their size where the flags do not say, which then do.
-
-    Raises:
-      UsageError: As `find_files`.
-      OSError: If a file cannot be read.
-    """
-    # Here, since calm-beam-serving asks for files too, and sweeps nothing.
-    from calm_beam.outputs.shard_count import default_shards
-
-    if flags.num_shards is None:
-        data = find_files("--data", flags.data or (), reading=reading_of(flags))
-        # Of calibrations alone, which may look at their tests after each round.
-        flags.num_shards = default_shards(data, round_examples=getattr(flags, "round_examples", None))
-    found: int = flags.num_shards
-    return found
 
 
 def find_output(path: str | None, *, overwrite: bool) -> str:

@@ -2,13 +2,16 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from calm_beam.options import OptionError, Options, options_of
 from calm_beam.options.option import Option, default_of, own_options_of
 
-from .parser import FlagParser
+from .parser import FlagParser, as_usage, parse_flags, parse_own_flags
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 _Request = TypeVar("_Request", bound=Options)
 
@@ -46,6 +49,48 @@ def add_request(parser: FlagParser, request: type[Options]) -> None:
                 added.add(name)
                 # As the request has it, which may have another default.
                 _add_flag(parser, name, declared[name], heading=group.SECTION, default=default_of(request, name))
+
+
+def request_parser(
+    command: str, request: type[Options], *, doc: str | None, essentials: Collection[str] | None = None, **settings: Any
+) -> FlagParser:
+    """Returns the parser of a command whose flags are the options of a request.
+
+    Args:
+      command: Its name.
+      request: What the flags make.
+      doc: Docstring of the command, as in `FlagParser`.
+      essentials: As there.
+      settings: Others as there.
+    """
+    parser = FlagParser(prog=f"calm-beam {command}", doc=doc, essentials=essentials, **settings)
+    add_request(parser, request)
+    return parser
+
+
+def parsed(kind: type[_Request], argv: Sequence[str], *, parser: FlagParser) -> _Request:
+    """Returns the request that flags make for a command without Beam.
+
+    Raises:
+      UsageError: If a flag is unknown or malformed, or does not go with the others.
+    """
+    with as_usage():
+        return _checked(kind, parse_own_flags(parser, argv), argv, parser=parser)
+
+
+def parsed_with_beam(
+    kind: type[_Request], argv: Sequence[str], *, parser: FlagParser
+) -> "tuple[_Request, PipelineOptions]":
+    """Returns the request that our flags make, and what Beam's say; errors as in `parsed`."""
+    with as_usage():
+        flags, options = parse_flags(parser, argv)
+        return _checked(kind, flags, argv, parser=parser), options
+
+
+def _checked(kind: type[_Request], flags: argparse.Namespace, argv: Sequence[str], *, parser: FlagParser) -> _Request:
+    request = request_of(kind, flags, parser=parser)
+    request.check_given(given_flags(parser, argv))
+    return request
 
 
 def given_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[str, ...]:

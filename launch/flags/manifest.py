@@ -1,6 +1,5 @@
 """Finding the manifest that `--manifest` names, its model, and one of its entries."""
 
-import argparse
 import dataclasses
 import os
 from typing import ClassVar
@@ -16,12 +15,12 @@ from calm_beam.manifest import (
     SettingManifest,
 )
 from calm_beam.options import Options, again, option
-from calm_beam.options.groups import ModelFacts, ModelSource
+from calm_beam.options.groups import FactsOfAny, ModelSource
 from calm_beam.options.kinds import confidence, number
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text import printable_line
 
-from . import FlagParser, UsageError, add_options, naming
+from . import UsageError, naming
 
 
 def find_manifest(name: str) -> str:
@@ -38,7 +37,7 @@ def find_manifest(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordedModel(ModelFacts):
+class RecordedModel(FactsOfAny):
     """The model of a manifest, which says where it was."""
 
     SECTION: ClassVar[str | None] = ModelSource.SECTION
@@ -47,8 +46,6 @@ class RecordedModel(ModelFacts):
         ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
     )
     vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
-    activation: str | None = again(ModelFacts, "activation", belongs_to=())
-    relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
 
     @property
     def named_model(self) -> str | None:
@@ -58,6 +55,13 @@ class RecordedModel(ModelFacts):
     def model_of(self, manifest: Manifest) -> str:
         """Returns the folder of the model, which the manifest says where nobody else does."""
         return self.named_model or manifest.model.uri
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedManifest(Options):
+    """Which manifest is meant."""
+
+    manifest: str = option(dataclasses.MISSING, "a manifest, or the calibration directory that holds one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,33 +110,18 @@ class SurePrecision(Options):
     matmul_precision: str | None = option(None, f"precision of products, {_SURE}", choices=MATMUL_PRECISIONS)
 
 
-def add_entry_flags(parser: FlagParser) -> None:
-    """Adds the flags that name an entry."""
-    add_options(parser, Entry)
-
-
-def add_setting_flags(parser: FlagParser) -> None:
-    """Adds the flags that name an entry about settings, next to those of `add_entry_flags`."""
-    add_options(parser, OfSettings)
-
-
-def entry_choice(flags: argparse.Namespace | Entry, manifest: Manifest | SettingManifest) -> EntryChoice:
-    """Returns which entry of a manifest flags name.
+def entry_choice(request: Entry, manifest: Manifest | SettingManifest) -> EntryChoice:
+    """Returns which entry of a manifest a request names.
 
     Raises:
-      UsageError: If they name what no entry of its kind has.
+      UsageError: If it names what no entry of its kind has.
     """
-    choice = EntryChoice.named_by(flags)
+    choice = EntryChoice.named_by(request)
     try:
         choice.check_for(manifest.KIND, sign="--")
     except ManifestError as error:
         raise UsageError(str(error)) from error
     return choice
-
-
-def add_confidence_flag(parser: FlagParser) -> None:
-    """Adds the flag by which a user trusts code that a manifest names."""
-    add_options(parser, Trusted)
 
 
 def check_precision(request: SurePrecision, decode: DecodeRecord) -> None:

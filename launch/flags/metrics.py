@@ -1,6 +1,5 @@
 """The flags that name metrics, and finding out before work starts whether these can score."""
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,10 +9,9 @@ from calm_beam.metrics.settings import MetricSettings
 from calm_beam.options import Options, option
 from calm_beam.storage import absolute
 
-from . import add_options, naming, unheaded
+from . import naming
 
 METRIC_NAMES = f"{', '.join(METRICS)}, {BLEURT}, or module:function for your own"
-BLEURT_CHECKPOINT_HELP = "folder of a published BLEURT checkpoint, for the metric bleurt; may be gs://"
 
 
 GUARANTEE = "guarantee (lists are comma-separated; every combination is one manifest entry)"
@@ -26,21 +24,20 @@ class MetricFiles(Options):
 
     SECTION: ClassVar[str | None] = GUARANTEE
 
-    bleurt_checkpoint: str | None = option(None, BLEURT_CHECKPOINT_HELP, belongs_to=("metric=bleurt",))
+    bleurt_checkpoint: str | None = option(
+        None,
+        "folder of a published BLEURT checkpoint, for the metric bleurt; may be gs://",
+        belongs_to=("metric=bleurt",),
+    )
 
 
-def add_metric_settings(group: argparse._ActionsContainer) -> None:
-    """Adds the flags that metrics need."""
-    add_options(unheaded(group), MetricFiles)
-
-
-def metric_settings(flags: argparse.Namespace | MetricFiles) -> MetricSettings:
-    """Returns what flags, or a request, say of the files of metrics, as workers have to name it.
+def metric_settings(request: MetricFiles) -> MetricSettings:
+    """Returns what a request says of the files of metrics, as workers have to name it.
 
     Raises:
       UsageError: If a path is on another object store than Google's.
     """
-    checkpoint = flags.bleurt_checkpoint
+    checkpoint = request.bleurt_checkpoint
     with naming("--bleurt_checkpoint"):
         return MetricSettings(bleurt_checkpoint=None if checkpoint is None else absolute(checkpoint))
 

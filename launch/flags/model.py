@@ -1,6 +1,5 @@
-"""What flags say of a model that its arrays do not show."""
+"""What a user says of a model that its arrays do not show."""
 
-import argparse
 from typing import TYPE_CHECKING
 
 from calm_beam.options.groups import ModelFacts
@@ -9,9 +8,9 @@ if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
 
 
-def declared(flags: argparse.Namespace | ModelFacts) -> "Declared":
+def declared(facts: ModelFacts) -> "Declared":
     """Returns what the user says of the model."""
     # Here, since it needs JAX.
     from calm_beam.checkpoints import Declared
 
-    return Declared(activation=flags.activation, relative_max_distance=flags.relative_max_distance)
+    return Declared(activation=facts.activation, relative_max_distance=facts.relative_max_distance)

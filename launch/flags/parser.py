@@ -8,10 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import UsageError, os_error_in_words
-from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.manifest import ManifestError
-from calm_beam.options import options_of
-from calm_beam.options.groups import DataSource
 from calm_beam.text import written_float, written_int
 
 from .config import CONFIG_HELP, OptionOfFile, with_config
@@ -157,7 +154,6 @@ def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespa
     """
     flags, unknown = parser.parse_known_args(list(argv))
     _refuse_unknown(unknown, parser)
-    _take_seqio_task(flags)
     return flags
 
 
@@ -182,7 +178,6 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
             vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
     _, unknown = beam_parser.parse_known_args(rest)
     _refuse_unknown(unknown, parser, beams=beam_parser._option_string_actions)
-    _take_seqio_task(ours)
     return ours, PipelineOptions(rest)
 
 
@@ -233,15 +228,3 @@ def _likeness(flag: str, name: str) -> float:
 def _all_subclasses(cls: type) -> list[type]:
     direct: list[type] = cls.__subclasses__()
     return [*direct, *(below for subclass in direct for below in _all_subclasses(subclass))]
-
-
-def _take_seqio_task(flags: argparse.Namespace) -> None:
-    """Sets `data` to what the flags of SeqIO name; all that follows sees it as a file.
-
-    Raises:
-      UsageError: If data are named in two ways, or a flag does not go with the format.
-    """
-    if "default_seqio_split" in flags:
-        source = DataSource(**{name: getattr(flags, name) for name, _ in options_of(DataSource)})
-        split = source.seqio_split or flags.default_seqio_split
-        flags.data = source.patterns if source.seqio_task is None else (seqio_name(source.seqio_task, split),)

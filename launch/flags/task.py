@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calm_beam.decoding.settings import DecodeSettings
@@ -9,15 +10,43 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
-from calm_beam.options.groups import Chat, DataSource, Engine, Lengths, Memory, ModelFacts, ModelSource, Precision
+from calm_beam.options import Options, options_of
+from calm_beam.options.groups import Chat, DataSource, Decoding, Lengths, ModelFacts, ModelSource, Precision
 from calm_beam.options.option import shared
 
 if TYPE_CHECKING:
     from calm_beam.outputs.request import SweepRequest
 
 
+GRID_STEP = 0.05
+"""Of the grid of thresholds where nobody names one, but for `decode`, which asks for it."""
+
+
+def refuse_decoding(
+    given: Collection[str], *groups: type[Options], also: Collection[str], allowed: Collection[str], generations: str
+) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded.
+
+    Args:
+      given: Options that were given, with whatever value.
+      groups: Their options decide it.
+      also: Others that do.
+      allowed: What means something for stored generations too.
+      generations: What `--generations` names.
+
+    Raises:
+      UsageError: If one is there; names it.
+    """
+    decides = {name for group in groups for name, _ in options_of(group)} | {*also}
+    refused = next((name for name in given if name in decides - {*allowed}), None)
+    if refused is not None:
+        raise UsageError(
+            f"--{refused} decides what is decoded, and --generations={generations} is decoded already: leave one out."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Memory, Engine):
+class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Decoding):
     """What all requests have in common that decode a data set by a model.
 
     Attributes:

@@ -27,15 +27,29 @@ from calm_beam.launch.flags import (
     parse_flags,
     parse_own_flags,
     request_of,
+    request_parser,
 )
 
-from .flags import generate_parser
 from .request import GenerateRequest, option_of_shards
+
+_ESSENTIALS = (
+    "--manifest",
+    "--checkpoint",
+    "--prompt",
+    "--input",
+    "--output",
+    "--overwrite",
+    "--show_layers",
+    "--delta",
+    "--consistency",
+    "--metric",
+    "--resume",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (generate_parser(__doc__),)
+    return (request_parser("generate", GenerateRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -139,10 +139,7 @@ def _generator(request: GenerateRequest, manifest: Manifest) -> "Generator":
         declared=declared(request),
         vocabulary=request.vocabulary,
         choice=entry_choice(request, manifest),
-        batch_size=request.batch_size,
-        model_parallelism=request.model_parallelism,
-        exit_head=request.exit_head,
-        engine=request.engine,
+        **request.asked_of_decoder(),
         exact_engine=request.exact_engine,
     )
 

@@ -8,10 +8,10 @@ from calm_beam.errors import UsageError
 from calm_beam.inputs import Reading
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.accelerators import Job
-from calm_beam.launch.flags.manifest import Entry, RecordedModel, SurePrecision, Trusted
+from calm_beam.launch.flags.manifest import Entry, NamedManifest, RecordedModel, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, option, options_of, switch
-from calm_beam.options.groups import DataSource, Engine, Memory, Spread
+from calm_beam.options.groups import DataSource, Decoding, Spread
 from calm_beam.options.kinds import share, utf8_text, whole_number
 from calm_beam.storage import is_folder
 
@@ -27,7 +27,7 @@ class Prompts(Options):
 
     SECTION: ClassVar[str | None] = None
 
-    manifest: str = option(dataclasses.MISSING, "a manifest, or the calibration directory that holds one")
+    manifest: str = again(NamedManifest, "manifest")
     prompt: str | None = option(None, "the prompt; default: --input, or standard input")
     input: str | None = option(None, "files of prompts: a path or a glob")
     data_format: str | None = option(
@@ -105,7 +105,7 @@ class Shards(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateRequest(Prompts, Trusted, SurePrecision, RecordedModel, Memory, Engine, Entry, Shards, MetricFiles, Job):
+class GenerateRequest(Prompts, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Shards, MetricFiles, Job):
     """Answers under a manifest."""
 
     def __post_init__(self) -> None:

@@ -19,47 +19,46 @@ confidence measures can pay there at which exit layers.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, UsageError, naming, parse_own_flags
-from calm_beam.storage import is_folder
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
-from .flags import COST_FLAGS, DEVICE_FLAGS, POWER_FLAGS, plan_parser
+from .request import PlanRequest
+
+_ESSENTIALS = (
+    "--pilot",
+    "--delta",
+    "--epsilon",
+    "--power",
+    "--risk_guess",
+    "--loss_std",
+    "--examples",
+    "--workers",
+    "--price_per_hour",
+    "--device",
+    "--checkpoint",
+    "--output",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (plan_parser(__doc__),)
+    return (request_parser("plan", PlanRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    flags = parse_own_flags(parser, argv)
-    if flags.device is not None:
-        # Here, as below: help does without.
+    request = parsed(PlanRequest, argv, parser=parser)
+    # Here, since each takes much that the others, and help, do without.
+    if request.device is not None:
         from .device import plan_device
 
-        return plan_device(flags)
-    for name in DEVICE_FLAGS:
-        if getattr(flags, name) is not None:
-            raise UsageError(f"--{name} is about the time on an accelerator: pass --device, such as --device=v5e.")
-    with naming("--pilot"):
-        is_run = flags.pilot is not None and is_folder(flags.pilot)
-    for name in POWER_FLAGS if is_run else COST_FLAGS:
-        if getattr(flags, name) is not None:
-            raise UsageError(
-                f"--{name} is about the power of a test, and --pilot={flags.pilot} is a run, from which costs are "
-                "forecast. Leave it out, or pass a file of losses."
-                if is_run
-                else f"--{name} is about the cost of a run, which is forecast from a pilot: pass the output directory "
-                "of a small calibration as --pilot."
-            )
-    # Here, since each takes much that the other, and help, do without.
-    if is_run:
+        return plan_device(request, request.device)
+    if request.is_about_run:
         from .cost import plan_cost
 
-        return plan_cost(flags)
-    if flags.delta is None:
+        return plan_cost(request)
+    if request.delta is None:
         parser.error("the following arguments are required: --delta")
     from .power import plan_power
 
-    return plan_power(flags)
+    return plan_power(request, delta=request.delta)

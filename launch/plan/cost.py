@@ -1,14 +1,15 @@
 """The cost of a run, as it is forecast from a pilot, on the terminal."""
 
-import argparse
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.errors import UsageError
 from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
-from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags import as_usage
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import Calibration
@@ -19,63 +20,57 @@ from calm_beam.report.elements import short_place
 from calm_beam.risk.sample_size import ExpectedStop, expected_stop, looks_at
 from calm_beam.text import counted, printable_line
 
-from .flags import PAGE, check_fractions, check_output
 from .pilot_run import PilotRun, read_pilot
+from .request import PAGE, PlanRequest, checked_output
 
 _REPLICATIONS = 200
 # What tells a kind of device, in the names that Dataflow and JAX have for it.
 _TELLING = re.compile(r"\b([alt]\d+|h\d+|v\d+[a-z]?|cpu)\b")
 
 
-def plan_cost(flags: argparse.Namespace) -> int:
+def plan_cost(request: PlanRequest) -> int:
     """Prints what the run will cost, and what stopping early may save; returns the exit status."""
     with as_usage():
-        _check(flags)
-        if flags.output:
-            check_output(flags.output, kinds=(PAGE,))
-        run = read_pilot(flags.pilot)
-        _check_device(flags, run.pilot.device)
-    job = _job(flags)
+        if request.examples is None:
+            raise UsageError("--examples is missing: how many the run will have, such as 1e6.")
+        output, pilot = checked_output(request, kinds=(PAGE,)), os.fspath(request.pilot or "")
+        run = read_pilot(pilot)
+        _check_device(request, run.pilot.device)
+    job = _job(request, examples=request.examples)
     cost = forecast(run.pilot, job)
-    rows, assumed = _rows(job, cost, price=flags.price_per_hour), _assumed(run, job, cost)
+    rows, assumed = _rows(job, cost, price=request.price_per_hour), _assumed(run, job, cost)
     _print_cost(run, job, rows, assumed=assumed)
-    forecasts = _forecasts(run, job, flags=flags)
-    saved = _saved_in_words(forecasts, job, cost, price=flags.price_per_hour)
-    notes = [*([] if saved is None else [saved]), *_about_stops(run, job, flags=flags)]
+    forecasts = _forecasts(run, job, request=request)
+    saved = _saved_in_words(forecasts, job, cost, price=request.price_per_hour)
+    notes = [*([] if saved is None else [saved]), *_about_stops(run, job, request=request)]
     _print_stops(forecasts, run, job, notes=notes)
-    if flags.output:
+    if output is not None:
         page = cost_page(
             run.pilot,
             job,
             cost,
-            price=flags.price_per_hour,
-            shards_of=lambda workers: flags.num_shards or shards_for(flags.examples, workers=workers),
+            price=request.price_per_hour,
+            shards_of=lambda workers: request.num_shards or shards_for(job.examples, workers=workers),
             rows=rows,
             assumed=assumed,
             stops=[_stop_row(each, run, job) for each in forecasts],
             notes=notes,
             facts=[
-                ("Pilot", f"{short_place(flags.pilot)}, {counted(run.examples, 'example')}"),
+                ("Pilot", f"{short_place(pilot)}, {counted(run.examples, 'example')}"),
                 ("Device", run.pilot.device),
             ],
         )
-        write_page(page, flags.output)
-        tell(f"Page: {flags.output}")
+        write_page(page, output)
+        tell(f"Page: {output}")
     return 0
 
 
-def _check(flags: argparse.Namespace) -> None:
-    if flags.examples is None:
-        raise UsageError("--examples is missing: how many the run will have, such as 1e6.")
-    check_fractions(flags)
-
-
-def _check_device(flags: argparse.Namespace, device: str) -> None:
-    if flags.accelerator is None or flags.speedup is not None or is_same_device(flags.accelerator, device):
+def _check_device(request: PlanRequest, device: str) -> None:
+    if request.accelerator is None or request.speedup is not None or is_same_device(request.accelerator, device):
         return
     raise UsageError(
-        f"--accelerator={flags.accelerator}: the pilot ran on {device}, which says nothing about the speed there. "
-        f"Measure a pilot on {flags.accelerator}, or pass --speedup: how many times faster you expect it to be."
+        f"--accelerator={request.accelerator}: the pilot ran on {device}, which says nothing about the speed there. "
+        f"Measure a pilot on {request.accelerator}, or pass --speedup: how many times faster you expect it to be."
     )
 
 
@@ -91,14 +86,13 @@ def is_same_device(accelerator: str, device: str) -> bool:
     return accelerator.lower() == device.lower() or (bool(ours) and ours == theirs)
 
 
-def _job(flags: argparse.Namespace) -> Job:
-    workers = flags.workers or 1
+def _job(request: PlanRequest, *, examples: int) -> Job:
     return Job(
-        examples=flags.examples,
-        workers=workers,
-        num_shards=flags.num_shards or shards_for(flags.examples, workers=workers),
-        workers_per_machine=flags.workers_per_machine or 1,
-        speedup=flags.speedup or 1.0,
+        examples=examples,
+        workers=request.workers,
+        num_shards=request.num_shards or shards_for(examples, workers=request.workers),
+        workers_per_machine=request.workers_per_machine,
+        speedup=request.speedup or 1.0,
     )
 
 
@@ -173,14 +167,14 @@ def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
     return found
 
 
-def _forecasts(run: PilotRun, job: Job, *, flags: argparse.Namespace) -> "list[_Forecast]":
+def _forecasts(run: PilotRun, job: Job, *, request: PlanRequest) -> "list[_Forecast]":
     """Returns when a sequential calibration may stop; nothing where that is not forecast."""
     if not run.entries or run.clusters:
         return []
     say("simulating sequential calibrations")
     return [
-        _Forecast(asked=each, stop=None if each.losses is None else _stop(each, each.losses, job=job, flags=flags))
-        for each in _asked(run, flags)
+        _Forecast(asked=each, stop=None if each.losses is None else _stop(each, each.losses, job=job, request=request))
+        for each in _asked(run, request)
     ]
 
 
@@ -227,17 +221,17 @@ def _saved_in_words(forecasts: "Sequence[_Forecast]", job: Job, cost: Cost, *, p
     )
 
 
-def _about_stops(run: PilotRun, job: Job, *, flags: argparse.Namespace) -> list[str]:
+def _about_stops(run: PilotRun, job: Job, *, request: PlanRequest) -> list[str]:
     """Returns what the forecast of stops rests on, and what it leaves out."""
     if not run.entries:
         return ["What stopping early may save takes the manifest of the pilot, which is not there."]
     if run.clusters:
         return ["What stopping early may save is not forecast for clusters."]
     notes = [
-        f"To be proved: the lowest threshold that {flags.power:.0%} of whole runs prove, by the signed mixture, whose "
-        f"proof may be watched, after every {_round_examples(job):,} examples at first. Simulated by drawing from the "
-        "pilot's losses "
-        f"({counted(flags.replications or _REPLICATIONS, 'run')}, seed {flags.seed}): a forecast, and no promise."
+        f"To be proved: the lowest threshold that {request.power:.0%} of whole runs prove, by the signed mixture, "
+        f"whose proof may be watched, after every {_round_examples(job):,} examples at first. Simulated by drawing "
+        f"from the pilot's losses ({counted(request.replications or _REPLICATIONS, 'run')}, seed {request.seed}): a "
+        "forecast, and no promise."
     ]
     if any(losses.entry.group is not None for losses in run.entries):
         notes.append("Not forecast: entries of groups, for which a sequential run waits too.")
@@ -269,16 +263,16 @@ class _Asked:
         return "never exit" if self.entry.threshold is None else f"{self.entry.threshold:g}"
 
 
-def _asked(run: PilotRun, flags: argparse.Namespace) -> list[_Asked]:
-    """Returns what the entries of the pilot guarantee, with other tolerances if flags say so; each once."""
+def _asked(run: PilotRun, request: PlanRequest) -> list[_Asked]:
+    """Returns what the entries of the pilot guarantee, with other tolerances if the request says so; each once."""
     found: dict[tuple[object, ...], _Asked] = {}
     for each in run.entries:
         entry = each.entry
         if entry.group is not None:
             # Of a group there would be a share of the examples, which a pilot knows too little of.
             continue
-        delta = entry.delta if flags.delta is None else flags.delta
-        epsilon = entry.epsilon if flags.epsilon is None else flags.epsilon
+        delta = entry.delta if request.delta is None else request.delta
+        epsilon = entry.epsilon if request.epsilon is None else request.epsilon
         asked = _Asked(entry=entry, losses=each.losses, delta=delta, epsilon=epsilon)
         key = (entry.consistency, entry.metric, entry.known_loss, delta, epsilon)
         if key not in found or asked.threshold_in_words():
@@ -286,15 +280,15 @@ def _asked(run: PilotRun, flags: argparse.Namespace) -> list[_Asked]:
     return list(found.values())
 
 
-def _stop(asked: _Asked, losses: np.ndarray, *, job: Job, flags: argparse.Namespace) -> ExpectedStop:
+def _stop(asked: _Asked, losses: np.ndarray, *, job: Job, request: PlanRequest) -> ExpectedStop:
     return expected_stop(
         losses,
         delta=asked.delta,
         epsilon=asked.epsilon,
         looks=looks_at(job.examples, first=_round_examples(job)),
-        power=flags.power,
-        replications=flags.replications or _REPLICATIONS,
-        seed=flags.seed,
+        power=request.power,
+        replications=request.replications or _REPLICATIONS,
+        seed=request.seed,
     )
 
 

@@ -10,20 +10,23 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, parse_own_flags
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
-from .flags import report_parser
+from .request import ReportRequest
+
+_ESSENTIALS = ("--calibration", "--output", "--generations", "--checkpoint", "--speedup")
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (report_parser(__doc__),)
+    return (request_parser("report", ReportRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    flags = parse_own_flags(report_parser(__doc__), argv)
+    (parser,) = flag_parsers()
+    request = parsed(ReportRequest, argv, parser=parser)
     # Here, since it reads generations and models, and help does without.
     from .command import build_report
 
-    return build_report(flags)
+    return build_report(request)

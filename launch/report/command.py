@@ -1,14 +1,14 @@
 """What `calm-beam report` does once its flags are parsed, and `calibrate` at its end."""
 
-import argparse
 import dataclasses
-from collections.abc import Mapping
+import os
 
 from calm_beam.calibration.file_names import REPORT
+from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
-from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SettingManifest, read_any_manifest
@@ -23,9 +23,9 @@ from calm_beam.report import (
     read_speedups,
     write_page,
 )
-from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, obstacle, parent
+from calm_beam.storage import absolute, check_writable, is_file, is_folder, joined, obstacle
 
-from .flags import report_parser
+from .request import ReportRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,30 +41,27 @@ class ReportedModel:
     vocabulary: Vocabulary | None
 
 
-def build_report(flags: argparse.Namespace) -> int:
-    """Builds the report that the flags ask for, and returns the exit status of the command."""
-    output = _checked_output(flags)
-    _build(flags, output)
+def build_report(request: ReportRequest) -> int:
+    """Builds the report that is asked for, and returns the exit status of the command."""
+    output = _checked_output(request)
+    _build(request, output)
     tell(f"Report: {output}")
     return 0
 
 
-def report_after(output: str, folder: str, *, named: Mapping[str, object], model: ReportedModel | None = None) -> None:
+def report_after(request: ReportRequest, *, model: ReportedModel | None = None) -> None:
     """Builds the report of a calibration that has just published its result; says so if that fails.
 
     Args:
-      output: Its output directory.
-      folder: Its generations.
-      named: What it was told of model, measure and vocabulary, by the flags of this command.
+      request: Names its output directory and its generations, and what it was told of model, measure and vocabulary.
       model: Where the calibration has loaded the model, which then is not loaded again.
     """
+    output, folder = request.folder, request.generations or ""
     path = joined(output, REPORT)
-    flags = report_parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
-    vars(flags).update(named)
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
-        _build(flags, path, model=model)
+        _build(request, path, model=model)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"the result in {output} is whole; only its report is missing: {again}") from interrupt
     # Whatever it is: the calibration succeeded, and must not seem to have failed.
@@ -75,46 +72,44 @@ def report_after(output: str, folder: str, *, named: Mapping[str, object], model
         tell(f"Report: {path}")
 
 
-def _checked_output(flags: argparse.Namespace) -> str:
+def _checked_output(request: ReportRequest) -> str:
     """Returns the file to write."""
-    if flags.calibration is None:
+    if request.calibration is None:
         raise UsageError("--calibration is missing: the output directory of a calibration.")
     with naming("--calibration"):
-        if base_name(flags.calibration) == MANIFEST:
-            flags.calibration = parent(flags.calibration)
-        path = joined(flags.calibration, MANIFEST)
+        path = joined(request.folder, MANIFEST)
         if why := obstacle(path):
             raise UsageError(f"--calibration {path}: {why}")
         if not is_file(path):
-            raise UsageError(f"--calibration {flags.calibration}: has no {MANIFEST}, so no calibration finished there.")
+            raise UsageError(f"--calibration {request.folder}: has no {MANIFEST}, so no calibration finished there.")
     with naming("--output"):
-        output = flags.output or joined(flags.calibration, REPORT)
+        output = joined(request.folder, REPORT) if request.output is None else os.fspath(request.output)
         if is_folder(output):
             raise UsageError(f"--output {output}: is a directory, expected the name of a file, such as {REPORT}.")
         check_writable(output)
     return output
 
 
-def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | None = None) -> None:
+def _build(request: ReportRequest, output: str, *, model: ReportedModel | None = None) -> None:
     """Reads everything, the model too unless it is given, and writes the page."""
-    if isinstance(read_any_manifest(joined(flags.calibration, MANIFEST)), SettingManifest):
-        _build_external(flags, output)
+    if isinstance(read_any_manifest(joined(request.folder, MANIFEST)), SettingManifest):
+        _build_external(request, output)
         return
-    calibrated = read_calibrated(flags.calibration)
+    calibrated = read_calibrated(request.folder)
     manifest = calibrated.manifest
     if manifest.plan is not None and manifest.plan.pareto is not None:
-        if flags.speedup is not None:
+        if request.speedup is not None:
             raise UsageError(
-                f"--speedup: {flags.calibration} has several variants, and speedups are of one. Leave it out."
+                f"--speedup: {request.folder} has several variants, and speedups are of one. Leave it out."
             )
         write_page(build_variants_page(calibrated), output)
         return
     remarks: list[str] = []
-    stored = _stored(flags, calibrated, remarks=remarks)
+    stored = _stored(request, calibrated, remarks=remarks)
     if not stored:
         model = ReportedModel(sizes=None, vocabulary=None)
     elif model is None:
-        model = _model(flags, manifest, remarks=remarks)
+        model = _model(request, manifest, remarks=remarks)
     # Prompts are texts where there was a vocabulary, whose lengths in tokens nobody knows without it.
     is_counted = model.vocabulary is not None or manifest.vocabulary is None
     page = build_page(
@@ -122,9 +117,9 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
         stored,
         vocabulary=model.vocabulary,
         sizes=model.sizes if is_counted else None,
-        speedups=read_speedups(flags.speedup, manifest) if flags.speedup else None,
-        most_examples=flags.max_examples,
-        seed=flags.seed,
+        speedups=read_speedups(request.speedup, manifest) if request.speedup else None,
+        most_examples=request.max_examples,
+        seed=request.seed,
         remarks=remarks,
     )
     for remark in remarks:
@@ -132,12 +127,12 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
     write_page(page, output)
 
 
-def _build_external(flags: argparse.Namespace, output: str) -> None:
+def _build_external(request: ReportRequest, output: str) -> None:
     of_models = ("checkpoint", "vocabulary", "activation", "relative_max_distance", "confidence")
     for name in ("generations", *of_models, "speedup"):
-        if getattr(flags, name) is not None:
-            raise UsageError(f"--{name}: {flags.calibration} is a certification, which has no model. Leave it out.")
-    write_external_report(flags.calibration, output)
+        if getattr(request, name) is not None:
+            raise UsageError(f"--{name}: {request.folder} is a certification, which has no model. Leave it out.")
+    write_external_report(request.folder, output)
 
 
 def write_external_report(directory: str, output: str) -> None:
@@ -145,14 +140,14 @@ def write_external_report(directory: str, output: str) -> None:
     write_page(build_setting_page(directory), output)
 
 
-def _stored(flags: argparse.Namespace, calibrated: Calibrated, *, remarks: list[str]) -> StoredOutputs | None:
+def _stored(request: ReportRequest, calibrated: Calibrated, *, remarks: list[str]) -> StoredOutputs | None:
     """Returns the generations; None if nobody named them and there are none."""
-    if flags.generations is not None:
+    if request.generations is not None:
         with naming("--generations"):
-            folder = SweepHome(absolute(flags.generations)).only_folder()
+            folder = SweepHome(absolute(request.generations)).only_folder()
         return StoredOutputs.read(folder, calibrated.manifest)
     try:
-        folder = SweepHome(flags.calibration).only_folder()
+        folder = SweepHome(request.folder).only_folder()
     except UsageError:
         remarks.append(
             "Exit layers and outputs are not shown: the generations are not beside the manifest (calm-beam report "
@@ -162,28 +157,28 @@ def _stored(flags: argparse.Namespace, calibrated: Calibrated, *, remarks: list[
     return StoredOutputs.read(folder, calibrated.manifest)
 
 
-def _model(flags: argparse.Namespace, manifest: Manifest, *, remarks: list[str]) -> ReportedModel:
+def _model(request: ReportRequest, manifest: Manifest, *, remarks: list[str]) -> ReportedModel:
     """Returns what can be had of the model; what was named and is wrong is an error."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
     from calm_beam.serving.agreement import check_model, check_vocabulary
 
-    vocabulary_path = flags.vocabulary
+    vocabulary_path = request.vocabulary
     checkpoint = sizes = None
     try:
-        checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri, declared=declared(flags))
+        checkpoint = load_checkpoint(request.named_model or manifest.model.uri, declared=declared(request))
         check_model(manifest.model, checkpoint)
         # Which operations a test takes, its measure says.
-        check_named(manifest.decode.confidence, flags.confidence)
+        check_named(manifest.decode.confidence, request.confidence)
         sizes = DecoderSizes.of(checkpoint.config)
         vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
     except MeasureError as error:
         remarks.append(f"Floating point operations are not counted: {error}")
     except (CheckpointError, ManifestError, OSError) as error:
-        if flags.checkpoint is not None:
+        if request.named_model is not None:
             raise UsageError(f"--checkpoint: {error}") from error
         remarks.append(f"Floating point operations are not counted, since the model is not available: {error}")
-    if manifest.vocabulary is None and flags.vocabulary is None:
+    if manifest.vocabulary is None and request.vocabulary is None:
         return ReportedModel(sizes=sizes, vocabulary=None)
     try:
         vocabulary = None
@@ -191,7 +186,7 @@ def _model(flags: argparse.Namespace, manifest: Manifest, *, remarks: list[str])
             vocabulary = open_recorded(vocabulary_path, manifest.vocabulary)
         check_vocabulary(manifest.vocabulary, vocabulary, checkpoint=checkpoint)
     except (VocabularyError, ManifestError) as error:
-        if flags.vocabulary is not None:
+        if request.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error
         remarks.append(f"Tokens are shown as ids, since the vocabulary is not available: {error}")
         return ReportedModel(sizes=sizes, vocabulary=None)

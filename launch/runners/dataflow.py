@@ -6,7 +6,6 @@ From sources on this machine, which workers install, to a job on plain machines;
         --checkpoint=gs://B/model --data='gs://B/data/*.jsonl.gz' --output=gs://B/calibration --num_shards=100
 """
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -184,16 +183,6 @@ def _choose_machine(options: PipelineOptions, accelerator: Accelerator) -> None:
         worker.machine_type = accelerator.machine_type
     elif worker.machine_type is None and accelerator.machine_type is not None:
         worker.machine_type = _PLAIN_MACHINE
-
-
-def job_paths(flags: argparse.Namespace, names: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Returns the paths that a command is given, each with its flag.
-
-    Args:
-      flags: Of the command.
-      names: Of those flags that name what workers read or write; a flag may name several paths.
-    """
-    return paths_by_flag({name: getattr(flags, name) for name in names})
 
 
 def paths_by_flag(given: Mapping[str, str | tuple[str, ...] | None]) -> list[tuple[str, str | None]]:

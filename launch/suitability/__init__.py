@@ -14,7 +14,7 @@ also forecasts what steps take there at the least, and which measures can pay at
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_request, as_usage, parse_own_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
 from .request import SuitabilityRequest
 
@@ -32,21 +32,14 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (request_parser("suitability", SuitabilityRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    with as_usage():
-        request = request_of(SuitabilityRequest, parse_own_flags(parser, argv), parser=parser)
+    request = parsed(SuitabilityRequest, argv, parser=parser)
     # Here, since it loads JAX, and help does without.
     from .command import tell_suitability
 
     return tell_suitability(request)
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam suitability", doc=__doc__, essentials=_ESSENTIALS)
-    add_request(parser, SuitabilityRequest)
-    return parser

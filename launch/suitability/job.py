@@ -123,12 +123,8 @@ def _measured(
         run.checkpoint,
         [Branch.at(rule, None, max_decode_length=request.max_decode_length)],
         max_input_length=run.settings.max_input_length,
-        batch_size=request.batch_size,
-        token_budget=request.token_budget,
-        model_parallelism=request.model_parallelism,
-        exit_head=request.exit_head,
-        engine=request.engine,
         arithmetic=run.settings.arithmetic,
+        **request.asked_of_decoder(),
     )
     pairs: list[tuple[Sequence[int], Sequence[int]]] = []
     for index, result in decoder.decode([prompt.ids for prompt in prompts]):

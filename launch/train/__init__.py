@@ -20,35 +20,35 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, UsageError
-from calm_beam.launch.terminal import say
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
-from .flags import parse_train_flags, train_parser
+from .request import TrainRequest
+
+_ESSENTIALS = (
+    "--stage",
+    "--data",
+    "--validation_data",
+    "--output",
+    "--overwrite",
+    "--checkpoint",
+    "--steps",
+    "--batch_tokens",
+    "--validate_every",
+    "--best_by",
+    "--resume",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (train_parser(__doc__),)
+    return (request_parser("train", TrainRequest, doc=__doc__, essentials=_ESSENTIALS, heading="what to train"),)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains a model, or its exit classifier, and writes it.
-
-    Args:
-      argv: Flags, without the program's name.
-
-    Returns:
-      Exit status: 0 done, 1 failure, 2 bad usage, 130 interrupted with a state to resume from.
-
-    Raises:
-      KeyboardInterrupt: If interrupted without such a state.
-    """
-    try:
-        flags = parse_train_flags(argv, doc=__doc__)
-    except UsageError as error:
-        say(f"calm-beam train: {error}")
-        return 2
+    """Runs the command and returns its exit status: 130 if it was interrupted and has a state to resume from."""
+    (parser,) = flag_parsers()
+    request = parsed(TrainRequest, argv, parser=parser)
     # Here, since it loads JAX, and help does without.
     from .command import train_command
 
-    return train_command(flags)
+    return train_command(request)

@@ -1,6 +1,5 @@
 """What `train` reads: a model, rows, and the vocabulary that turns them into token ids."""
 
-import argparse
 import dataclasses
 import pathlib
 from collections.abc import Sequence
@@ -9,19 +8,20 @@ from typing import Any, cast
 from calm_beam.checkpoints import Arrays, Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.vocabularies.chat import chosen_chat
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary as with_its_sentinels
-from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import find_files
-from calm_beam.launch.terminal import PlainConsole
 from calm_beam.model import ModelConfig
 from calm_beam.training.batches import Pair
 from calm_beam.training.own_exits import with_own_exits
 from calm_beam.training.vocabulary import train_vocabulary
+
+from .request import TrainRequest
 
 _NOTHING = Declared()
 
@@ -43,20 +43,18 @@ def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
     return checkpoint
 
 
-def with_exits(
-    flags: argparse.Namespace, config: ModelConfig, arrays: Arrays | None
-) -> tuple[ModelConfig, Arrays | None]:
+def with_exits(request: TrainRequest, config: ModelConfig, arrays: Arrays | None) -> tuple[ModelConfig, Arrays | None]:
     """Returns a model, and its weights if it is not new, with the norms and heads of exits that are asked for.
 
     Raises:
       UsageError: If it has but one layer, or heads that would have to be given up.
     """
-    if flags.exit_heads == "shared" and config.exit_heads:
+    if request.exit_heads == "shared" and config.exit_heads:
         raise UsageError(
             "--exit_heads=shared: the layers of --checkpoint have heads of their own, which no training makes one. "
             "Leave it out."
         )
-    asked = {"exit_norms": flags.exit_norm, "exit_heads": flags.exit_heads == "separate"}
+    asked = {"exit_norms": request.exit_norm, "exit_heads": request.exit_heads == "separate"}
     try:
         if arrays is not None:
             return with_own_exits(config, arrays, **asked)
@@ -99,23 +97,20 @@ def write_vocabulary(rows: Sequence[Example], task_prefix: str, *, path: pathlib
         raise UsageError(f"--vocab_size={vocab_size}: {error}") from error
 
 
-def open_vocabulary(
-    path: pathlib.Path, model: ModelConfig, *, chat_template: str | None, system: str | None
-) -> Vocabulary:
+def open_vocabulary(path: pathlib.Path, model: ModelConfig, *, request: TrainRequest) -> Vocabulary:
     """Returns the vocabulary of a model, with the chat that prompts become.
 
     Args:
       path: Its file.
       model: Sizes of the model.
-      chat_template: As `--chat_template` has it; None if it is not given.
-      system: What every chat begins with.
+      request: Says how prompts become chats.
 
     Raises:
       UsageError: If it or the template cannot be read, or it has more ids than the model; or if there is a template
-        and `chat_template` does not say whether it is used.
+        and nobody says whether it is used.
     """
     try:
-        chat = chosen_chat(chat_template, tokenizer=str(path), system=system)
+        chat = chosen_chat(request.chat_template, tokenizer=str(path), system=request.system)
         vocabulary = with_its_sentinels(path, chat=chat)
     except VocabularyError as error:
         raise UsageError(str(error)) from error
@@ -132,12 +127,6 @@ def end_of_targets(vocabulary: Vocabulary, model: ModelConfig) -> int:
     return next((index for index in vocabulary.end_ids if index in model.end_ids), model.end_ids[0])
 
 
-def say_end(console: PlainConsole, end_id: int, *, model: ModelConfig) -> None:
-    """Says with which id references end, where the model's outputs may end with several."""
-    if len(model.end_ids) > 1:
-        console.say(f"References end with id {end_id}, of {', '.join(map(str, model.end_ids))}.")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedPairs:
     """Prompts as decoding sees them, targets without their end, and how many prompts were cut for that."""
@@ -147,7 +136,7 @@ class EncodedPairs:
 
 
 def encoded_pairs(
-    flags: argparse.Namespace,
+    task_prefix: str,
     vocabulary: Vocabulary,
     *,
     rows: Sequence[Example],
@@ -158,7 +147,7 @@ def encoded_pairs(
     """Returns pairs to learn from, a row with each of its references, and pairs to measure on, with its first alone.
 
     Args:
-      flags: Of `parse_train_flags`: what stands before every input.
+      task_prefix: Stands before every input.
       vocabulary: Turns texts into ids.
       rows: Of `read_rows`.
       validation_rows: Likewise; may be none.
@@ -174,7 +163,7 @@ def encoded_pairs(
         thresholds=(1.0,),
         max_decode_length=1,
         max_input_length=max_input_length,
-        task_prefix=flags.task_prefix,
+        task_prefix=task_prefix,
     )
 
     def encoded(examples: Sequence[Example], references: slice) -> EncodedPairs:

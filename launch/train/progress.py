@@ -5,12 +5,10 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
-from rich.table import Table
 
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.storage import replacing, writing
@@ -138,16 +136,6 @@ class TrainingLog:
     def _remove_folder(self) -> None:
         with contextlib.suppress(OSError):
             self._path.parent.rmdir()
-
-
-def loss_table(losses: Sequence[float]) -> Table:
-    """Returns the validation loss of every layer as a table."""
-    table = Table(title="Validation loss (nats per target token)")
-    table.add_column("decoder layer", justify="right")
-    table.add_column("loss", justify="right")
-    for layer, loss in enumerate(losses, start=1):
-        table.add_row(str(layer), f"{loss:.3f}")
-    return table
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.manifest import RecordedModel, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, listed, option, options_of, switch
-from calm_beam.options.groups import DataSource, Engine, Memory, Spread
+from calm_beam.options.groups import DataSource, Decoding, Spread
 from calm_beam.options.kinds import number, texts
 
 STATE = "verification.json"
@@ -74,8 +74,7 @@ class VerifyRequest(
     SurePrecision,
     DataSource,
     RecordedModel,
-    Memory,
-    Engine,
+    Decoding,
     MetricFiles,
     Spread,
     Job,

@@ -11,7 +11,7 @@ import pytest
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
-from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
 from calm_beam.options import options_of
@@ -126,7 +126,7 @@ def _undated(output: str) -> dict[str, object]:
 def test_python_takes_every_option_of_the_command() -> None:
     """The flags and the arguments are the same names with the same defaults, but for what is Python's own."""
     arguments = inspect.signature(calm.calibrate).parameters
-    flags = vars(calibrate_parser().parse_args([]))
+    flags = vars(flag_parsers()[0].parse_args([]))
     del flags["config"]
     assert arguments.keys() - _PYTHONS_OWN == flags.keys()
     assert {name for name, _ in options_of(CalibrateRequest)} == flags.keys()

@@ -3,15 +3,27 @@
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import yaml
 from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
 
-from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
-from calm_beam.launch.flags import UsageError, given_flags, parse_flags, request_of
+from calm_beam.launch.convert import ConvertRequest
+from calm_beam.launch.decode.request import DecodeRequest
+from calm_beam.launch.evaluate.request import PropagationRequest, SensitivityRequest, TradeoffRequest
+from calm_beam.launch.evaluate.splits.request import SplitsRequest
+from calm_beam.launch.flags import UsageError, given_flags, parse_flags, parsed, request_of, request_parser
+from calm_beam.launch.generate.request import GenerateRequest
+from calm_beam.launch.monitor.request import MonitorRequest
+from calm_beam.launch.plan.request import PlanRequest
+from calm_beam.launch.report.request import ReportRequest
+from calm_beam.launch.suitability.request import SuitabilityRequest
+from calm_beam.launch.train.request import TrainRequest
+from calm_beam.options import Options
 
 _OPTIONS = {
     "checkpoint": "model",
@@ -29,7 +41,7 @@ _OPTIONS = {
 
 
 def _parsed(*argv: str) -> tuple[CalibrateRequest, PipelineOptions]:
-    parser = calibrate_parser()
+    parser = flag_parsers()[0]
     flags, options = parse_flags(parser, argv)
     return request_of(CalibrateRequest, flags, parser=parser), options
 
@@ -50,7 +62,7 @@ def test_a_file_is_the_same_request(write: object, tmp_path: pathlib.Path) -> No
     flags = ["--checkpoint=model", "--data=a.jsonl,b.jsonl", "--thresholds=0.9,0.5", "--delta=0.1", "--stop_gain=2%"]
     assert request == _parsed(*flags, "--metric=token_f1,rouge_l", "--sequential", "--round_examples=5")[0]
     left_out = {"resume", "vocabulary"}
-    assert set(given_flags(calibrate_parser(), [config])) == _OPTIONS.keys() - left_out
+    assert set(given_flags(flag_parsers()[0], [config])) == _OPTIONS.keys() - left_out
 
 
 def test_flags_win(tmp_path: pathlib.Path) -> None:
@@ -109,16 +121,63 @@ def test_what_is_wrong_in_a_file(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "command", ["calibrate", "decode", "suitability", "generate", "train", "certify", "verify", "plan"]
+_COMMANDS = (
+    "calibrate",
+    "certify",
+    "convert",
+    "decode",
+    "evaluate",
+    "generate",
+    "monitor",
+    "plan",
+    "report",
+    "suitability",
+    "train",
+    "verify",
 )
+
+
+@pytest.mark.parametrize("command", [*_COMMANDS, "tradeoff"])
 def test_commands_that_take_a_file(command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever they need may stand in it, and what they do not know is named by its key."""
-    needed = {"generate": "manifest: m\n", "train": "output: o\n", "verify": "manifest: m\n", "plan": "delta: 0.1\n"}
-    needed["certify"] = "delta: 0.1\nlosses: l\norder: a\n"
+    needed = {"generate": "manifest: m\n", "train": "output: o\n", "plan": "delta: 0.1\n"}
+    needed |= {"certify": "delta: 0.1\nlosses: l\norder: a\n", "verify": "manifest: m\n"}
+    needed |= {"convert": "checkpoint: c\noutput: o\nlayout: t5x\n"}
+    needed |= {"monitor": "manifest: m\nlosses: l\n", "tradeoff": "experiment: tradeoff\n"}
     config = _file(tmp_path, f"{needed.get(command, '')}no_such: 1\n")
-    assert main([command, config]) == 2
+    assert main(["evaluate" if command == "tradeoff" else command, config]) == 2
     assert "run.yaml: no_such is no option." in capsys.readouterr().err
+
+
+# Of each kind of request, options of several groups and kinds.
+_OF_REQUESTS: dict[type[Options], dict[str, Any]] = {
+    ConvertRequest: {"checkpoint": "c", "output": "o", "layout": "native", "drop_arrays": "a.*", "activation": "gelu"},
+    DecodeRequest: {"checkpoint": "c", "data": ["a", "b"], "thresholds": [0.9, 0.5], "tau": 4, "schedule": "decay"},
+    GenerateRequest: {"manifest": "m", "input": "i", "output": "o/", "probe_share": "1%", "resume": True},
+    MonitorRequest: {"manifest": "m", "losses": "-", "alpha": 0.01, "group": "en"},
+    PlanRequest: {"delta": 0.1, "risk_guess": [0.02, 0.05], "p_value": ["wsr"], "replications": 200, "power": 0.8},
+    PropagationRequest: {"confidence": "state", "thresholds": [0.5, 0.0], "max_examples": 3},
+    ReportRequest: {"calibration": "c", "generations": "g", "max_examples": 3, "confidence": "state"},
+    SensitivityRequest: {"positions": ["0-3", "7"], "rank": 3, "metric": "token_f1"},
+    SplitsRequest: {"generations": ["a", "b"], "delta": [0.1, 0.2], "tail": 0.3, "trials": 4, "speedup": True},
+    SuitabilityRequest: {"agreeing": "98%", "device": "v5e", "max_examples": 7, "seqio_task": "t"},
+    TradeoffRequest: {"confidence": ["softmax", "state"], "grid_step": 0.2, "min_exit_layer": 2, "num_shards": 3},
+    TrainRequest: {"data": ["a", "b"], "output": "o", "steps": 5, "z_loss": 1e-4, "exit_norm": True, "resume": False},
+}
+
+
+@pytest.mark.parametrize("kind", _OF_REQUESTS, ids=lambda kind: kind.__name__)
+def test_every_request_may_come_from_a_file(kind: type[Options], tmp_path: pathlib.Path) -> None:
+    """A file, flags and arguments of Python come to equal requests."""
+    given = _OF_REQUESTS[kind]
+    parser = request_parser("some", kind, doc=None)
+    flags = [
+        f"--{name}" if value is True else f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in given.items()
+        if value is not False
+    ]
+    from_file = parsed(kind, [_file(tmp_path, yaml.safe_dump(given))], parser=parser)
+    assert from_file == parsed(kind, flags, parser=parser) == kind(**given)
 
 
 @pytest.mark.parametrize(

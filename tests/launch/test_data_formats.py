@@ -5,6 +5,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,8 @@ from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.seqio_names import SeqIOShard
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.flags.data import reading_of
-from calm_beam.launch.train.flags import parse_train_flags
 from calm_beam.launch.train.inputs import read_rows
+from calm_beam.launch.train.request import TrainRequest
 from calm_beam.manifest import read_manifest
 from tests.calm_beam.calibration.builders import build_example
 from tests.data_files import write_parquet, write_tfrecord
@@ -168,24 +168,27 @@ def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:
     paths = [write_rows(tmp_path / "a.jsonl", _ROWS), write_parquet(tmp_path / "a.parquet", _ROWS)]
     rows = [read_rows("--data", [str(path)], reading=Reading()) for path in paths]
     assert rows[0] == rows[1]
-    task = ["--output=x", "--seqio_task=calm_beam_text", "--seqio_module=tests.seqio_tasks"]
-    flags = parse_train_flags([*task, "--seqio_split=validation", "--seqio_validation_split=validation"])
-    assert flags.data == flags.validation_data == ("seqio:calm_beam_text/validation",)
-    assert parse_train_flags(task).data == ("seqio:calm_beam_text/train",)
-    assert read_rows("--data", flags.data, reading=reading_of(flags)) == rows[0]
+    task: dict[str, Any] = {"output": "x", "seqio_task": "calm_beam_text", "seqio_module": "tests.seqio_tasks"}
+    request = TrainRequest(**task, seqio_split="validation", seqio_validation_split="validation")
+    assert request.patterns == request.validation_patterns == ("seqio:calm_beam_text/validation",)
+    assert TrainRequest(**task).patterns == ("seqio:calm_beam_text/train",)
+    assert read_rows("--data", request.patterns or (), reading=request.reading()) == rows[0]
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("given", "message"),
     [
-        ([], "--data is missing: files with the rows to learn from, or --seqio_task."),
-        (["--data=x", "--seqio_validation_split=y"], "--seqio_validation_split goes with --seqio_task, and instead of"),
+        ({}, "--data is missing: files with the rows to learn from, or --seqio_task."),
+        (
+            {"data": "x", "seqio_validation_split": "y"},
+            "--seqio_validation_split goes with --seqio_task, and instead of",
+        ),
     ],
 )
-def test_training_without_data(flags: list[str], message: str) -> None:
+def test_training_without_data(given: dict[str, Any], message: str) -> None:
     """What names no data, or two, is refused."""
     with pytest.raises(UsageError, match=re.escape(message)):
-        parse_train_flags(["--output=x", *flags])
+        TrainRequest(output="x", **given)
 
 
 @pytest.mark.parametrize(

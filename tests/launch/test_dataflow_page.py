@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.flags import UsageError, parse_flags
 from calm_beam.launch.flags.accelerators import parse_accelerator
 from tests.snippets import commands
@@ -21,7 +21,7 @@ def test_the_first_command_is_understood() -> None:
     """The command that the page starts with is one that calibrate takes."""
     first = _COMMANDS[0]
     assert first[:2] == ["calm-beam", "calibrate"]
-    flags, _ = parse_flags(calibrate_parser(""), first[2:])
+    flags, _ = parse_flags(flag_parsers()[0], first[2:])
     assert flags.accelerator == parse_accelerator("nvidia-l4")
 
 
@@ -50,7 +50,7 @@ def test_flags_in_the_text_exist() -> None:
 
 def _refusal(flag: str) -> str:
     try:
-        parse_flags(calibrate_parser(""), [flag])
+        parse_flags(flag_parsers()[0], [flag])
     except UsageError as error:
         return str(error)
     return ""

@@ -14,10 +14,9 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.evaluation.perturbation import PerturbationDecoder
 from calm_beam.exits.rule import PROPAGATIONS
 from calm_beam.launch.cli import main
-from calm_beam.launch.evaluate.experiments import EXPERIMENTS, PreparedSweeps
-from calm_beam.launch.evaluate.flags import OFFERED
-from calm_beam.launch.flags import FlagParser, add_task_flags, parse_own_flags
-from calm_beam.launch.setup_run import prepare_run
+from calm_beam.launch.evaluate.experiments import PreparedSweeps, prepared_experiment
+from calm_beam.launch.evaluate.request import REQUESTS, TradeoffRequest
+from calm_beam.launch.setup_run import prepare_task
 from tests.builders import build_config
 from tests.pipelines import BROKEN_ID, id_rows, text_rows, write_model, write_rows, write_vocabulary
 
@@ -152,14 +151,20 @@ def test_measures_are_those_of_the_checkpoint(
 ) -> None:
     """By default all measures are compared, the classifier where there is one; two more passes are for the bounds."""
     model = write_model(tmp_path / "model", config=build_config(exit_classifier=classifier))
-    parser = FlagParser(prog="calm-beam evaluate")
-    add_task_flags(parser)
-    OFFERED["tradeoff"].add_flags(parser)
-    flags = parse_own_flags(parser, [f"--checkpoint={model}", f"--data={data}"])
-    run = prepare_run(flags, needs_references=False, settings=EXPERIMENTS["tradeoff"].settings(flags))
-    prepared = EXPERIMENTS["tradeoff"].prepare(flags, run)
+    request = TradeoffRequest(checkpoint=model, data=[str(data)])
+    prepared = prepared_experiment(request, prepare_task(request, request.settings))
     assert isinstance(prepared, PreparedSweeps)
     assert len(prepared.variants) == measures + 2
+
+
+def test_a_file_names_the_experiment(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What a file says is what flags say, the experiment too."""
+    config = tmp_path / "run.yaml"
+    config.write_text("experiment: sensitivity\npositions: [0-2, 5]\nrank: 3\n")
+    assert _evaluate(model, data, tmp_path / "file", f"--config={config}") == 0
+    assert _evaluate(model, data, tmp_path / "flags", *_FEW_POSITIONS) == 0
+    contents = [(tmp_path / name / "sensitivity.json").read_bytes() for name in ("file", "flags")]
+    assert contents[0] == contents[1]
 
 
 def test_layers_that_nobody_saves(
@@ -385,7 +390,7 @@ def test_bad_data(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", OFFERED)
+@pytest.mark.parametrize("name", REQUESTS)
 def test_help_of_an_experiment(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With its name, help lists the flags of an experiment beside those of a sample; without, all experiments."""
     own = {"propagation": "--thresholds", "sensitivity": "--positions", "tradeoff": "--grid_step"}

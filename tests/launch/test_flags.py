@@ -11,18 +11,32 @@ from calm_beam.launch.cli import main
 from calm_beam.launch.flags import (
     FlagParser,
     UsageError,
-    add_decode_flags,
+    add_options,
     numbers,
     parse_flags,
     parse_own_flags,
     texts,
     whole_number,
 )
+from calm_beam.options.groups import (
+    DataSource,
+    Engine,
+    ExitGrid,
+    ExitLayers,
+    Lengths,
+    Memory,
+    ModelSource,
+    OneRule,
+    Replacing,
+    Spread,
+)
+
+_GROUPS = (ModelSource, DataSource, Lengths, Memory, Engine, OneRule, ExitLayers, ExitGrid, Spread, Replacing)
 
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam test")
-    add_decode_flags(parser, default_grid_step=0.05)
+    add_options(parser, *_GROUPS)
     return parser
 
 

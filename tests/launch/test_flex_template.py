@@ -11,7 +11,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from google.cloud.dataflow import TemplateMetadata
 
-from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.flags import parse_flags
 from calm_beam.launch.flags.accelerators import parse_accelerator
 
@@ -68,9 +68,9 @@ def test_dataflow_understands_the_file() -> None:
 def test_each_parameter_is_a_flag(name: str) -> None:
     """A parameter arrives as the flag of its name, and its good value is parsed to something other than the default."""
     value, _ = _VALUES[name]
-    flags, options = parse_flags(calibrate_parser(""), ["--checkpoint=x", f"--{name}={value}"])
+    flags, options = parse_flags(flag_parsers()[0], ["--checkpoint=x", f"--{name}={value}"])
     parsed = {**options.get_all_options(), **vars(flags)}
-    defaults = {**PipelineOptions([]).get_all_options(), **vars(calibrate_parser("").parse_args([]))}
+    defaults = {**PipelineOptions([]).get_all_options(), **vars(flag_parsers()[0].parse_args([]))}
     assert parsed[name] != defaults[name]
 
 

@@ -255,6 +255,9 @@ def test_the_time_on_a_device_is_forecast(capsys: pytest.CaptureFixture[str], tm
         (["--device=v5e", "--checkpoint=m", "--delta=0.1"], "--delta is about examples, or the cost of a run, and"),
         (["--device=v5e", "--checkpoint=m", "--output=a.html"], "--output is about examples"),
         (["--delta=0.1", "--positions=3"], "--positions is about the time on an accelerator: pass --device"),
+        # As they are by default.
+        (["--delta=0.1", "--positions=192"], "--positions is about the time on an accelerator: pass --device"),
+        (["--device=v5e", "--checkpoint=m", "--workers=1"], "--workers is about examples, or the cost of a run"),
         (["--device=v5e", "--checkpoint=m"], "checkpoint"),
         (["--device=v9", "--checkpoint=m"], "invalid choice: 'v9'"),
     ],

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import calm_beam.launch.train.command
+import calm_beam.launch.train.run
 from calm_beam.checkpoints import fingerprint, load_checkpoint
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
-from calm_beam.launch.train import main
-from calm_beam.launch.train.flags import parse_train_flags, training_config
+from calm_beam.launch.cli import main
+from calm_beam.launch.train.request import TrainRequest
+from calm_beam.training.config import ClassifierConfig, TrainingConfig
 from calm_beam.training.train import train
 
 _SIZES = [
@@ -44,7 +45,7 @@ def data(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def _train(*flags: str) -> int:
-    return main([*_SHORT, *flags])
+    return main(["train", *_SHORT, *flags])
 
 
 def _log(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -62,7 +63,7 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException)
 
         return train(*arguments, on_save=save, **options)
 
-    monkeypatch.setattr(calm_beam.launch.train.command, "train", dying_train)
+    monkeypatch.setattr(calm_beam.launch.train.run, "train", dying_train)
 
 
 def test_a_short_run_writes_a_model(
@@ -168,6 +169,8 @@ def test_exits_are_given_norms_and_heads(
         (["--best_by_rows=0"], "argument --best_by_rows: expected a whole number of at least 1, got '0'"),
         (["--resume"], "--resume: there is no state of an interrupted run in"),
         (["--balance_classes"], "--balance_classes: not a flag of --stage=model. Leave it out."),
+        # As it is by default.
+        (["--classifier_logits=2"], "--classifier_logits: not a flag of --stage=model. Leave it out."),
         (["--stage=classifier"], "--checkpoint is missing: --stage=classifier needs the model to train it for."),
         (["--vocab_size=9000"], "--vocab_size=9000: vocabulary: 19 texts do not give one of vocab_size=9000"),
         (["--data=nothing-*.jsonl"], "--data nothing-*.jsonl: no such file."),
@@ -237,9 +240,9 @@ def test_bad_choices_of_the_best_are_explained(
 
 def test_missing_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Without data or output, the status is 2 and what is missing is named."""
-    assert main([]) == 2
+    assert main(["train"]) == 2
     assert "the following arguments are required: --output" in capsys.readouterr().err
-    assert main(["--output=x"]) == 2
+    assert main(["train", "--output=x"]) == 2
     assert "--data is missing: files with the rows to learn from, or --seqio_task." in capsys.readouterr().err
 
 
@@ -396,13 +399,11 @@ def test_an_interrupt_says_how_to_go_on(
         on_start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calm_beam.launch.train.command, "train", interrupted_before)
-    with pytest.raises(KeyboardInterrupt):
-        _train(*flags, "--overwrite")
+    monkeypatch.setattr(calm_beam.launch.train.run, "train", interrupted_before)
+    assert _train(*flags, "--overwrite") == 130
     assert (tmp_path / "model.training" / "state_00000002.safetensors").exists()
-    monkeypatch.setattr(calm_beam.launch.train.command, "train", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _train(*flags, "--overwrite")
+    monkeypatch.setattr(calm_beam.launch.train.run, "train", interrupted)
+    assert _train(*flags, "--overwrite") == 130
     assert not (tmp_path / "model.training").exists()
 
 
@@ -411,8 +412,8 @@ def test_a_killed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path) -> 
     """A process killed in the middle, at any instruction, loses nothing: resumed, it ends with the same bytes."""
     flags = ["--data", str(data), "--validation_data", str(data), *_SIZES, "--batch_tokens=16", "--max_input_length=4"]
     flags += ["--max_target_length=4", "--steps=400", "--save_every=20", "--validate_every=50"]
-    assert main([*flags, f"--output={tmp_path / 'whole'}"]) == 0
-    code = "import sys; from calm_beam.launch.train import main; sys.exit(main(sys.argv[1:]))"
+    assert main(["train", *flags, f"--output={tmp_path / 'whole'}"]) == 0
+    code = 'import sys; from calm_beam.launch.cli import main; sys.exit(main(["train", *sys.argv[1:]]))'
     output = tmp_path / "model"
     process = subprocess.Popen([sys.executable, "-c", code, *flags, f"--output={output}"], stderr=subprocess.DEVNULL)
     folder = tmp_path / "model.training"
@@ -422,15 +423,28 @@ def test_a_killed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path) -> 
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not output.exists()
-    assert main([*flags, f"--output={output}", "--resume"]) == 0
+    assert main(["train", *flags, f"--output={output}", "--resume"]) == 0
     for name in ("model.safetensors", "config.json", "sentencepiece.model"):
         assert (output / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert [row["step"] for row in _log(output)] == [row["step"] for row in _log(tmp_path / "whole")]
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(("steps", "num_shapes"), [([], 6), (["--steps=40"], 2), (["--steps=250"], 4)])
-def test_short_runs_compile_fewer_batch_shapes(steps: list[str], num_shapes: int) -> None:
+@pytest.mark.parametrize(("steps", "num_shapes"), [(None, 6), (40, 2), (250, 4)])
+def test_short_runs_compile_fewer_batch_shapes(steps: int | None, num_shapes: int) -> None:
     """A run of a few dozen steps has two batch shapes, a long one the six that pad least."""
-    flags = parse_train_flags(["--data=rows.jsonl", "--output=model", *steps])
-    assert training_config(flags).num_shapes == num_shapes
+    request = TrainRequest(data="rows.jsonl", output="model", steps=steps)
+    assert request.training_config().num_shapes == num_shapes
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    """What nobody gives is what the settings of a run have by themselves, of both stages."""
+    request = TrainRequest(data="rows.jsonl", output="model")
+    assert request.training_config() == TrainingConfig(steps=2000, save_every=500)
+    both: dict[str, Any] = {
+        "data": "rows.jsonl",
+        "validation_data": "rows.jsonl",
+        "checkpoint": "model",
+        "output": "out",
+    }
+    assert TrainRequest(**both, stage="classifier").classifier_config() == ClassifierConfig()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint, write_native
-from calm_beam.launch.train import main
+from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_config, train_vocabulary
 
 _SHORT = ["--stage=classifier", "--batch_tokens=40", "--max_input_length=6", "--max_target_length=6"]
@@ -45,7 +45,7 @@ def test_a_classifier_is_added(
     model = _write_model(tmp_path / "model", dtype=dtype)
     output = tmp_path / "out"
     flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={output}"]
-    assert main([*_SHORT, *flags, f"--stored_dtype={dtype}"]) == 0
+    assert main(["train", *_SHORT, *flags, f"--stored_dtype={dtype}"]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
     for words in ("F1 of", "AUC", "tokens that agree", "Newton steps. Loss per token:", "other weights are unchanged"):
@@ -60,7 +60,7 @@ def test_exits_keep_their_norms_and_heads(data: pathlib.Path, tmp_path: pathlib.
     """They are weights of the model as others are."""
     model, output = _write_model(tmp_path / "model", exit_norms=True, exit_heads=True), tmp_path / "out"
     flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={output}"]
-    assert main([*_SHORT, *flags]) == 0
+    assert main(["train", *_SHORT, *flags]) == 0
     assert "decoder/exit_heads_2/kernel" in _backbone(output)
     assert _backbone(output) == _backbone(model)
 
@@ -73,9 +73,9 @@ def test_a_classifier_is_replaced_by_one_of_one_logit(
     flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={model}"]
     before = _backbone(model)
     options = ["--objective=geometric", "--classifier_logits=1", "--steps=2"]
-    assert main([*_SHORT, *flags, *options]) == 2
+    assert main(["train", *_SHORT, *flags, *options]) == 2
     assert "is not empty" in capsys.readouterr().err
-    assert main([*_SHORT, *flags, *options, "--overwrite"]) == 0
+    assert main(["train", *_SHORT, *flags, *options, "--overwrite"]) == 0
     assert f"Replacing the exit classifier of {model}." in capsys.readouterr().err
     assert load_checkpoint(model).arrays["decoder/meta_cls/kernel"].shape == (16, 1)
     assert _backbone(model) == before
@@ -103,7 +103,7 @@ def test_bad_usage_is_explained(
     """Each bad flag gives status 2, says what was wrong, and writes nothing."""
     model = _write_model(tmp_path / "model")
     needed = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={tmp_path / 'out'}"]
-    assert main([*_SHORT, *needed, *flags]) == 2
+    assert main(["train", *_SHORT, *needed, *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -113,5 +113,5 @@ def test_validation_data_are_needed(
 ) -> None:
     """A classifier that cannot be measured is not trained."""
     model = _write_model(tmp_path / "model")
-    assert main([*_SHORT, f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'out'}"]) == 2
+    assert main(["train", *_SHORT, f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'out'}"]) == 2
     assert "--validation_data is missing: --stage=classifier needs rows to measure it on." in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import calm_beam.launch.train.command
+import calm_beam.launch.train.run
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
@@ -77,7 +77,7 @@ def test_prompts_are_learned_as_decoding_sees_them(
         seen.append(options)
         return train(*arguments, **options)
 
-    monkeypatch.setattr(calm_beam.launch.train.command, "train", recorded)
+    monkeypatch.setattr(calm_beam.launch.train.run, "train", recorded)
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'tuned'}", "--steps=1"]
     flags += ["--chat_template=model", "--system=w9", "--max_target_length=8"]
     assert main(["train", *flags, "--max_input_length=6"]) == 0
@@ -107,7 +107,7 @@ def test_a_failed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path, mon
     flags = [f"--data={data}", *_SIZES, *_SHORT, "--save_every=2"]
     assert main(["train", *flags, f"--output={tmp_path / 'whole'}"]) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(calm_beam.launch.train.command, "train", _failing_train)
+        patched.setattr(calm_beam.launch.train.run, "train", _failing_train)
         assert main(["train", *flags, f"--output={tmp_path / 'model'}"]) == 1
     assert main(["train", *flags, f"--output={tmp_path / 'model'}", "--resume"]) == 0
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json"):

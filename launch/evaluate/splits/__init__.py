@@ -18,30 +18,31 @@ splits_grid.csv and .parquet (the whole set at every threshold), splits.json (ho
 splits.html, a page with all of it that opens offline.
 """
 
-from collections.abc import Callable, Sequence
+from calm_beam.launch.flags import FlagParser, request_parser
 
-from calm_beam.launch.flags import FlagParser, as_usage, parse_flags
+from .request import SplitsRequest
 
-from .flags import split_parser
+_ESSENTIALS = (
+    "--experiment",
+    "--generations",
+    "--checkpoint",
+    "--data",
+    "--consistency",
+    "--metric",
+    "--delta",
+    "--trials",
+    "--speedup",
+    "--output",
+    "--overwrite",
+)
 
-DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
 
-
-def splits_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
-    """Returns the parser of its flags; the argument adds `--experiment`."""
-    return split_parser(add_experiment_flag, doc=__doc__)
-
-
-def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
-    """Runs the experiment and returns the exit status of the command.
-
-    Args:
-      argv: All flags.
-      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
-    """
-    with as_usage((ValueError, OSError)):
-        flags, options = parse_flags(splits_parser(add_experiment_flag), argv)
-    # Here, since it loads Beam, and help does without.
-    from .command import evaluate_splits
-
-    return evaluate_splits(flags, options, argv=argv)
+def splits_parser() -> FlagParser:
+    """Returns the parser of all flags, those of sweeps that are made first included."""
+    return request_parser(
+        "evaluate",
+        SplitsRequest,
+        doc=__doc__,
+        essentials=_ESSENTIALS,
+        epilog="With --experiment=NAME, --help lists the flags of that experiment.",
+    )

@@ -1,6 +1,5 @@
 """What `calm-beam evaluate --experiment=splits` does once its flags are parsed: prepare, run, write, tell."""
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -30,7 +29,8 @@ from calm_beam.storage import joined, replacing
 from calm_beam.text import counted
 from calm_beam.transforms.splits import SplitGenerations
 
-from .prepare import ModelOfGenerations, PreparedSplits, prepared_splits
+from .prepare import ModelOfGenerations, PreparedSplits, prepare
+from .request import SplitsRequest
 
 _TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE, _PAGE = (
     "splits.csv",
@@ -45,17 +45,11 @@ _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for 
 _FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, _PAGE, *_FIGURES)
 
 
-def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv: Sequence[str]) -> int:
-    """Runs the experiment and returns the exit status of the command.
-
-    Args:
-      flags: Of `split_parser`.
-      options: Beam's.
-      argv: What both were made of.
-    """
+def evaluate_splits(request: SplitsRequest, options: PipelineOptions) -> int:
+    """Runs the experiment and returns the exit status of the command."""
     start = time.monotonic()
     with as_usage((ValueError, OSError)):
-        run = prepared_splits(flags, options, argv=argv, files=_FILES)
+        run = prepare(request, options, files=_FILES)
         pipeline = run.workers.new_pipeline()
     with _as_failure(), staged(run.output) as staging:
         results = _results(run, pipeline, directory=staging)

@@ -1,31 +1,30 @@
-"""From the flags of repeated splits to what has been found good: stored generations, their model, what is asked."""
+"""From the request of repeated splits to what has been found good: stored generations, their model, what is asked."""
 
-import argparse
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.plan import plan_of
-from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
-from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.launch.evaluate.output import checked_output
 from calm_beam.launch.evaluate.sweeps import sweep_measures
-from calm_beam.launch.flags import UsageError, naming, refuse_decoding_flags
-from calm_beam.launch.flags.metrics import metric_settings
+from calm_beam.launch.flags import naming
+from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.runners import Workers
-from calm_beam.launch.runners.dataflow import job_paths
-from calm_beam.launch.setup_run import fill_in_embedded
+from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import ManifestError, PlannedTest, content_digest
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
@@ -39,10 +38,7 @@ from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_
 from calm_beam.storage import absolute
 from calm_beam.transforms.splits import SplitSource
 
-from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric
-
-# Flags of what workers read or write.
-_WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
+from .request import SplitsRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,15 +133,12 @@ class PreparedSplits:
         }
 
 
-def prepared_splits(
-    flags: argparse.Namespace, options: PipelineOptions, *, argv: Sequence[str], files: Sequence[str]
-) -> PreparedSplits:
-    """Returns what the flags ask for, once the generations are there: where none are named, they are made first.
+def prepare(request: SplitsRequest, options: PipelineOptions, *, files: Sequence[str]) -> PreparedSplits:
+    """Returns what is asked for, once the generations are there: where none are named, they are made first.
 
     Args:
-      flags: Of `split_parser`.
+      request: What is asked for.
       options: Beam's.
-      argv: What both were made of.
       files: What will be written into the output directory.
 
     Raises:
@@ -153,42 +146,44 @@ def prepared_splits(
       PipelineError: If a sweep that is made first fails.
       CalmBeamError: If stored generations are not complete, or are not what they say.
     """
-    output = checked_output(flags, files)
-    is_swept = flags.generations is None
+    output = checked_output(request, files)
     Workers(options=options).refuse_template(command="evaluate")
     check_plots_available()
-    splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
-    fill_in_metric(flags)
+    splits = Splits(trials=request.trials, calibration_share=request.calibration_share, seed=request.seed)
     # Before sweeps, which take their time.
-    asked_specs(flags, flags.consistency or ("textual",))
-    if is_swept:
-        if fill_in_embedded(flags) and flags.grid_step is None:
-            flags.thresholds = flags.thresholds or embedded.THRESHOLDS
-        flags.generations = sweep_measures(_swept_measures(flags), flags, options=options, output=output)
+    metrics = checked_metrics(request.metrics, metric_settings(request))
+    request.table_and_curve(consistencies=tuple(request.consistency or ("textual",)), metrics=metrics)
+    if request.is_demo:
+        say("no --checkpoint and no --data: the embedded model on the embedded data")
+    if request.generations is None:
+        directories = sweep_measures(_swept_measures(request), request, options=options, output=output)
     else:
-        refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED, also=("--accelerator",))
-    measures = find_measures(flags.generations)
+        directories = tuple(request.generations)
+    measures = find_measures(directories)
     workers = Workers.prepared(
         options,
         # Sweeps had it; scoring needs none.
         accelerator=None,
-        paths=job_paths(flags, _WORKERS_PATHS),
+        paths=_workers_paths(request, directories),
         num_shards=lambda: sum(len(measure.finished.shards) for measure in measures),
     )
     has_references = have_references(measures[0])
-    consistencies = _consistencies(flags, measures[0], has_references=has_references)
-    specs, curve = asked_specs(flags, consistencies, is_clustered=measures[0].job.cluster_key is not None)
-    model = find_model(measures[0], checkpoint=flags.checkpoint, declared=declared(flags), vocabulary=flags.vocabulary)
-    if flags.speedup and model is None:
+    specs, curve = request.table_and_curve(
+        consistencies=_consistencies(request, measures[0], has_references=has_references),
+        metrics=metrics,
+        is_clustered=measures[0].job.cluster_key is not None,
+    )
+    model = find_model(measures[0], request)
+    if request.speedup and model is None:
         raise UsageError("--speedup needs the model: pass --checkpoint.")
     sources = _sources(
-        flags,
+        request,
         measures,
         model=model,
         specs=tuple(dict.fromkeys((*specs, *curve))),
         with_bleu=has_references and is_bleu_available(),
     )
-    _list_plans(sources, splits, is_swept=is_swept)
+    _list_plans(sources, splits, is_swept=request.generations is None)
     return PreparedSplits(
         output=output,
         splits=splits,
@@ -197,9 +192,23 @@ def prepared_splits(
         sources=sources,
         model=model,
         workers=workers,
-        max_failures=flags.max_failures,
-        metric_settings=metric_settings(flags),
-        speedup_prompts=flags.speedup_prompts if flags.speedup else None,
+        max_failures=request.max_failures,
+        metric_settings=metric_settings(request),
+        speedup_prompts=request.speedup_prompts if request.speedup else None,
+    )
+
+
+def _workers_paths(request: SplitsRequest, directories: tuple[str, ...]) -> list[tuple[str, str | None]]:
+    """Returns what workers read or write, each path with its flag."""
+    return paths_by_flag(
+        {
+            "checkpoint": request.model_folder,
+            "vocabulary": request.vocabulary,
+            "data": request.patterns,
+            "generations": directories,
+            "bleurt_checkpoint": request.bleurt_checkpoint,
+            "output": os.fspath(request.output),
+        }
     )
 
 
@@ -290,23 +299,19 @@ def have_references(measure: StoredMeasure) -> bool:
     )
 
 
-def find_model(
-    measure: StoredMeasure, *, checkpoint: str | None, declared: Declared, vocabulary: str | None
-) -> ModelOfGenerations | None:
+def find_model(measure: StoredMeasure, request: SplitsRequest) -> ModelOfGenerations | None:
     """Returns the model that generations are of; None if it is no longer where it was, and no other place was named.
 
     Args:
       measure: The generations.
-      checkpoint: Where the user says that it is; None looks where it was.
-      declared: What its files do not say of it.
-      vocabulary: The same for the vocabulary; None looks in and beside the checkpoint.
+      request: May say where the model and its vocabulary are, and what its files do not say of it.
 
     Raises:
       UsageError: If what is found where the user says is missing or another one.
     """
-    job = measure.job
+    job, checkpoint, vocabulary = measure.job, request.model_folder, request.vocabulary
     try:
-        loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
+        loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared(request))
         path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
         opened = recorded_vocabulary(job.vocabulary, loaded, path=path)
         of = f"what is stored in {measure.folder}"
@@ -322,29 +327,25 @@ def find_model(
     )
 
 
-def _swept_measures(flags: argparse.Namespace) -> tuple[str, ...]:
+def _swept_measures(request: SplitsRequest) -> tuple[str, ...]:
     """Returns the measures to sweep: those asked for, or the usual ones that the model has."""
-    if flags.confidences is not None:
-        asked: tuple[str, ...] = flags.confidences
-        return asked
-    if flags.checkpoint is None:
-        raise UsageError("--checkpoint is missing: the folder of the model.")
-    checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags))
+    if request.measures is not None:
+        return request.measures
+    checkpoint = load_checkpoint(request.model_path, declared=declared(request))
     return ("softmax", "state", *(("classifier",) if checkpoint.config.exit_classifier else ()))
 
 
-def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_references: bool) -> tuple[str, ...]:
+def _consistencies(request: SplitsRequest, measure: StoredMeasure, *, has_references: bool) -> tuple[str, ...]:
     """Returns the kinds of consistency: those asked for, or all that the data allow."""
-    if flags.consistency is None:
+    if request.consistency is None:
         return ("textual", "risk") if has_references else ("textual",)
-    if "risk" in flags.consistency and not has_references:
+    if "risk" in request.consistency and not has_references:
         raise UsageError(f"--consistency=risk needs references, and not every example in {measure.folder} has some.")
-    asked: tuple[str, ...] = flags.consistency
-    return asked
+    return tuple(request.consistency)
 
 
 def _sources(
-    flags: argparse.Namespace,
+    request: SplitsRequest,
     measures: Sequence[StoredMeasure],
     *,
     model: ModelOfGenerations | None,
@@ -355,8 +356,8 @@ def _sources(
     sources = []
     for measure in measures:
         job = measure.job
-        check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
-        if measure.finished.failed and flags.on_error == "fail":
+        check_may_run(job.settings.rule.confidence, named=request.measures or ())
+        if measure.finished.failed and request.on_error == "fail":
             raise UsageError(
                 f"{measure.finished.failed} of the examples in {measure.folder} could not be decoded. Pass "
                 "--on_error=worst_case to count them with loss 1 at every threshold."
@@ -370,7 +371,7 @@ def _sources(
                     model=job.model.fingerprint,
                     vocabulary=job.vocabulary_identity(),
                     cluster_key=job.cluster_key,
-                    on_error=flags.on_error,
+                    on_error=request.on_error,
                     on_long=job.on_long,
                 ),
                 stored=StoredGenerations(directory=measure.folder, job=job),

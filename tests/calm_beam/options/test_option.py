@@ -8,8 +8,18 @@ import pytest
 
 from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.options import OptionError, Options, option, options_of, switch
-from calm_beam.options.groups import DataSource, Engine, ExitGrid, Failures, Memory, OneRule, Precision
-from calm_beam.options.kinds import Kind, confidences, numbers, paths, share, texts, whole_number, whole_numbers
+from calm_beam.options.groups import DataSource, Decoding, Engine, ExitGrid, Failures, Memory, OneRule, Precision
+from calm_beam.options.kinds import (
+    Kind,
+    confidences,
+    integer,
+    numbers,
+    paths,
+    share,
+    texts,
+    whole_number,
+    whole_numbers,
+)
 from calm_beam.options.option import default_of, in_python, own_options_of, shared
 
 
@@ -129,3 +139,26 @@ def test_what_groups_come_to() -> None:
 def test_messages_call_options_as_python_does(flags: str, arguments: str) -> None:
     """Options lose their dashes, and values are written as Python writes them; other flags stay."""
     assert in_python(flags, dict(options_of(_Order))) == arguments
+
+
+def test_numbers_may_be_chosen_among() -> None:
+    """A choice need not be a text."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Cups(Options):
+        count: int = option(1, "how many", kind=integer, choices=(1, 2))
+
+    assert Cups(count="2").count == 2  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"--count: invalid choice: 3 \(choose from 1, 2\)\."):
+        Cups(count=3)
+
+
+def test_a_decoder_is_told_all_of_one_group() -> None:
+    """Five options, of whatever else they are a part."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Task(Decoding, Failures):
+        """More than that."""
+
+    asked = {"batch_size": 4, "token_budget": None, "model_parallelism": 1, "engine": "xla", "exit_head": "exact"}
+    assert Task(batch_size=4, engine="xla", exit_head="exact").asked_of_decoder() == asked

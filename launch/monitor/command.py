@@ -1,0 +1,41 @@
+"""What `calm-beam monitor` does once its flags are parsed: take in the losses, and tell what they show."""
+
+import io
+import sys
+
+from calm_beam.errors import CalmBeamError
+from calm_beam.launch.terminal import tell
+from calm_beam.launch.terminal.interrupts import INTERRUPTED
+from calm_beam.storage import open_input
+
+from .losses import MonitorError, read_losses
+from .prepare import prepare
+from .report import report
+from .request import STREAM, MonitorRequest
+from .session import Session
+
+ALARM = 3
+MISSING_ALARM = 4
+
+
+def watch(request: MonitorRequest) -> int:
+    """Holds losses against a promise, tells what they show, and returns the exit status of the command."""
+    watched = prepare(request)
+    session = Session(watched, request)
+    try:
+        if request.losses == STREAM:
+            session.follow(read_losses(sys.stdin, "standard input", watched=watched))
+        else:
+            with open_input(request.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
+                session.take(list(read_losses(file, request.losses, watched=watched)))
+    except KeyboardInterrupt:
+        tell(report(session.monitor, watched))
+        return INTERRUPTED
+    except CalmBeamError:
+        raise
+    except ValueError as error:
+        raise MonitorError(str(error)) from error
+    tell(report(session.monitor, watched))
+    if session.monitor.alarm_at:
+        return ALARM
+    return MISSING_ALARM if session.monitor.missing_alarm_at else 0

@@ -13,7 +13,7 @@ from calm_beam.outputs.request import SweepRequest
 from .flags import as_usage
 from .flags.data import find_files
 from .flags.task import TaskRequest
-from .terminal import say
+from .terminal import say, say_detail
 
 
 def prepare_task(
@@ -80,7 +80,7 @@ def prepare_request(
         )
     for sentence in prepared.checkpoint.assumed:
         say(f"note: {sentence}")
-    say(prepared.memory)
+    say_detail(prepared.memory)
     assert prepared.settings.engine is not None, "a prepared sweep has one"
     say(f"engine: {prepared.settings.engine.in_words()}")
     if runs_here and (caution := slow_arithmetic(prepared.settings.arithmetic, Machine.here())):

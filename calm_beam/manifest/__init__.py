@@ -12,6 +12,7 @@ from calm_beam.inputs.vocabularies.record import VocabularyRecord as VocabularyR
 from calm_beam.storage.digest import content_digest as content_digest
 
 from ._choice import ANY_ENTRY as ANY_ENTRY
+from ._choice import PROMISE as PROMISE
 from ._choice import EntryChoice as EntryChoice
 from ._choice import EntryWords as EntryWords
 from ._data import MOST_FAILED_IDS as MOST_FAILED_IDS

@@ -406,3 +406,14 @@ class Replacing(Options):
     SECTION: ClassVar[str | None] = _RUN
 
     overwrite: bool = switch("replace an earlier result")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Telling(Options):
+    """How much is said about a run; no output, and nothing that is written, depends on it."""
+
+    SECTION: ClassVar[str | None] = _RUN
+
+    verbose: bool = switch(
+        "also say how much memory and work the run took, and show the mean loss at every threshold or setting"
+    )

@@ -5,6 +5,7 @@ import time
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.file_names import REPORT
+from calm_beam.inputs.demo import embedded
 from calm_beam.launch.report.command import report_after
 from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.terminal import say, tell
@@ -14,7 +15,8 @@ from calm_beam.outputs.timing import RunTiming
 from calm_beam.storage import is_file, joined
 
 from .job import Done, run_calibration
-from .price import price_of_tests
+from .next_steps import next_commands
+from .price import price_of_tests, shares_of_operations
 from .request import CalibrateRequest
 
 
@@ -33,24 +35,33 @@ def calibrate(request: CalibrateRequest, options: PipelineOptions, *, began: flo
         say(f"--resume: {joined(output, MANIFEST)} is finished; nothing is left to do.")
         if not is_file(joined(output, REPORT)):
             say(f"its report is missing: calm-beam report --calibration={output}")
-        _print(done)
+        _print(done, verbose=request.verbose)
         return 0
     try:
-        _print(done)
+        _print(done, verbose=request.verbose)
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
         report_after(_reported(request, output, folder=done.folder), model=done.run.source.model)
+    prompt = {"prompt": embedded.PROMPT} if request.is_demo else {}
+    tell("\n".join(["Next:", *(f"  {line}" for line in next_commands(done.manifest, output, **prompt))]))
     # The time of a run says nothing about one of several sweeps, or about one that was not all.
     if not done.run.source.is_stored and not request.variants and request.confirm_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)
     return 0
 
 
-def _print(done: Done) -> None:
+def _print(done: Done, *, verbose: bool) -> None:
     model = done.run.source.model
-    remarks = price_of_tests(done.manifest, None if model is None else model.sizes)
-    print_summary(done.manifest, done.run.output, seconds=done.seconds, remarks=remarks)
+    operations = shares_of_operations(done.manifest, None if model is None else model.sizes)
+    print_summary(
+        done.manifest,
+        done.run.output,
+        seconds=done.seconds,
+        operations=operations,
+        remarks=price_of_tests(done.manifest, operations),
+        verbose=verbose,
+    )
 
 
 def _reported(request: CalibrateRequest, output: str, *, folder: str) -> ReportRequest:

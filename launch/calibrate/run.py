@@ -14,9 +14,10 @@ from calm_beam.launch.runners.metrics import (
     clipped_in_words,
     empty_references_in_words,
     metrics_in_words,
+    work_in_words,
 )
 from calm_beam.launch.runners.what_is_left import what_is_left_told
-from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal import say, say_detail
 from calm_beam.manifest import MANIFEST, Manifest, Plan, read_manifest
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import OutputsError
@@ -123,6 +124,8 @@ class CalibrationRun:
         """Says what a pipeline has counted; `seconds` is None for one that has decoded nothing."""
         if seconds is not None and not self.source.is_stored:
             say(metrics_in_words(metrics, seconds=seconds))
+            if work := work_in_words(metrics):
+                say_detail(work)
         for sentence in (clipped_in_words(metrics), empty_references_in_words(metrics)):
             if sentence:
                 say(sentence)

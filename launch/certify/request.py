@@ -11,6 +11,7 @@ from calm_beam.calibration.settings_plan import all_tests, order_of_costs
 from calm_beam.errors import UsageError
 from calm_beam.manifest import SettingTest
 from calm_beam.options import listed, options_of
+from calm_beam.options.groups import Telling
 from calm_beam.storage import absolute
 
 from .options import (
@@ -27,7 +28,7 @@ from .options import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequential, Output):
+class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequential, Output, Telling):
     """A certification as a user asks for it."""
 
     def __post_init__(self) -> None:

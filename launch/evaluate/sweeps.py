@@ -15,11 +15,11 @@ from calm_beam.launch.flags.data import find_data
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import PipelineError, Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
-from calm_beam.launch.runners.metrics import metrics_in_words
+from calm_beam.launch.runners.metrics import metrics_in_words, work_in_words
 from calm_beam.launch.runners.shared_folder import passing_folder
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.setup_run import prepare_task
-from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal import say, say_detail
 from calm_beam.outputs import DecodeJob, Generation, OutputsError, read_generations
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
@@ -165,3 +165,5 @@ def _decode_into(
         read = pipeline | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, progress=progress)
         metrics = run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
     say(metrics_in_words(metrics, seconds=time.monotonic() - start))
+    if work := work_in_words(metrics):
+        say_detail(work)

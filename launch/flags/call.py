@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from calm_beam.launch.terminal import said_as
+from calm_beam.launch.terminal import said_as, show_details
 from calm_beam.options import Options, options_of
 from calm_beam.options.call import taking
 from calm_beam.options.option import in_python
@@ -28,6 +28,7 @@ def calling(
     def decorate(run: Callable[[_Request], _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(run)
         def saying(made: _Request) -> _Result:
+            show_details(getattr(made, "verbose", False))
             with said_as(lambda text: in_python(text, named)):
                 return run(made)
 

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from calm_beam.launch.terminal import show_details
 from calm_beam.options import OptionError, Options, options_of
 from calm_beam.options.option import Option, default_of, own_options_of
 
@@ -122,11 +123,12 @@ def _add_flag(
 
 
 def request_of(kind: type[_Request], flags: argparse.Namespace, *, parser: FlagParser) -> _Request:
-    """Returns the request that flags make, each the option of its name.
+    """Returns the request that flags make, each the option of its name; `--verbose` decides what is said from now on.
 
     Raises:
       UsageError: If they contradict each other; says where help is.
     """
+    show_details(getattr(flags, "verbose", False))
     try:
         return kind(**{name: getattr(flags, name) for name, _ in options_of(kind) if name in flags})
     except OptionError as error:

@@ -11,7 +11,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.options import Options, options_of
-from calm_beam.options.groups import Chat, DataSource, Decoding, Lengths, ModelFacts, ModelSource, Precision
+from calm_beam.options.groups import Chat, DataSource, Decoding, Lengths, ModelFacts, ModelSource, Precision, Telling
 from calm_beam.options.option import shared
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def refuse_decoding(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Decoding):
+class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Decoding, Telling):
     """What all requests have in common that decode a data set by a model.
 
     Attributes:

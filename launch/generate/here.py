@@ -16,7 +16,7 @@ from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import find_files, find_output
 from calm_beam.launch.flags.manifest import check_precision, entry_choice, find_manifest
 from calm_beam.launch.flags.model import declared
-from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal import say, say_detail
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.serving.tally import Tally
@@ -69,7 +69,7 @@ def answer_here(request: GenerateRequest) -> int:
     except ManifestError as error:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
-    say(generator.memory)
+    say_detail(generator.memory)
     if caution := generator.other_engine_in_words():
         say(f"caution: {caution}")
     for entry in _entries(generator, prompts):

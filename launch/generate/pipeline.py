@@ -14,7 +14,7 @@ from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.runners.metrics import RunMetrics
 from calm_beam.launch.runners.what_is_left import what_is_left_told
-from calm_beam.launch.terminal import say, tell
+from calm_beam.launch.terminal import say, say_detail, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.options.option import shared
 from calm_beam.outputs import COMPLETE, FAILURES, FinishedAnswers, OutputsError
@@ -118,7 +118,7 @@ def _prepared(
         raise UsageError(str(error)) from error
     for sentence in prepared.assumed:
         say(f"note: {sentence}")
-    say(prepared.memory)
+    say_detail(prepared.memory)
     if prepared.other_engine:
         say(f"caution: {prepared.other_engine}")
     return workers, prepared, output

@@ -11,7 +11,7 @@ from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.manifest import Entry, NamedManifest, RecordedModel, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, option, options_of, switch
-from calm_beam.options.groups import DataSource, Decoding, Spread
+from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
 from calm_beam.options.kinds import share, utf8_text, whole_number
 from calm_beam.storage import is_folder
 
@@ -105,7 +105,9 @@ class Shards(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateRequest(Prompts, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Shards, MetricFiles, Job):
+class GenerateRequest(
+    Prompts, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Shards, MetricFiles, Job, Telling
+):
     """Answers under a manifest."""
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ def run_metrics(result: PipelineResult) -> RunMetrics | None:
 
 
 def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
-    """Returns a few lines on what the workers of a run did.
+    """Returns how many prompts the workers of a run decoded.
 
     Args:
       metrics: Of `run_metrics`.
@@ -66,22 +66,30 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
     """
     if metrics is None:
         return "workers: this runner keeps no metrics."
+    names = ("decoded-prompts", "failed-prompts", "taken-over-prompts")
+    prompts, failed, stored = (metrics.counters.get(name, 0) for name in names)
+    return (
+        f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second), {failed:,} failed, "
+        f"{stored:,} {'was' if stored == 1 else 'were'} stored already."
+    )
+
+
+def work_in_words(metrics: RunMetrics | None) -> str:
+    """Returns what the workers of a run computed, and how long that took; nothing if their runner does not say."""
+    if metrics is None:
+        return ""
     counters, spreads = metrics.counters, metrics.spreads
-    names = ("decoded-prompts", "generated-tokens", "layer-rows", "padded-layer-rows", "projection-rows")
-    prompts, tokens, rows, padded, projections = (counters.get(name, 0) for name in names)
+    names = ("generated-tokens", "layer-rows", "padded-layer-rows", "projection-rows")
+    tokens, rows, padded, projections = (counters.get(name, 0) for name in names)
     certified = counters.get("certified-rows", 0)
-    failed, stored = counters.get("failed-prompts", 0), counters.get("taken-over-prompts", 0)
     calls = spreads.get("decode-call-msec", Spread(count=0, total=0, largest=0))
     loads = spreads.get("model-load-msec", Spread(count=0, total=0, largest=0))
     return "\n".join(
         [
-            f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second), "
-            f"{counted(tokens, 'token')} "
-            f"of the full model, {counted(rows, 'layer row')} and {padded:,} of padding, "
-            f"{counted(projections, 'projection')}"
+            f"workers: {counted(tokens, 'token')} of the full model, {counted(rows, 'layer row')} and {padded:,} of "
+            f"padding, {counted(projections, 'projection')}"
             # The exact head then made those that a certified one had left open.
-            + (f" and {certified:,} by the certified head; " if certified else "; ")
-            + f"{counted(failed, 'prompt')} failed, {stored:,} {'was' if stored == 1 else 'were'} stored already.",
+            + (f" and {certified:,} by the certified head." if certified else "."),
             f"workers: decoding took {calls.total / 1000:.1f} s in {counted(calls.count, 'call')}, the longest "
             f"{calls.largest / 1000:.1f} s; the model was loaded {counted(loads.count, 'time')}, "
             f"in {loads.total / 1000:.1f} s.",

@@ -13,11 +13,23 @@ from rich.text import Text
 from calm_beam.text import printable
 
 _words: contextvars.ContextVar[Callable[[str], str]] = contextvars.ContextVar("_words", default=str)
+_shows_details: contextvars.ContextVar[bool] = contextvars.ContextVar("_shows_details", default=False)
 
 
 def say(text: object) -> None:
     """Prints progress, a warning or an error, to standard error."""
     _print(_words.get()(str(text)), sys.stderr)
+
+
+def say_detail(text: object) -> None:
+    """Prints what few want to know of a run, to standard error, where `show_details` was asked for."""
+    if _shows_details.get():
+        say(text)
+
+
+def show_details(shown: bool) -> None:
+    """Decides whether `say_detail` prints."""
+    _shows_details.set(shown)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
 """What a calibration found, as tables on the terminal."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
 from calm_beam.manifest import (
+    MANIFEST,
     OF_VARIANTS,
     Calibration,
     Manifest,
@@ -33,42 +34,88 @@ _OBJECTIVES_PER_TABLE = 3
 _MOST_PARTS = 5
 
 
-def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: Iterable[str] = ()) -> None:
-    """Prints the trade-off over the grid, the chosen thresholds, and where the files are.
+def print_summary(
+    manifest: Manifest,
+    output: str,
+    *,
+    seconds: float,
+    operations: Sequence[float | None] = (),
+    remarks: Iterable[str] = (),
+    verbose: bool = False,
+) -> None:
+    """Prints what is promised and what that saves, the chosen thresholds, and what has to be known of them.
 
     Args:
       manifest: The result.
       output: Directory that holds it and the risk table.
       seconds: How long the run took.
+      operations: For each entry what decoding takes of the full model's operations; None where nobody counted them.
       remarks: What else there is to say about what was chosen.
+      verbose: Whether the mean loss at every threshold is shown too, and how was tested.
     """
-    # Not above: calm-beam-serving, which does without this package, prints the other tables.
+    console = PlainConsole()
+    console.print(headline(manifest, operations))
+    console.print(f"Manifest: {joined(output, MANIFEST)}", soft_wrap=True)
+    if verbose:
+        for table in _all_trade_offs(manifest, output):
+            console.print(table)
+    console.print(choices_table(manifest, operations))
+    lines = _details(manifest) if verbose else ()
+    for line in (*confirmation_lines(manifest), *remarks, *_what_was_counted(manifest, seconds=seconds), *lines):
+        console.print(line)
+
+
+def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str:
+    """Returns what is promised and what that saves in a sentence or two; arguments as of `choices_table`."""
+    # Not above: calm-beam-serving, which does without this package, prints the tables.
+    from calm_beam.report.promise import promise_in_words
+
+    served = manifest.served or (manifest.calibrations[0] if len(manifest.calibrations) == 1 else None)
+    if served is not None:
+        shares = dict(zip(manifest.calibrations, operations, strict=False))
+        share = shares.get(served)
+        factors = None if share is None else (1 / share,)
+        return printable_line("".join(promise_in_words(served, manifest, factors=factors)))
+    promises = counted(len(manifest.calibrations), "promise")
+    epsilon = None if manifest.plan is None else manifest.plan.joint_epsilon
+    how = "each with" if epsilon is None else "all together with"
+    sure = epsilon or max(entry.promised_epsilon for entry in manifest.calibrations)
+    probability = f"{how} probability at least {100 * (1 - sure):.6g} %"
+    kept = [entry for entry in manifest.calibrations if entry.threshold is not None]
+    if not kept:
+        return f"None of {promises} could be proved, {probability}: every token runs all layers, and nothing is saved."
+    depth = manifest.model.layers
+    least, most = min(entry.layers for entry in kept), max(entry.layers for entry in kept)
+    return (
+        f"{len(kept)} of {promises} proved, {probability}. At their thresholds a token runs "
+        f"{_from_to(f'{least:.2f}', f'{most:.2f}')} of {depth} layers on average: "
+        f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer."
+    )
+
+
+def _from_to(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
+    """Yields the risk table of a run, in tables of a terminal's width, each of a group or a variant."""
     from calm_beam.calibration.file_names import RISK_TABLE
     from calm_beam.calibration.risk_table import read_cells
 
-    console = PlainConsole()
     rows = [cells for _, cells in read_cells(joined(output, RISK_TABLE))]
     by_part: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         by_part.setdefault(_of_part(row), []).append(row)
     for of_part, rows_of_part in itertools.islice(by_part.items(), 1 + _MOST_PARTS):
-        for table in _trade_offs(rows_of_part, manifest.model.layers, of_part=of_part):
-            console.print(table)
+        yield from _trade_offs(rows_of_part, manifest.model.layers, of_part=of_part)
     if (more := len(by_part) - 1 - _MOST_PARTS) > 0:
         kind = "group" if manifest.data.groups is not None else "variant"
-        console.print(f"Mean losses of {counted(more, f'more {kind}')}: risk_table.csv.")
-    console.print(choices_table(manifest))
-    for line in (*confirmation_lines(manifest), *remarks):
-        console.print(line)
-    for line in _what_was_counted(manifest, seconds=seconds):
-        console.print(line)
-    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
+        yield f"Mean losses of {counted(more, f'more {kind}')}: {RISK_TABLE}."
 
 
 def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
-    """Yields how and on which examples was tested, what has to be known of them, and what is promised."""
+    """Yields on which examples was tested, and what has to be known of them."""
     data = manifest.data
-    yield tests_in_words(manifest)
     if rounds := rounds_in_words(manifest):
         yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
@@ -81,9 +128,6 @@ def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
         if line:
             yield printable_line(line)
     confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
-    yield printable_line(engine_in_words(manifest))
-    if near_ties := near_ties_in_words(manifest):
-        yield near_ties
     if data.failed or (confirmed and confirmed.failed):
         yield "Failed examples count with loss 1 at every threshold."
     if repeats := repeats_in_words(manifest):
@@ -94,6 +138,14 @@ def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
         yield plans
     if served := served_in_words(manifest):
         yield printable_line(served)
+
+
+def _details(manifest: Manifest) -> Iterator[str]:
+    """Yields how was tested and by what decoded, and the promise word for word."""
+    yield tests_in_words(manifest)
+    yield printable_line(engine_in_words(manifest))
+    if near_ties := near_ties_in_words(manifest):
+        yield near_ties
     yield printable_line(manifest.guarantee)
 
 
@@ -152,43 +204,74 @@ def groups_in_words(manifest: Manifest) -> str:
     return "" if groups is None else f" of {counted(len(groups), 'group')}"
 
 
-def choices_table(manifest: Manifest) -> Table:
-    """Returns the table of chosen thresholds, one line per calibration."""
-    has_variants = any(entry.procedure in OF_VARIANTS for entry in manifest.calibrations)
-    what = "Cheapest variant and threshold" if has_variants else "Lowest threshold"
-    title = f"{what} with expected loss at most delta (probability 1 - epsilon)"
-    table = PlainTable(title, caption_justify="left")
-    # Names of variants need the room.
-    table.collapse_padding = has_variants
-    if any(entry.objective.tail is not None for entry in manifest.calibrations):
-        table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
+def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -> Table:
+    """Returns the table of chosen thresholds, one line per calibration.
+
+    What is the same of all of them is said once, above or below.
+
+    Args:
+      manifest: Of the calibrations.
+      operations: For each of them what decoding takes of the full model's operations; None where nobody counted them.
+    """
+    entries = manifest.calibrations
+    has_variants = any(entry.procedure in OF_VARIANTS for entry in entries)
     has_groups = manifest.data.groups is not None
-    table.add_column("group\nconsistency\nmetric" if has_groups else "consistency\nmetric", overflow="fold")
+    metrics = dict.fromkeys(entry.metric for entry in entries)
+    epsilons = dict.fromkeys(entry.promised_epsilon for entry in entries)
+    what = "Cheapest variant and threshold" if has_variants else "Lowest threshold"
+    sure = f"{100 * (1 - next(iter(epsilons))):.6g} %" if len(epsilons) == 1 else "1 - epsilon"
+    table = PlainTable(f"{what} with expected loss <= delta (probability {sure})", caption_justify="left")
+    # A line for each entry has to fit into 80 columns.
+    table.collapse_padding = True
+    counts = any(share is not None for share in operations)
+    table.caption = " ".join(_captions(manifest, counts_operations=counts))
+    name = "consis-\ntency" if len(metrics) == 1 else "consistency\nmetric"
+    table.add_column(f"group\n{name}" if has_groups else name, overflow="fold")
     for name in (
-        "delta\nepsilon",
+        "delta" if len(epsilons) == 1 else "delta\nepsilon",
         "threshold",
         f"layers\nof {manifest.model.layers}",
         "layers\nsaved",
-        "risk" if manifest.data.clusters is None else "risk per\ncluster",
-        "ended at",
+        *(("oper-\nations",) if counts else ()),
+        "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster",
+        "first not\nproved",
     ):
         # Words give way where a terminal is narrow; numbers that are cut would be other numbers.
-        is_words = name in ("threshold", "ended at")
+        is_words = name == "threshold" or (has_variants and name.startswith("first"))
         table.add_column(name, justify="right", no_wrap=not is_words, overflow="fold" if is_words else "ellipsis")
-    whole_line = "all prompts\n" if has_groups else ""
-    for entry in manifest.calibrations:
+    for entry, share in itertools.zip_longest(entries, operations):
+        whose = ("all prompts\n" if entry.group is None else group_line(entry)) if has_groups else ""
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
-            f"{whole_line if entry.group is None else group_line(entry)}"
-            f"{entry.objective.consistency_in_words()}\n{printable_line(entry.metric)}",
-            f"{entry.delta:g}\n{entry.promised_epsilon:g}",
+            f"{whose}{entry.objective.consistency_in_words()}"
+            f"{'' if len(metrics) == 1 else f'{chr(10)}{printable_line(entry.metric)}'}",
+            f"{entry.delta:g}{'' if len(epsilons) == 1 else f'{chr(10)}{entry.promised_epsilon:g}'}",
             _chosen(entry),
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
+            *((_change_in_words(share, entry),) if counts else ()),
             f"{entry.risk:.4f}",
             _end_of_test(entry),
         )
     return table
+
+
+def _captions(manifest: Manifest, *, counts_operations: bool) -> Iterator[str]:
+    """Yields what is to be said once of all lines of the table."""
+    metrics = dict.fromkeys(entry.metric for entry in manifest.calibrations)
+    if len(metrics) == 1:
+        yield f"Metric: {printable_line(next(iter(metrics)))}."
+    if counts_operations:
+        yield "Operations are compared with the full model's, exit tests included."
+    if any(entry.objective.tail is not None for entry in manifest.calibrations):
+        yield "> is about the share of outputs that lose more: delta and mean loss are shares."
+
+
+def _change_in_words(share: float | None, entry: Calibration) -> str:
+    """Returns how many operations more or fewer there are than those of the full model."""
+    if share is None:
+        return "0%" if entry.threshold is None else ""
+    return f"{share - 1:+.0%}"
 
 
 def _chosen(entry: Calibration) -> str:
@@ -236,9 +319,9 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
 
 def _end_of_test(entry: Calibration) -> str:
     """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid."""
+    last = entry.path[-1]
     if entry.procedure not in ("fixed_sequence", *OF_VARIANTS):
         return "end of grid"
-    last = entry.path[-1]
     if last.rejected:
         return "end of grid" if last.variant is None else "end of path"
-    return f"{last.threshold:g}\np = {last.p_value:.2g}{variant_lines(last.variant)}"
+    return f"{last.threshold:g} (p = {last.p_value:.2g}){variant_lines(last.variant)}"

@@ -14,7 +14,7 @@ from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.manifest import RecordedModel, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, listed, option, options_of, switch
-from calm_beam.options.groups import DataSource, Decoding, Spread
+from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
 from calm_beam.options.kinds import number, texts
 
 STATE = "verification.json"
@@ -80,6 +80,7 @@ class VerifyRequest(
     Job,
     SweepSource,
     FreshScores,
+    Telling,
 ):
     """A test of a manifest's promises, as a user asks for it."""
 
@@ -98,7 +99,7 @@ class VerifyRequest(
         Args:
           names: Options that were given, with whatever value.
         """
-        of_settings = {name for group in (Promises, SweepSource, FreshScores) for name, _ in options_of(group)}
+        of_settings = {name for group in (Promises, SweepSource, FreshScores, Telling) for name, _ in options_of(group)}
         declared = {name for name, _ in options_of(VerifyRequest)}
         given = next((name for name in names if name in declared - of_settings), None)
         if self.is_of_settings and given is not None:

@@ -12,8 +12,8 @@ from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
-from calm_beam.launch.terminal.summary import choices_table, print_summary
-from calm_beam.manifest import Manifest, repeats_in_words
+from calm_beam.launch.terminal.summary import choices_table, headline, print_summary
+from calm_beam.manifest import Calibration, Manifest, repeats_in_words
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
 
@@ -49,8 +49,10 @@ def _write_run(folder: pathlib.Path, *, consistencies: tuple[str, ...], metrics:
     )
 
 
-def _printed(folder: pathlib.Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> str:
-    print_summary(manifest, str(folder), seconds=12.6)
+def _printed(
+    folder: pathlib.Path, manifest: Manifest, capsys: pytest.CaptureFixture[str], *, verbose: bool = True
+) -> str:
+    print_summary(manifest, str(folder), seconds=12.6, verbose=verbose)
     printed = capsys.readouterr()
     assert printed.err == ""
     return printed.out
@@ -130,20 +132,66 @@ def _lines(manifest: Manifest, *, width: int = 80) -> list[str]:
 def test_remarks_follow_the_choices(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is a line of its own, between what was chosen and how it was tested."""
+    """Each is a line of its own, between what was chosen and what was counted."""
     monkeypatch.setenv("COLUMNS", "300")
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     print_summary(manifest, str(tmp_path), seconds=1, remarks=["One remark.", "Another one."])
-    assert "\nOne remark.\nAnother one.\nTests: textual by" in capsys.readouterr().out
+    assert "\nOne remark.\nAnother one.\n200 examples in 1 s" in capsys.readouterr().out
 
 
 def test_choices() -> None:
     """A choice shows threshold, layers, what they save, risk and where testing ended; "never exit" saves nothing."""
     lines = _lines(build_manifest())
-    assert "textual 0.1 0.8 4.25 29% 0.0300 0.7" in lines
-    assert "rouge_l 0.05 p = 0.4" in lines
-    assert "textual 0.01 never exit 6.00 0% 0.0000 0.9" in lines
-    assert "rouge_l 0.05 p = 0.3" in lines
+    assert lines[0] == "Lowest threshold with expected loss <= delta (probability 95 %)"
+    assert "textual 0.1 0.8 4.25 29% 0.0300 0.7 (p = 0.4)" in lines
+    assert "textual 0.01 never exit 6.00 0% 0.0000 0.9 (p = 0.3)" in lines
+    assert lines.count("Metric: rouge_l.") == 1
+
+
+def test_operations() -> None:
+    """Operations stand beside the layers, as what they change; where nobody counted them, there is no column."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(choices_table(build_manifest(), (1.28, None)))
+    assert isinstance(console.file, io.StringIO)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    assert "textual 0.1 0.8 4.25 29% +28% 0.0300 0.7 (p = 0.4)" in lines
+    assert "textual 0.01 never exit 6.00 0% 0% 0.0000 0.9 (p = 0.3)" in lines
+    assert not any("ations" in line for line in _lines(build_manifest()))
+
+
+def test_several_metrics_and_probabilities() -> None:
+    """What differs between entries stands in their lines."""
+    other = dataclasses.replace(build_calibration(), metric="token_f1", epsilon=0.1)
+    lines = _lines(build_manifest(calibrations=(build_calibration(), other)))
+    assert "(probability 1 - epsilon)" in " ".join(lines)
+    assert "rouge_l 0.05" in lines
+    assert "token_f1 0.1" in lines
+
+
+def test_the_result_comes_first(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence says what is proved and what it saves; tables of all thresholds are for those who ask."""
+    monkeypatch.setenv("COLUMNS", "300")
+    manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
+    first, second, *others = _printed(tmp_path, manifest, capsys, verbose=False).splitlines()
+    assert first.startswith("2 of 2 promises proved, each with probability at least 95 %.")
+    assert "a token runs 4.45 to 5.22 of 6 layers on average: 13% to 26% fewer." in first
+    assert second == f"Manifest: {tmp_path / 'manifest.json'}"
+    assert not any(line.startswith(("Mean loss at", "Tests: ", "Engine: ")) for line in others)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ((build_calibration(),), "With probability at least 95 %"),
+        ((build_never_exit(),), "Never exit: from 200"),
+        ((build_never_exit(), build_never_exit(delta=0.02)), "None of 2 promises could be proved, each with"),
+    ],
+)
+def test_headlines(entries: tuple[Calibration, ...], words: str) -> None:
+    """A single promise is told whole; where nothing is proved, that is said first."""
+    assert headline(build_manifest(calibrations=entries)).startswith(words)
 
 
 def test_choices_at_the_end_of_the_grid() -> None:
@@ -156,5 +204,5 @@ def test_long_names_of_metrics() -> None:
     """The name of an imported metric does not push numbers off the screen."""
     entry = build_never_exit(metric="my_company.research.early_exit.scores:character_f_score_with_beta_2")
     text = " ".join(_lines(build_manifest(calibrations=(entry,))))
-    for number in ("0.01", "0.05", "never exit", "6.00", "0%", "0.0000", "0.9", "p = 0.3"):
+    for number in ("0.01", "95 %", "never exit", "6.00", "0%", "0.0000", "0.9", "p = 0.3"):
         assert number in text

@@ -30,6 +30,9 @@ THRESHOLDS = (
     0.05,
     0.0,
 )
+PROMPT = "Do they want to repair their car?"
+"""A prompt like those of the calibration set."""
+
 # What is asked of it by default.
 CONSISTENCIES = ("textual", "risk")
 METRICS = ("rouge_l_unicode",)

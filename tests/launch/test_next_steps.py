@@ -1,0 +1,49 @@
+"""The commands that a calibration prints at its end."""
+
+import dataclasses
+import pathlib
+import shlex
+
+import pytest
+
+from calm_beam.launch.calibrate.next_steps import next_commands
+from calm_beam.launch.cli import main
+from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
+from tests.pipelines import SHORT_FLAGS
+
+
+def test_they_run_as_printed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run whose promises differ in two ways, in a folder whose name a shell would break up."""
+    monkeypatch.chdir(tmp_path)
+    promises = ("--consistency=textual,risk", "--delta=0.3,0.9", "--metric=rouge_l_unicode")
+    assert main(["calibrate", *SHORT_FLAGS, *promises, "--output=my run"]) == 0
+    _, _, after = capsys.readouterr().out.partition("Next:\n")
+    commands = [shlex.split(line) for line in after.splitlines()]
+    assert [command[:2] for command in commands] == [["calm-beam", "inspect"], ["calm-beam", "generate"]]
+    for _, *command in commands:
+        assert main(command) == 0
+
+
+def test_only_what_tells_entries_apart_is_named() -> None:
+    """Of one entry nothing is; of those that differ in delta, delta alone."""
+    first, second = build_calibration(), build_calibration(delta=0.2)
+    *_, alone = next_commands(build_manifest(calibrations=(first,)), "out")
+    assert alone == "calm-beam generate --manifest=out --prompt='Your prompt' --show_layers"
+    *_, of_two = next_commands(build_manifest(calibrations=(first, second)), "out", prompt="Hi")
+    assert of_two == "calm-beam generate --manifest=out --delta=0.1 --prompt=Hi --show_layers"
+
+
+def test_nothing_is_answered_where_nothing_was_proved() -> None:
+    """What the manifest promises can still be read."""
+    assert [*next_commands(build_manifest(calibrations=(build_never_exit(),)), "out")] == ["calm-beam inspect out"]
+
+
+def test_measures_of_ones_own_are_named() -> None:
+    """A manifest alone does not decide what code runs."""
+    manifest = build_manifest(calibrations=(build_calibration(),))
+    name = "my_measures:certainty"
+    decode = dataclasses.replace(manifest.decode, confidence=name)
+    *_, command = next_commands(dataclasses.replace(manifest, decode=decode), "out")
+    assert f"--confidence={name}" in command

@@ -75,6 +75,7 @@ from ._sentences import plans_in_words as plans_in_words
 from ._sentences import repeats_in_words as repeats_in_words
 from ._sentences import rounds_in_words as rounds_in_words
 from ._sentences import served_in_words as served_in_words
+from ._sentences import too_few_in_words as too_few_in_words
 from ._sentences import unseen_in_words as unseen_in_words
 from ._tests import CONSISTENCIES as CONSISTENCIES
 from ._tests import EACH_VARIANT as EACH_VARIANT

@@ -10,6 +10,7 @@ from ._entries import Calibration
 from ._manifest import Manifest, SettingManifest
 from ._model import threshold_in_words
 from ._plan import WORST_NEAR_TIES, EarlierPlan
+from ._tests import AskedTest
 
 
 def served_in_words(manifest: Manifest) -> str:
@@ -170,6 +171,25 @@ def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
                 f"{counted(record.few_letters, 'example')}."
             )
     return " ".join(sentences)
+
+
+def too_few_in_words(tests: Sequence[AskedTest], units: int) -> str:
+    """Returns which promises so many units cannot prove; empty where there are enough for each.
+
+    Args:
+      tests: The promises.
+      units: Examples, or clusters where these are the independent units.
+    """
+    wanting = [test for test in tests if test.least_units > units]
+    if not wanting:
+        return ""
+    hardest = max(wanting, key=lambda test: test.least_units)
+    which = "The promise" if len(tests) == 1 else f"{len(wanting)} of {len(tests)} promises"
+    return (
+        f"{which} cannot be proved by {units:,} examples, even if none of them loses anything: delta {hardest.delta:g} "
+        f"at epsilon {hardest.epsilon:g} takes at least {hardest.least_units:,}, and more with every loss. "
+        "calm-beam plan says how many are likely to do."
+    )
 
 
 def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs") -> str:

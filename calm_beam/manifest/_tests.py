@@ -139,6 +139,15 @@ class AskedTest(Record):
         """Whether losses lie in [-1, 1] and not in [0, 1]."""
         raise NotImplementedError
 
+    @property
+    def least_units(self) -> int:
+        """Examples, or clusters, without which no test can keep the promise's epsilon, even if none of them loses.
+
+        Where a unit loses 1 with probability delta and else nothing, n of them lose nothing with probability
+        (1 - delta)^n. A test that rejected at that would be wrong so often, which epsilon has to bound.
+        """
+        return math.ceil(math.log(self.epsilon) / math.log1p(-self.delta) - _LOG_ROUNDING)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdTest(AskedTest):

@@ -15,6 +15,7 @@ from calm_beam.manifest import (
     repeats_in_words,
     served_in_words,
     threshold_in_words,
+    too_few_in_words,
     unseen_in_words,
 )
 from calm_beam.risk.tails import split_tail
@@ -256,6 +257,8 @@ def _notes(manifest: Manifest) -> Iterator[str]:
             f"{counted(truncated, 'prompt was', several='prompts were')} cut to "
             f"{counted(manifest.decode.max_input_length, 'token')}; serving must cut alike."
         )
+    if words := too_few_in_words(manifest.calibrations, manifest.data.units):
+        yield words
     yield from (unseen_in_words(part.unseen) for part in parts if part.unseen)
 
 

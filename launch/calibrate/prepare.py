@@ -17,7 +17,7 @@ from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST
+from calm_beam.manifest import MANIFEST, too_few_in_words
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, is_file, joined
 
@@ -81,6 +81,9 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     if plan.sequential is not None:
         # It may wait for what never comes.
         plan.sequential.rule(plan.thresholds)
+    units = source.examples(at_most=max(test.least_units for test in specs) - 1)
+    if units is not None and (words := too_few_in_words(specs, units)):
+        say(f"caution: {words}")
     return CalibrationRun(
         source=source,
         plan=plan,

@@ -28,6 +28,7 @@ from calm_beam.manifest import (
     SettingPlan,
     SettingSequentialPlan,
     read_setting_manifest,
+    too_few_in_words,
 )
 from calm_beam.options import listed
 from calm_beam.storage import joined, version
@@ -147,6 +148,8 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
     say(f"plan {plan.digest}")
     if request.p_value is None:
         say(default_tests_in_words(plan.tests))
+    if words := too_few_in_words(plan.tests, len(sweep.ids)):
+        say(f"caution: {words}")
     return WholeSweep(output=output, earlier=earlier, source=source, plan=plan, costs=declared or dict(sweep.costs))
 
 

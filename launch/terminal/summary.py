@@ -20,6 +20,7 @@ from calm_beam.manifest import (
     repeats_in_words,
     rounds_in_words,
     served_in_words,
+    too_few_in_words,
     unseen_in_words,
 )
 from calm_beam.risk.tails import split_tail, tail_in_words
@@ -136,6 +137,8 @@ def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
         yield per_cluster
     if plans := plans_in_words(manifest.earlier_plans):
         yield plans
+    if too_few := too_few_in_words(manifest.calibrations, data.units):
+        yield too_few
     if served := served_in_words(manifest):
         yield printable_line(served)
 

@@ -194,12 +194,13 @@ def test_nothing_to_warn_of() -> None:
 def test_what_may_void_the_guarantee() -> None:
     """Repeated prompts, failures and a missing plan are told, each with its number."""
     texts = _texts(build_manifest())
-    assert [text.split(":")[0] for text in texts] == ["void", "void", "void", "note"]
+    assert [text.split(":")[0] for text in texts] == ["void", "void", "void", "note", "note"]
     assert texts[0] == f"void: {repeats_in_words(build_manifest())}"
     assert texts[0].startswith("void: 3 examples repeat an input. Leave in what repeats by itself")
     assert texts[1].startswith("void: 1 example of 200 failed and counts with loss 1")
     assert "does not say what was planned" in texts[2]
     assert texts[3] == "note: 7 prompts were cut to 512 tokens; serving must cut alike."
+    assert texts[4].startswith("note: 1 of 2 promises cannot be proved by 200 examples")
 
 
 @pytest.mark.parametrize("changes", [{"confidence": "oracle"}, {"state_propagation": "full_cache"}])

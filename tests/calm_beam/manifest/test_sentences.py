@@ -1,0 +1,47 @@
+"""What a manifest has said in words."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calm_beam.manifest import SettingTest, too_few_in_words
+
+
+def _test(*, delta: float, epsilon: float = 0.05) -> SettingTest:
+    return SettingTest(
+        group=None,
+        delta=delta,
+        epsilon=epsilon,
+        p_value="exact_binomial",
+        procedure="fixed_sequence",
+        loss="given",
+        tail=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("delta", "epsilon", "least"), [(0.1, 0.05, 29), (0.05, 0.05, 59), (0.5, 0.5, 1), (0.5, 0.25, 2)]
+)
+def test_the_least_units(delta: float, epsilon: float, least: int) -> None:
+    """(1 - delta)^n is at most epsilon from there on; also where it is just epsilon."""
+    assert _test(delta=delta, epsilon=epsilon).least_units == least
+
+
+@given(delta=st.floats(0.001, 0.9), epsilon=st.floats(0.001, 0.5))
+def test_one_unit_fewer_is_too_few(delta: float, epsilon: float) -> None:
+    """By the binomial itself."""
+    least = _test(delta=delta, epsilon=epsilon).least_units
+    assert (1 - delta) ** least <= epsilon * (1 + 1e-5)
+    assert least == 1 or (1 - delta) ** (least - 1) > epsilon * (1 - 1e-5)
+    assert math.isfinite(least)
+
+
+def test_too_few() -> None:
+    """How many promises, which asks for most, and how many that takes; nothing where there are enough for each."""
+    easy, hard = _test(delta=0.2), _test(delta=0.05)
+    assert too_few_in_words((easy, hard), 59) == ""
+    assert too_few_in_words((easy, hard), 58).startswith("1 of 2 promises cannot be proved by 58 examples, even if")
+    assert "delta 0.05 at epsilon 0.05 takes at least 59" in too_few_in_words((easy, hard), 10)
+    assert too_few_in_words((hard,), 10).startswith("The promise cannot be proved by 10 examples")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.evaluation.flops import DecoderSizes, share_at_mean
-from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import Manifest
 from calm_beam.text import printable_line
 
@@ -24,7 +24,7 @@ def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tupl
     is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
     if sizes is None or not is_counted:
         return (None,) * len(manifest.calibrations)
-    rule = ExitRule(confidence=decode.confidence, min_exit_layer=decode.min_exit_layer)
+    rule = recorded_settings(decode, (0.0,)).rule
     return tuple(
         None if entry.threshold is None else share_at_mean(entry.layers, sizes, rule=rule)
         for entry in manifest.calibrations

@@ -12,7 +12,7 @@ from calm_beam.manifest import (
     plans_in_words,
     rounds_in_words,
 )
-from calm_beam.text import printable_line
+from calm_beam.text import counted, printable_line
 
 from . import PlainConsole
 from .tables import PlainTable
@@ -27,6 +27,7 @@ _TESTS_PER_TABLE = 4
 def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
     """Prints the risk of every setting, the chosen settings, and what they promise."""
     console = PlainConsole()
+    console.print(headline_of_settings(manifest))
     for table in _risk_tables(rows):
         console.print(table)
     console.print(choices_of_settings(manifest))
@@ -38,6 +39,24 @@ def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[Sett
     if plans := plans_in_words(manifest.earlier_plans, of="losses"):
         console.print(plans)
     console.print(printable_line(manifest.guarantee))
+
+
+def headline_of_settings(manifest: SettingManifest) -> str:
+    """Returns what was proved of which settings, in a sentence."""
+    entries = manifest.calibrations
+    kept = [entry for entry in entries if entry.setting is not None]
+    joint = manifest.plan.joint_epsilon
+    sure = 1 - (joint or max(entry.epsilon for entry in entries))
+    how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
+    proved = f"{len(kept) or 'None'} of {counted(len(entries), 'promise')} proved"
+    found = f"{proved}, {how} probability at least {100 * sure:.6g} %"
+    if not kept:
+        return f"{found}: no setting is safe."
+    named = "; ".join(
+        f"{'' if entry.group is None else f'group {entry.group}, '}delta {entry.delta:g}: {entry.setting}"
+        for entry in kept
+    )
+    return printable_line(f"{found}. {named}.")
 
 
 def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
@@ -70,13 +89,13 @@ def choices_of_settings(manifest: SettingManifest) -> Table:
     title = "Last setting proved to lose at most delta"
     table = PlainTable(title, caption_justify="left")
     if any(entry.tail is not None for entry in manifest.calibrations):
-        table.caption = "> is about the share of examples that lose more: delta and risk are shares."
+        table.caption = "> is about the share of examples that lose more: delta and mean loss are shares."
     table.add_column("group", overflow="fold")
     table.add_column("loss", no_wrap=True)
     table.add_numbers("delta\nepsilon")
     table.add_column("setting", overflow="fold")
-    for name in ("cost", "risk" if manifest.data.clusters is None else "risk per\ncluster", "ended at"):
-        table.add_column(name, justify="right")
+    for name in ("cost", "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster", "first not\nproved"):
+        table.add_column(name, justify="right", overflow="fold")
     for entry in manifest.calibrations:
         table.add_row(
             "all" if entry.group is None else printable_line(entry.group),
@@ -112,4 +131,4 @@ def _end_of_test(entry: SettingCalibration) -> str:
     last = entry.path[-1]
     if entry.procedure != "fixed_sequence" or last.rejected:
         return "end of order"
-    return f"{printable_line(last.setting)}\np = {last.p_value:.2g}"
+    return f"{printable_line(last.setting)} (p = {last.p_value:.2g})"

@@ -155,20 +155,22 @@ def test_joint_guarantee(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With --joint the four entries share epsilon, and manifest and terminal say that they hold together."""
-    assert _calibrate(model, data, tmp_path / "out", "--joint") == 0
+    assert _calibrate(model, data, tmp_path / "out", "--joint", "--verbose") == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert [entry.epsilon for entry in manifest.calibrations] == [0.025] * 4
     assert manifest.plan is not None
     assert manifest.plan.joint_epsilon == 0.1
     assert manifest.guarantee.startswith("All calibration entries hold together: with probability at least 1 - 0.1 ")
-    assert manifest.guarantee in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "proved, all together with probability at least 90 %" in shown
+    assert manifest.guarantee in shown
 
 
 def test_tails_are_held_besides_the_mean(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A tail's risk is the share of outputs that lose more, as the generations show, and everything names it."""
-    assert _calibrate(model, data, tmp_path, "--consistency=textual", "--delta=0.6", "--tail=0.3") == 0
+    assert _calibrate(model, data, tmp_path, "--consistency=textual", "--delta=0.6", "--tail=0.3", "--verbose") == 0
     shown = capsys.readouterr().out
     assert "textual > 0.3" in shown
     assert "textual by exact_binomial of dissimilarity losses above 0.3" in shown

@@ -142,7 +142,7 @@ def test_every_option_is_in_a_kind() -> None:
     assert untried == {
         *("accelerator", "bleurt_checkpoint", "chat_template", "system"),
         *("grid_step", "matmul_precision", "model_parallelism", "overwrite", "resume"),
-        *("seqio_split", "stop_at_threshold", "token_from"),
+        *("seqio_split", "stop_at_threshold", "token_from", "verbose"),
     }
 
 

@@ -19,7 +19,7 @@ def test_calibrated_by_one_engine_resumed_and_served_by_another(
     model, output = write_model(tmp_path / "model"), tmp_path / "output"
     data = write_rows(tmp_path / "rows.jsonl", id_rows(30))
     asked = [f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, "--metric=token_f1"]
-    assert main(["calibrate", *asked, "--delta=0.9"]) == 0
+    assert main(["calibrate", *asked, "--delta=0.9", "--verbose"]) == 0
     printed = capsys.readouterr()
     engine = read_manifest(output / "manifest.json").engine
     assert engine is not None

@@ -130,7 +130,7 @@ def test_groups_are_told_before_the_plan(
 ) -> None:
     """One line says which groups there are; a run that was finished is not run again, and one that lost a shard is."""
     output = tmp_path / "out"
-    assert _calibrate(model, data, output) == 0
+    assert _calibrate(model, data, output, "--verbose") == 0
     printed = capsys.readouterr()
     assert "2 groups by language: en (45 examples), fr (3 examples)\nplan sha256:" in printed.err
     assert "48 examples of 2 groups in" in printed.out

@@ -120,7 +120,7 @@ def test_what_is_told(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The plan stands before everything else; variants are named as they are decoded, and with what was chosen."""
-    assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--choosing_share=40%", "--joint") == 0
+    assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--choosing_share=40%", "--joint", "--verbose") == 0
     printed = capsys.readouterr()
     manifest = _manifest(tmp_path / "out")
     assert manifest.plan is not None
@@ -134,7 +134,7 @@ def test_what_is_told(
         "one sweep of tau 0, from layer 1; tau 0, from layer 2; tau 6, from layer 1; tau 6, from layer 2",
     ]
     assert "Mean loss at every threshold, tau 6, from layer 2" in " ".join(printed.out.split())
-    assert "Cheapest variant and threshold with expected loss at most delta" in printed.out
+    assert "Cheapest variant and threshold with expected loss <= delta" in printed.out
     assert "chosen by a part of the calibration set that a hash had drawn beforehand" in " ".join(printed.out.split())
     assert main(["inspect", str(tmp_path / "out"), f"--checkpoint={model}"]) == 0
     shown = capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_each_variant_is_tested_by_itself(
     assert _calibrate(model, data, output, *_EACH) == 0
     printed, manifest, stored = capsys.readouterr(), _manifest(output), _stored(output)
     assert "tested by star_bets, since no --p_value is named" in printed.err
-    assert "Cheapest variant and threshold with expected loss at most delta" in printed.out
+    assert "Cheapest variant and threshold with expected loss <= delta" in printed.out
     assert manifest.plan is not None
     assert manifest.plan.pareto is not None
     assert (manifest.plan.pareto.choosing_share, manifest.data.choosing) == (None, None)

@@ -1,6 +1,8 @@
 """Tutorials and how-to pages: every command and all code on them run, on the models that they name or on tiny ones."""
 
+import contextlib
 import gzip
+import io
 import json
 import pathlib
 import re
@@ -26,19 +28,22 @@ from tests.snippets import ROOT, blocks, commands, own_commands
 _DOCS = ROOT / "docs"
 
 
-def _is_what_was_found(page: pathlib.Path, printed: str, folder: pathlib.Path, *, entries: int) -> None:
+def _is_what_was_found(page: pathlib.Path, demo: pathlib.Path, *, entries: int) -> None:
     """Checks that a page shows the head of what was printed, and of so many entries what a calibration came to."""
+    printed = (demo / "printed.txt").read_text(encoding="utf-8")
     start = printed.index("Lowest threshold")
     head = printed[start : printed.index("─", start)]
+    assert "(probability 95 %)" in head
     assert "".join(f"{line.rstrip()}\n" for line in head.splitlines()[:-1]) in _text(page)
-    found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["calibrations"][:entries]
-    above = r"^ (textual|risk) +([\d.]+) +(never exit|[\d.]+) +([\d.]+) +\d+% +([\d.]+) +[\d.]+$"
-    row = above.replace("$", r"\n (\S+) +([\d.]+) +p = [\d.]+$")
+    content = json.loads((demo / "demo" / "manifest.json").read_text(encoding="utf-8"))
+    found = content["calibrations"][:entries]
+    row = (
+        r"^ (textual|risk) +([\d.]+) +(never exit|[\d.]+) +([\d.]+) +\d+% +[+-]?\d+% +([\d.]+) +[\d.]+ \(p = [\d.]+\)$"
+    )
     shown = re.findall(row, _text(page), re.MULTILINE)
     assert len(shown) == entries
-    for entry, (consistency, delta, threshold, layers, risk, metric, epsilon) in zip(found, shown, strict=True):
-        assert (entry["consistency"], entry["metric"]) == (consistency, metric)
-        assert (entry["delta"], entry["epsilon"]) == (float(delta), float(epsilon))
+    for entry, (consistency, delta, threshold, layers, risk) in zip(found, shown, strict=True):
+        assert (entry["consistency"], entry["delta"], entry["epsilon"]) == (consistency, float(delta), 0.05)
         assert entry["threshold"] == (None if threshold == "never exit" else float(threshold))
         # Confidences move in their last digits from one processor to another.
         assert (entry["layers"], entry["risk"]) == (
@@ -49,11 +54,14 @@ def _is_what_was_found(page: pathlib.Path, printed: str, folder: pathlib.Path, *
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with the calibration of the embedded model in `demo`, made by the first command of the tutorial."""
+    """A folder with the calibration of the embedded model in `demo`, and what the tutorial's first command printed."""
     folder = tmp_path_factory.mktemp("tutorial")
     first = own_commands(_DOCS / "tutorials" / "embedded.md")[0]
     assert first == ["calibrate", "--output=demo"]
-    run(["calibrate", f"--output={folder / 'demo'}"])
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setenv("COLUMNS", "80")
+        run(["calibrate", f"--output={folder / 'demo'}"])
+    (folder / "printed.txt").write_text(printed.getvalue(), encoding="utf-8")
     return folder
 
 
@@ -72,10 +80,10 @@ def test_the_embedded_model(
     """All that the tutorial shows runs after its first command, and the table on it is what was found."""
     monkeypatch.chdir(demo)
     page = _DOCS / "tutorials" / "embedded.md"
-    monkeypatch.setenv("COLUMNS", "80")
     for command in own_commands(page)[1:]:
         run(command)
-    _is_what_was_found(page, capsys.readouterr().out, demo / "demo", entries=8)
+    _is_what_was_found(page, demo, entries=8)
+    capsys.readouterr()
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), {})
     assert "voiture" in capsys.readouterr().out
@@ -94,9 +102,7 @@ def test_layers_against_quality(demo: pathlib.Path, tmp_path: pathlib.Path, monk
 
 
 @pytest.mark.slow
-def test_the_readme(
-    demo: pathlib.Path, place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readme(demo: pathlib.Path, place: pathlib.Path) -> None:
     """Its commands run in their order, in one folder; the first is that of the first tutorial, and prints its table."""
     (place / "data").mkdir()
     (place / "calibration-0.jsonl.gz").rename(place / "data" / "rows.jsonl.gz")
@@ -107,11 +113,7 @@ def test_the_readme(
     shutil.copytree(demo / "demo", "calibration")
     for command in others:
         run(shortened(command))
-    capsys.readouterr()
-    monkeypatch.setenv("COLUMNS", "80")
-    # It prints the table that `calibrate` has printed.
-    run(["inspect", "calibration"])
-    _is_what_was_found(page, capsys.readouterr().out, pathlib.Path("calibration"), entries=3)
+    _is_what_was_found(page, demo, entries=3)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import apache_beam as beam
 from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.pareto import CHOOSING
-from calm_beam.calibration.plan import gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
+from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.totals import CalibrationTotals
@@ -87,11 +87,13 @@ class Calibrate(beam.PTransform):
         plan = plan_of_job(
             specs,
             job,
-            joint_epsilon=guarantees[0].epsilon if self.joint else None,
-            seed=self.seed,
-            on_error=swept.on_error,
-            near_ties=self.near_ties,
-            serve=None if self.serve is None else place_of_served(self.serve, specs),
+            terms=PlanTerms(
+                joint_epsilon=guarantees[0].epsilon if self.joint else None,
+                seed=self.seed,
+                on_error=swept.on_error,
+                near_ties=self.near_ties,
+                serve=None if self.serve is None else place_of_served(self.serve, specs),
+            ),
         )
         listed = plan.confirmed_by(self.confirm_share)
         if isinstance(swept, Sweep) and swept.resume and all(each.p_value is None for each in guarantees):

@@ -7,7 +7,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import place_of_served
-from calm_beam.calibration.plan import plan_of_job, single_losses
+from calm_beam.calibration.plan import PlanTerms, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -68,15 +68,17 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     plan = plan_of_job(
         specs,
         source.job,
+        terms=PlanTerms(
+            joint_epsilon=request.epsilons[0] if request.joint else None,
+            seed=request.seed,
+            on_error=request.on_error,
+            sequential=request.stop_plan,
+            pareto=request.pareto,
+            confirm_share=request.confirm_share,
+            near_ties=request.near_ties,
+            serve=serve,
+        ),
         settings=source.settings,
-        joint_epsilon=request.epsilons[0] if request.joint else None,
-        seed=request.seed,
-        on_error=request.on_error,
-        sequential=request.stop_plan,
-        pareto=request.pareto,
-        confirm_share=request.confirm_share,
-        near_ties=request.near_ties,
-        serve=serve,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.

@@ -2,11 +2,12 @@
 
 import dataclasses
 
-from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, all_specs
-from calm_beam.calibration.plan import as_settled_before, gone_on_with, plan_of, single_losses
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
+from calm_beam.calibration.plan import as_settled_before, gone_on_with, single_losses
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EarlierPlan, Plan
+from tests.plans import all_specs, build_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ def _plan(*, losses: int | None = 1000) -> Plan:
         losses=losses,
     )
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=4)
-    return plan_of(specs, settings, model="m", vocabulary=None)
+    return build_plan(specs, settings)
 
 
 def _listed(*plans: Plan) -> list[EarlierPlan]:

@@ -4,7 +4,6 @@ import os
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import place_of_served
 from calm_beam.calibration.plan import PlanTerms, plan_of_job, single_losses
@@ -18,6 +17,7 @@ from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, too_few_in_words
+from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, is_file, joined
 

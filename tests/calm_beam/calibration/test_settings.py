@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, risk_rows
@@ -16,6 +15,7 @@ from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
 from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import PlannedTest, SettingManifest, SettingPlan, read_manifest
+from calm_beam.manifest.file_names import RISK_TABLE
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import EvidenceError

@@ -76,13 +76,15 @@ class Calibrate(beam.PTransform):
             dataclasses.replace(guarantee, metric=full_name(guarantee.metric, self.metric_settings))
             for guarantee in self.guarantees
         ]
-        is_open = any(guarantee.p_value is None for guarantee in guarantees)
+        groups, losses = self._groups(swept), None
+        if not groups and any(guarantee.p_value is None for guarantee in guarantees):
+            losses = single_losses(swept, thresholds=len(job.settings.thresholds), entries=len(guarantees))
         specs = specs_of(
             guarantees,
-            groups=self._groups(swept),
+            groups=groups,
             joint=self.joint,
             is_clustered=job.cluster_key is not None,
-            losses=single_losses(swept, thresholds=len(job.settings.thresholds)) if is_open else None,
+            losses=losses,
         )
         plan = plan_of_job(
             specs,

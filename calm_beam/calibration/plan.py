@@ -40,14 +40,15 @@ class Counted(Protocol):
         ...
 
 
-def single_losses(source: Counted, *, thresholds: int) -> int | None:
-    """Returns how many single losses an entry has; None if they are too many to keep by default.
+def single_losses(source: Counted, *, thresholds: int, entries: int) -> int | None:
+    """Returns how many single losses an entry has; None if those of all are too many to keep by default.
 
     Args:
-      source: Counts the examples.
+      source: Counts the examples, no more of them than may be kept.
       thresholds: Size of the grid, or of those of all variants together.
+      entries: Number of entries, as in `are_kept`.
     """
-    examples = source.examples(at_most=MOST_KEPT_LOSSES // thresholds)
+    examples = source.examples(at_most=MOST_KEPT_LOSSES // (thresholds * entries))
     return None if examples is None else examples * thresholds
 
 

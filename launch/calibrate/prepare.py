@@ -41,7 +41,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     settings_of_metrics = metric_settings(request)
     full_names = dict(zip(request.metrics, checked_metrics(request.metrics, settings_of_metrics), strict=True))
     # Whatever is wrong with these is told before the model is loaded.
-    request.specs(full_names)
+    entries = len(request.specs(full_names))
     output, earlier = _checked_output(request)
     source: Source = stored or decoded_source(request, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
@@ -61,8 +61,9 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         say(groups_in_words(groups, key=request.group_key))
         names = [group.name for group in groups]
     losses = None
-    if request.leaves_tests_open:
-        losses = single_losses(source, thresholds=len(source.settings.thresholds) * max(1, len(request.variants)))
+    if request.leaves_tests_open and not names:
+        thresholds = len(source.settings.thresholds) * max(1, len(request.variants))
+        losses = single_losses(source, thresholds=thresholds, entries=entries)
     specs = request.specs(full_names, groups=names, losses=losses)
     serve = None if request.serve is None else place_of_served(request.serve, specs)
     plan = plan_of_job(

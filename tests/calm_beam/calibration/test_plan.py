@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, are_kept
 from calm_beam.calibration.plan import as_settled_before, gone_on_with, single_losses
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
@@ -42,10 +42,14 @@ def _listed(*plans: Plan) -> list[EarlierPlan]:
 
 
 def test_losses_are_counted_while_they_may_be_kept() -> None:
-    """Examples times thresholds; of more than can be kept, nobody counts them all."""
-    most = MOST_KEPT_LOSSES // 20
-    assert single_losses(_Examples(most), thresholds=20) == MOST_KEPT_LOSSES
-    assert single_losses(_Examples(most + 1), thresholds=20) is None
+    """Examples times thresholds; of more than all entries together can keep, nobody counts them all."""
+    for entries in (1, 3):
+        most = MOST_KEPT_LOSSES // (20 * entries)
+        losses = single_losses(_Examples(most), thresholds=20, entries=entries)
+        assert losses == 20 * most
+        assert are_kept(losses, entries=entries)
+        assert not are_kept(20 * (most + 1), entries=entries)
+        assert single_losses(_Examples(most + 1), thresholds=20, entries=entries) is None
 
 
 def test_earlier_versions_tested_by_sums() -> None:

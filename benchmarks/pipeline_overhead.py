@@ -29,7 +29,7 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.calibration.plan import layout_of, plan_of
 from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
@@ -254,7 +254,8 @@ def _measure_parts(
         _run_beam(ReadExamples(str(data), num_shards=flags.num_shards))
     with _measured(times, "reading Parquet"):
         generations = [generation for shard in shards for generation in read_generations(shard)]
-    specs = all_specs(consistencies=("textual",), metrics=(_METRIC,), deltas=(0.1,), epsilons=(0.05,))
+    asked = every_guarantee(consistencies=("textual",), metrics=(_METRIC,), deltas=(0.1,), epsilons=(0.05,))
+    specs = specs_of(asked)
     layout = layout_of(plan_of(specs, settings, model=checkpoint.fingerprint(), vocabulary=None))
     metrics = {_METRIC: get_metric(_METRIC)}
     with _measured(times, "scoring"):

@@ -18,7 +18,7 @@ import numpy as np
 
 from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
-from calm_beam.risk.pvalues.betting import BETS
+from calm_beam.risk.pvalues.signed_mixture import BETS
 
 from .machine import describe_machine
 from .power import losses_of_calibration

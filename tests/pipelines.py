@@ -11,7 +11,7 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.calibration.guarantee import Guarantee, all_specs
+from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.checkpoints import Declared, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
@@ -23,6 +23,7 @@ from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
 from tests.builders import build_arrays, build_config, train_vocabulary
+from tests.plans import all_specs
 
 CONFIG = build_config(num_encoder_layers=1)
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import stakes
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import p_values_of
-from calm_beam.risk.pvalues.betting import BETS
+from calm_beam.risk.pvalues.signed_mixture import BETS
 
 _IN_USE = [dict(BETS)]
 

@@ -10,7 +10,7 @@ import apache_beam as beam
 from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.pareto import CHOOSING
-from calm_beam.calibration.plan import gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
+from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.totals import CalibrationTotals
@@ -76,22 +76,26 @@ class Calibrate(beam.PTransform):
             dataclasses.replace(guarantee, metric=full_name(guarantee.metric, self.metric_settings))
             for guarantee in self.guarantees
         ]
-        is_open = any(guarantee.p_value is None for guarantee in guarantees)
+        groups, losses = self._groups(swept), None
+        if not groups and any(guarantee.p_value is None for guarantee in guarantees):
+            losses = single_losses(swept, thresholds=len(job.settings.thresholds), entries=len(guarantees))
         specs = specs_of(
             guarantees,
-            groups=self._groups(swept),
+            groups=groups,
             joint=self.joint,
             is_clustered=job.cluster_key is not None,
-            losses=single_losses(swept, thresholds=len(job.settings.thresholds)) if is_open else None,
+            losses=losses,
         )
         plan = plan_of_job(
             specs,
             job,
-            joint_epsilon=guarantees[0].epsilon if self.joint else None,
-            seed=self.seed,
-            on_error=swept.on_error,
-            near_ties=self.near_ties,
-            serve=None if self.serve is None else place_of_served(self.serve, specs),
+            terms=PlanTerms(
+                joint_epsilon=guarantees[0].epsilon if self.joint else None,
+                seed=self.seed,
+                on_error=swept.on_error,
+                near_ties=self.near_ties,
+                serve=None if self.serve is None else place_of_served(self.serve, specs),
+            ),
         )
         listed = plan.confirmed_by(self.confirm_share)
         if isinstance(swept, Sweep) and swept.resume and all(each.p_value is None for each in guarantees):

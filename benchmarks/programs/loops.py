@@ -58,9 +58,7 @@ def served(
             # Certified heads are native code's, for CPUs.
             [None for _ in kernel_layers(config)],
             placement.array(steps, dtype="float32"),
-            placement.array(rows, source),
-            placement.array(rows),
-            placement.array(rows),
+            early_exit.PaddedPrompts(placement.array(rows, source), placement.array(rows), placement.array(rows)),
         ),
         conditionals=len(layers) - 1 if is_plain else None,
         sums=_sums(config, heads=len(layers) if asks_head else 1, depth=certain_exit) if is_plain else None,

@@ -22,7 +22,7 @@ from calm_beam.manifest import AskedTest
 from calm_beam.risk.elementary import log_capital, log_floor
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import holm_test
-from calm_beam.risk.pvalues.betting import BETS, mixture_p_value
+from calm_beam.risk.pvalues.signed_mixture import BETS, mixture_p_value
 
 from .verification import Verdict
 

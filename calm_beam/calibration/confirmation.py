@@ -11,7 +11,7 @@ of units, so that p ** r is about what r times as many units would give.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -195,8 +195,12 @@ def paths_to_confirm(entries: Sequence[Calibration], plan: Plan) -> list[tuple[f
 
 def thresholds_to_confirm(entries: Sequence[Calibration], plan: Plan) -> dict[Variant | None, tuple[float, ...]]:
     """Returns what has to be confirmed: by way of decoding, the thresholds of all entries, descending."""
+    return _thresholds_of(paths_to_confirm(entries, plan))
+
+
+def _thresholds_of(paths: Iterable[tuple[float, Sequence[PathEntry]]]) -> dict[Variant | None, tuple[float, ...]]:
     found: dict[Variant | None, set[float]] = {}
-    for _, path in paths_to_confirm(entries, plan):
+    for _, path in paths:
         for step in path:
             found.setdefault(step.variant, set()).add(step.threshold)
     return {variant: tuple(sorted(thresholds, reverse=True)) for variant, thresholds in found.items()}
@@ -231,7 +235,8 @@ def confirmed_outcome(
     if plan.digest != digest:
         raise ManifestError(f"the plan is {plan.digest}, but the run was started with {digest}.")
     manifest = found.manifest
-    asked, paths = thresholds_to_confirm(manifest.calibrations, plan), paths_to_confirm(manifest.calibrations, plan)
+    paths = paths_to_confirm(manifest.calibrations, plan)
+    asked = _thresholds_of(paths)
     num_layers = manifest.model.layers
     per_spec = len(found.rows) // len(plan.tests)
     rows, entries = list(found.rows), []

@@ -174,12 +174,12 @@ def specs_of(
     specs = tuple(dataclasses.replace(spec, group=group) for group in (None, *groups) for spec in specs)
     if not joint:
         return specs
-    if len({spec.epsilon for spec in specs}) > 1:
-        raise ValueError("a joint guarantee divides one epsilon among all entries: give all the same.")
+    if len(epsilons := tuple(dict.fromkeys(spec.epsilon for spec in specs))) > 1:
+        raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
     return tuple(dataclasses.replace(spec, epsilon=spec.epsilon / len(specs)) for spec in specs)
 
 
-def all_specs(
+def every_guarantee(
     *,
     consistencies: Sequence[str],
     metrics: Sequence[str],
@@ -189,28 +189,24 @@ def all_specs(
     risk_loss: str | None = None,
     p_value: str | None = None,
     procedure: str = "fixed_sequence",
-    groups: Sequence[str] = (),
-    joint: bool = False,
-    is_clustered: bool = False,
-    losses: int | None = None,
-) -> tuple[PlannedTest, ...]:
-    """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
+) -> tuple[Guarantee, ...]:
+    """Returns every combination of the lists, in the order of the arguments, the last varying fastest.
 
-    Guarantees of the mean come before those of tails, and all those of the whole before those of groups.
+    Guarantees of the mean come before those of tails.
+
+    >>> asked = every_guarantee(consistencies=["textual"], metrics=["rouge_l"], deltas=[0.05, 0.1], epsilons=[0.05])
+    >>> [spec.delta for spec in specs_of(asked)]
+    [0.05, 0.1]
 
     Args:
       consistencies: Kinds of consistency.
       metrics: Names of metrics.
       deltas: Risk tolerances.
-      epsilons: Allowed probabilities of error; one if joint.
+      epsilons: Allowed probabilities of error.
       tails: Losses of which a share delta of outputs may lose more, besides the guarantees of the mean.
       risk_loss: Loss of risk consistency whose mean is bounded; None as in `Guarantee`. Tails are of `relu`.
       p_value: Test of one threshold; None as in `Guarantee`.
       procedure: How several thresholds are tested.
-      groups: As in `specs_of`.
-      joint: As in `specs_of`.
-      is_clustered: As in `specs_of`.
-      losses: As in `specs_of`.
 
     Raises:
       ValueError: If a list is empty or holds a value twice, or a value or combination is not allowed.
@@ -219,9 +215,7 @@ def all_specs(
     for name, values in lists.items():
         if not (values or name == "tail") or len(set(values)) != len(values):
             raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
-    if joint and len(epsilons) > 1:
-        raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
-    guarantees = [
+    return tuple(
         Guarantee(
             consistency,
             metric,
@@ -234,14 +228,14 @@ def all_specs(
         )
         for tail in (None, *tails)
         for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
-    ]
-    return specs_of(guarantees, groups=groups, joint=joint, is_clustered=is_clustered, losses=losses)
+    )
 
 
 def place_of_served(asked: str, specs: Sequence[PlannedTest]) -> int:
     """Returns the place of the guarantee that is to be served, among all that are asked for.
 
-    >>> specs = all_specs(consistencies=["textual", "risk"], metrics=["rouge_l"], deltas=[0.05, 0.1], epsilons=[0.05])
+    >>> lists = {"metrics": ["rouge_l"], "deltas": [0.05, 0.1], "epsilons": [0.05]}
+    >>> specs = specs_of(every_guarantee(consistencies=["textual", "risk"], **lists))
     >>> place_of_served("textual,0.1", specs), place_of_served("delta=0.05,consistency=risk", specs)
     (1, 2)
 

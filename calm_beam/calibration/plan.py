@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol
 
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -40,15 +40,45 @@ class Counted(Protocol):
         ...
 
 
-def single_losses(source: Counted, *, thresholds: int) -> int | None:
-    """Returns how many single losses an entry has; None if they are too many to keep by default.
+def single_losses(source: Counted, *, thresholds: int, entries: int) -> int | None:
+    """Returns how many single losses an entry has; None if those of all are too many to keep by default.
 
     Args:
-      source: Counts the examples.
+      source: Counts the examples, no more of them than may be kept.
       thresholds: Size of the grid, or of those of all variants together.
+      entries: Number of entries, as in `are_kept`.
     """
-    examples = source.examples(at_most=MOST_KEPT_LOSSES // thresholds)
+    examples = source.examples(at_most=MOST_KEPT_LOSSES // (thresholds * entries))
     return None if examples is None else examples * thresholds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanTerms:
+    """What is asked besides the tests, and besides what the outputs are.
+
+    Attributes:
+      joint_epsilon: As in `Plan`.
+      seed: Decides the salt.
+      on_error: As in `Plan`.
+      sequential: As there.
+      pareto: As there.
+      confirm_share: As there.
+      near_ties: What becomes of outputs that hung on a decision within rounding: `count`, or `worst_case` for loss 1.
+      serve: Place of the spec that will be served, which was settled with the rest; None where nobody said.
+    """
+
+    joint_epsilon: float | None = None
+    seed: int = 0
+    on_error: str = "fail"
+    sequential: SequentialPlan | None = None
+    pareto: ParetoPlan | None = None
+    confirm_share: float | None = None
+    near_ties: str = COUNT_NEAR_TIES
+    serve: int | None = None
+
+
+NOTHING_MORE = PlanTerms()
+"""Every example counts as it is, and each guarantee holds alone."""
 
 
 def plan_of(
@@ -57,42 +87,29 @@ def plan_of(
     *,
     model: str,
     vocabulary: str | None,
-    joint_epsilon: float | None = None,
+    terms: PlanTerms = NOTHING_MORE,
     cluster_key: str | None = None,
-    seed: int = 0,
-    on_error: str = "fail",
-    on_long: str = "truncate",
-    sequential: SequentialPlan | None = None,
     group_key: str | None = None,
-    pareto: ParetoPlan | None = None,
-    confirm_share: float | None = None,
-    near_ties: str = COUNT_NEAR_TIES,
-    serve: int | None = None,
+    on_long: str = "truncate",
 ) -> Plan:
     """Returns the plan of a run; what is not named here is as in `calm_beam.manifest.Plan`.
 
     Args:
-      specs: From `all_specs`.
+      specs: From `specs_of`.
       settings: How outputs are decoded; their grid is the testing order, or that of every variant.
       model: Fingerprint of the model.
       vocabulary: Fingerprint of the vocabulary, or None for token ids.
-      joint_epsilon: As in `Plan`.
-      cluster_key: As there.
-      seed: Decides the salt.
-      on_error: As in `Plan`.
-      on_long: As there.
-      sequential: As there.
+      terms: What else is asked.
+      cluster_key: As in `Plan`.
       group_key: As there.
-      pareto: As there.
-      confirm_share: As there.
-      near_ties: What becomes of outputs that hung on a decision within rounding: `count`, or `worst_case` for loss 1.
-      serve: Place of the spec that will be served, which was settled with the rest; None where nobody said.
+      on_long: As there.
 
     Raises:
       ValueError: If near ties count as the worst and are not seen by the measure, tails of clusters are tested by the
         binomial test, a p-value is to be watched that may not be, or groups or parts are to be told apart among
         clusters or by a p-value that needs single losses.
     """
+    near_ties, confirm_share = terms.near_ties, terms.confirm_share
     if near_ties not in NEAR_TIES:
         raise ValueError(f"near_ties must be one of {', '.join(NEAR_TIES)}, got {near_ties!r:.40}.")
     if near_ties == WORST_NEAR_TIES and not settings.rule.measure().sees_near_ties:
@@ -109,14 +126,15 @@ def plan_of(
         )
     if confirm_share is not None and not 0 < confirm_share < 1:
         raise ValueError(f"confirm_share must be in (0, 1), got {confirm_share}. For 30 % pass 0.3.")
+    sequential, pareto = terms.sequential, terms.pareto
     check_specs(specs, cluster_key=cluster_key, group_key=group_key, sequential=sequential, pareto=pareto)
     return Plan(
         tests=tuple(specs),
         thresholds=settings.thresholds,
-        joint_epsilon=joint_epsilon,
+        joint_epsilon=terms.joint_epsilon,
         cluster_key=cluster_key,
-        salt=salt_of(seed),
-        on_error=on_error,
+        salt=salt_of(terms.seed),
+        on_error=terms.on_error,
         on_long=on_long,
         model=model,
         outputs=",".join(
@@ -126,44 +144,35 @@ def plan_of(
         group_key=group_key,
         pareto=pareto,
         near_ties=None if near_ties == COUNT_NEAR_TIES else near_ties,
-        serve=serve,
+        serve=terms.serve,
     ).confirmed_by(confirm_share)
 
 
-class PlanWords(TypedDict, total=False):
-    """The arguments of `plan_of` that say what is asked, and not what the outputs are."""
-
-    joint_epsilon: float | None
-    seed: int
-    on_error: str
-    sequential: SequentialPlan | None
-    pareto: ParetoPlan | None
-    confirm_share: float | None
-    near_ties: str
-    serve: int | None
-
-
 def plan_of_job(
-    specs: Sequence[PlannedTest], job: DecodeJob, *, settings: DecodeSettings | None = None, **asked: Unpack[PlanWords]
+    specs: Sequence[PlannedTest],
+    job: DecodeJob,
+    *,
+    terms: PlanTerms = NOTHING_MORE,
+    settings: DecodeSettings | None = None,
 ) -> Plan:
     """Returns the plan of calibrating generations.
 
     Args:
       specs: As in `plan_of`.
       job: What the generations are; of one of the variants, if there are several.
+      terms: As in `plan_of`.
       settings: The job's, with the part of its grid that is tested; all of it if omitted.
-      asked: As in `plan_of`.
     """
     return plan_of(
         specs,
         settings or job.settings,
         model=job.model.fingerprint,
         vocabulary=job.vocabulary_identity(),
+        terms=terms,
         cluster_key=job.cluster_key,
-        on_long=job.on_long,
         # Generations may have groups that nothing is asked of.
         group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
-        **asked,
+        on_long=job.on_long,
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from calm_beam.manifest import MANIFEST, Manifest, SettingManifest, lost_race, manifest_text, write_manifest
+from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, strict_json, version
 
-from .file_names import FAILURES, REPORT, RISK_TABLE
 from .risk_table import write_risk_table
 
 

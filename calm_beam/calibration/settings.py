@@ -112,7 +112,6 @@ def setting_manifest(
     software: Mapping[str, str],
     sequential: SequentialRecord | None = None,
     earlier_plans: Sequence[EarlierPlan] = (),
-    created: str | None = None,
 ) -> SettingManifest:
     """Returns the manifest of a certification.
 
@@ -125,11 +124,10 @@ def setting_manifest(
       software: Versions of what computed this.
       sequential: How it ended, if it was watched round by round.
       earlier_plans: Those that were asked in the same output directory before.
-      created: When the run began, ISO 8601 in UTC; None for now.
     """
     groups = sorted({test.group for test in plan.tests if test.group is not None})
     return SettingManifest(
-        created=created or time_of_now(),
+        created=time_of_now(),
         settings=tuple(
             SettingRecord(name=name, cost=costs.get(name), fingerprint=fingerprint_text(sweep.fingerprints[name]))
             for name in plan.order

@@ -1,12 +1,12 @@
 """What a certification settles before it sums a loss."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
-from calm_beam.inputs.set_parts import salt_of
-from calm_beam.manifest import SettingPlan, SettingSequentialPlan, SettingTest
+from calm_beam.manifest import SettingPlan, SettingTest
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
@@ -19,24 +19,11 @@ LONGEST_NAME = 1000
 _SHOWN = 40
 
 
-def all_tests(
-    *,
-    groups: Sequence[str],
-    deltas: Sequence[float],
-    epsilons: Sequence[float],
-    tails: Sequence[float] = (),
-    loss: str = "given",
-    p_value: str | None = None,
-    procedure: str = "fixed_sequence",
-    joint: bool = False,
-    clustered: bool = False,
-    watched: bool = False,
-    losses: int | None = None,
-) -> tuple[SettingTest, ...]:
-    """Returns every combination of the lists as one test: of all examples and then of each group, the mean first.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingGuarantees:
+    """What is asked of settings: every combination of the lists is a promise of its own.
 
-    Args:
-      groups: Groups of examples with tests of their own.
+    Attributes:
       deltas: Risk tolerances.
       epsilons: Allowed probabilities of error; one if joint.
       tails: Losses of which a share delta of examples may lose more, besides the tests of the mean.
@@ -46,52 +33,72 @@ def all_tests(
       joint: Whether all are to hold together. Then each gets an equal share of epsilon (Bonferroni).
       clustered: Whether losses are means over clusters.
       watched: Whether the tests are looked at after every round.
-      losses: How many there are, examples times settings; None where that is not known yet.
-
-    Raises:
-      UsageError: If a list is empty or holds a value twice, or a value or combination is not allowed.
     """
-    for name, values in (("delta", deltas), ("epsilon", epsilons), ("tail", tails)):
-        if not (values or name == "tail") or len(set(values)) != len(values):
-            raise UsageError(f"--{name} must list one or more different values, got {list(values)}.")
-        for value in values:
-            if not (0 <= value < 1 if name == "tail" else 0 < value < 1):
-                interval = "[0, 1)" if name == "tail" else "(0, 1)"
-                raise UsageError(f"--{name} must be in {interval}, got {value:g}. It is a fraction: for 5 % pass 0.05.")
-    if joint and len(epsilons) > 1:
-        raise UsageError(f"--joint divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
-    for name, choice, known in (("p_value", p_value, P_VALUES), ("procedure", procedure, PROCEDURES)):
-        if choice is not None and choice not in known:
-            raise UsageError(f"--{name} must be one of {', '.join(known)}; got {choice!r}.")
-    combinations = list(itertools.product((None, *tails), (None, *groups), deltas, epsilons))
-    share = len(combinations) if joint else 1
-    tests = []
-    for tail, group, delta, epsilon in combinations:
-        # The only one that may be watched.
-        suits = "signed_mixture" if watched else None
-        chosen = (
-            p_value
-            or suits
-            or default_p_value(
-                is_binary=tail is not None and not clustered,
-                is_signed=tail is None and loss == "signed",
-                is_kept=are_kept(losses, entries=len(combinations)),
+
+    deltas: Sequence[float]
+    epsilons: Sequence[float]
+    tails: Sequence[float] = ()
+    loss: str = "given"
+    p_value: str | None = None
+    procedure: str = "fixed_sequence"
+    joint: bool = False
+    clustered: bool = False
+    watched: bool = False
+
+    def __post_init__(self) -> None:
+        for name, values in (("delta", self.deltas), ("epsilon", self.epsilons), ("tail", self.tails)):
+            if not (values or name == "tail") or len(set(values)) != len(values):
+                raise UsageError(f"--{name} must list one or more different values, got {list(values)}.")
+            for value in values:
+                if not (0 <= value < 1 if name == "tail" else 0 < value < 1):
+                    interval = "[0, 1)" if name == "tail" else "(0, 1)"
+                    raise UsageError(
+                        f"--{name} must be in {interval}, got {value:g}. It is a fraction: for 5 % pass 0.05."
+                    )
+        if self.joint and len(self.epsilons) > 1:
+            raise UsageError(f"--joint divides one epsilon among all entries, got {list(self.epsilons)}. Choose one.")
+        for name, choice, known in (("p_value", self.p_value, P_VALUES), ("procedure", self.procedure, PROCEDURES)):
+            if choice is not None and choice not in known:
+                raise UsageError(f"--{name} must be one of {', '.join(known)}; got {choice!r}.")
+
+    def tests(self, *, groups: Sequence[str] = (), losses: int | None = None) -> tuple[SettingTest, ...]:
+        """Returns each with nothing left open: of all examples and then of each group, the mean first.
+
+        Args:
+          groups: Groups of examples with tests of their own.
+          losses: How many there are, examples times settings; None where that is not known yet.
+
+        Raises:
+          UsageError: If a combination is not allowed.
+        """
+        combinations = list(itertools.product((None, *self.tails), (None, *groups), self.deltas, self.epsilons))
+        share, is_kept = len(combinations) if self.joint else 1, are_kept(losses, entries=len(combinations))
+        tests = []
+        for tail, group, delta, epsilon in combinations:
+            test = SettingTest(
+                group=group,
+                loss=self.loss,
+                tail=None if tail is None else tail + 0.0,
+                delta=delta,
+                epsilon=epsilon / share,
+                p_value=self.p_value or self._default_p_value(tail, is_kept=is_kept),
+                procedure=self.procedure,
             )
+            _check(test, clustered=self.clustered)
+            if self.watched and (reason := why_not_watched(test.p_value)) is not None:
+                raise UsageError(f"{reason}, or leave --sequential out.")
+            tests.append(test)
+        return tuple(tests)
+
+    def _default_p_value(self, tail: float | None, *, is_kept: bool) -> str:
+        if self.watched:
+            # The only one that may be.
+            return "signed_mixture"
+        return default_p_value(
+            is_binary=tail is not None and not self.clustered,
+            is_signed=tail is None and self.loss == "signed",
+            is_kept=is_kept,
         )
-        test = SettingTest(
-            group=group,
-            loss=loss,
-            tail=None if tail is None else tail + 0.0,
-            delta=delta,
-            epsilon=epsilon / share,
-            p_value=chosen,
-            procedure=procedure,
-        )
-        _check(test, clustered=clustered)
-        if watched and (reason := why_not_watched(test.p_value)) is not None:
-            raise UsageError(f"{reason}, or leave --sequential out.")
-        tests.append(test)
-    return tuple(tests)
 
 
 def _check(test: SettingTest, *, clustered: bool) -> None:
@@ -168,41 +175,16 @@ def order_of_costs(costs: Mapping[str, float], *, order_by: str | None) -> tuple
     return tuple(sorted(costs, key=lambda name: costs[name], reverse=order_by == "cost"))
 
 
-def plan_of_settings(
-    tests: Sequence[SettingTest],
-    order: Sequence[str],
-    *,
-    joint_epsilon: float | None = None,
-    group_key: str | None = None,
-    cluster_key: str | None = None,
-    seed: int = 0,
-    baseline: str | None = None,
-    task: str | None = None,
-    metric: str | None = None,
-    direction: str | None = None,
-    sequential: SettingSequentialPlan | None = None,
-) -> SettingPlan:
-    """Returns the plan; arguments are its attributes, but that the seed decides the salt, as in a calibration.
+def check_names(plan: SettingPlan) -> None:
+    """Refuses names of settings and groups that are too long for a table.
 
     Raises:
-      UsageError: If the name of a setting or a group is too long for a table.
+      UsageError: If one is; begins with it.
     """
-    for kind, names in (("setting", order), ("group", [test.group for test in tests if test.group is not None])):
+    groups = [test.group for test in plan.tests if test.group is not None]
+    for kind, names in (("setting", plan.order), ("group", groups)):
         if longest := next((name for name in names if len(name) > LONGEST_NAME), None):
             raise UsageError(
                 f"{kind} {longest[:_SHOWN]!r}…: its name has {len(longest):,} characters, more than {LONGEST_NAME:,}. "
                 "Shorten it."
             )
-    return SettingPlan(
-        order=tuple(order),
-        tests=tuple(tests),
-        joint_epsilon=joint_epsilon,
-        group_key=group_key,
-        cluster_key=cluster_key,
-        salt=salt_of(seed),
-        baseline=baseline,
-        task=task,
-        metric=metric,
-        direction=direction,
-        sequential=sequential,
-    )

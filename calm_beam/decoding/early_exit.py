@@ -145,12 +145,24 @@ class EarlyExitDecoder:
                             self._parameters,
                             self._heads,
                             self._branch.thresholds,
-                            source_tokens,
-                            lengths,
-                            first,
+                            PaddedPrompts(source_tokens, lengths, first),
                         )
                     )
                 yield from ((index, _result(host, row)) for row, index in enumerate(together))
+
+
+class PaddedPrompts(NamedTuple):
+    """Prompts that are decoded together.
+
+    Attributes:
+      tokens: shape (rows, width), 0-padded.
+      lengths: shape (rows,). Tokens of each prompt; rows of none get no output.
+      first: shape (rows,). The decoder's first inputs.
+    """
+
+    tokens: jax.Array | np.ndarray
+    lengths: jax.Array | np.ndarray
+    first: jax.Array | np.ndarray
 
 
 class _NewToken(NamedTuple):
@@ -233,9 +245,7 @@ def _decode(
     parameters: Any,
     heads: Sequence[CertifiedHead | None],
     thresholds: jax.Array,
-    source_tokens: jax.Array,
-    lengths: jax.Array,
-    first: jax.Array,
+    prompts: PaddedPrompts,
 ) -> dict[str, jax.Array]:
     """Returns the outputs of the prompts, (rows, width), each array of shape (rows, steps) but `is_finite`, (rows, 1).
 
@@ -246,10 +256,9 @@ def _decode(
       parameters: Weights.
       heads: What certifies decisions, of each layer or of all; None if exact heads decide.
       thresholds: shape (steps,).
-      source_tokens: shape (rows, width), 0-padded.
-      lengths: shape (rows,). Tokens of each prompt; rows of none get no output.
-      first: shape (rows,). The decoder's first inputs.
+      prompts: The prompts.
     """
+    source_tokens, lengths, first = prompts
     rows, steps = source_tokens.shape[0], thresholds.shape[0]
     config = model.config
     apply = functools.partial(model.apply, parameters)

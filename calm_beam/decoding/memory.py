@@ -135,29 +135,40 @@ class Need:
         return self.weights + self.heads + self.packed + self.outputs + self.source
 
 
-def least_need(
-    config: ModelConfig,
-    *,
-    lanes: int,
-    steps: int,
-    source: int,
-    rows: int = 1,
-    exit_head: str = "exact",
-    engine: str = "xla",
-    arithmetic: Arithmetic = FLOAT32,
-) -> Need:
-    """Returns what decoding takes at the least.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What is to be decoded at a time, and by what.
 
-    Args:
-      config: Sizes of the model.
+    Attributes:
       lanes: Lanes of a prompt, the full model's included.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
+      token_budget: Positions that are to be held at a time, if the user says so.
       exit_head: One of `EXIT_HEADS`, or the form that decides.
       engine: Name of the engine that decodes: `native` holds weights once more.
       arithmetic: In whose type weights, states, keys and values are held.
     """
+
+    lanes: int
+    steps: int
+    source: int
+    rows: int = 1
+    token_budget: int | None = None
+    exit_head: str = "exact"
+    engine: str = "xla"
+    arithmetic: Arithmetic = FLOAT32
+
+
+def least_need(config: ModelConfig, demand: Demand) -> Need:
+    """Returns what decoding takes at the least.
+
+    Args:
+      config: Sizes of the model.
+      demand: What is decoded.
+    """
+    lanes, steps, source, rows = demand.lanes, demand.steps, demand.source, demand.rows
+    arithmetic = demand.arithmetic
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
     weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
@@ -167,60 +178,32 @@ def least_need(
     prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
         weights=weights * arithmetic.number_bytes,
-        heads=_heads_bytes(config, exit_head, arithmetic),
-        packed=_packed_bytes(config, exit_head) if engine == "native" else 0,
+        heads=_heads_bytes(config, demand.exit_head, arithmetic),
+        packed=_packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0,
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
     )
 
 
-def check_memory(
-    config: ModelConfig,
-    *,
-    lanes: int,
-    steps: int,
-    source: int,
-    rows: int = 1,
-    token_budget: int | None = None,
-    copies: int = 1,
-    exit_head: str = "exact",
-    engine: str = "xla",
-    arithmetic: Arithmetic = FLOAT32,
-) -> None:
+def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> None:
     """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
 
     On one with accelerators, which hold the model, that is left to `check_devices`.
 
     Args:
-      config: As in `least_need`, like the next four.
-      lanes: As there.
-      steps: As there.
-      source: As there.
-      rows: As there.
-      token_budget: Positions that are to be held at a time, if the user says so.
+      config: Sizes of the model.
+      demand: What is decoded.
       copies: Copies of the model that decode side by side.
-      exit_head: As in `least_need`.
-      engine: Likewise.
-      arithmetic: As there.
 
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
     if has_accelerators():
         return
-    need = least_need(
-        config,
-        lanes=lanes,
-        steps=steps,
-        source=source,
-        rows=rows,
-        exit_head=exit_head,
-        engine=engine,
-        arithmetic=arithmetic,
-    )
+    need = least_need(config, demand)
     free = available_bytes()
-    position = _position_numbers(config) * arithmetic.number_bytes
-    held = max(0, (token_budget or 0) * position - need.outputs - need.source)
+    position = _position_numbers(config) * demand.arithmetic.number_bytes
+    held = max(0, (demand.token_budget or 0) * position - need.outputs - need.source)
     wanted = copies * (need.total + held)
     if wanted <= free:
         return
@@ -231,21 +214,22 @@ def check_memory(
         "a smaller model, or fewer --model_copies": need.weights,
     }
     largest = max(parts, key=lambda name: parts[name])
-    also = " or the number of thresholds" if lanes > 2 else ""
+    also = " or the number of thresholds" if demand.lanes > 2 else ""
     if wanted - copies * need.heads <= free:
         advice = "Take --exit_head=exact"
     elif wanted - copies * need.packed <= free:
         advice = "Take --engine=xla, which is slower and holds weights once"
-    elif rows > 1:
+    elif demand.rows > 1:
         advice = "Lower --batch_size"
     else:
         advice = f"Lower {largest}{also}" if largest.startswith("--") else f"Take {largest}"
     heads = f"certified heads {_in_words(need.heads)}, " if need.heads else ""
     heads += f"weights as native code takes them {_in_words(need.packed)}, " if need.packed else ""
+    outputs = f"outputs of {demand.steps} tokens {_in_words(need.outputs)}"
+    prompts = f"prompts of {demand.source} tokens {_in_words(need.source)}"
     raise ValueError(
-        f"decoding needs {_in_words(wanted)} of memory or more (weights {_in_words(need.weights)}, {heads}outputs of "
-        f"{steps} tokens {_in_words(need.outputs)}, prompts of {source} tokens {_in_words(need.source)}), and "
-        f"{_in_words(free)} are free. {advice}, or use a larger machine."
+        f"decoding needs {_in_words(wanted)} of memory or more (weights {_in_words(need.weights)}, {heads}{outputs}, "
+        f"{prompts}), and {_in_words(free)} are free. {advice}, or use a larger machine."
     )
 
 
@@ -272,37 +256,19 @@ def check_devices(config: ModelConfig, group: "DeviceGroup", arithmetic: Arithme
             )
 
 
-def memory_in_words(
-    config: ModelConfig,
-    *,
-    lanes: int,
-    steps: int,
-    source: int,
-    token_budget: int | None,
-    model_parallelism: int = 1,
-    runs_here: bool = True,
-    exit_head: str = "exact",
-    engine: str = "xla",
-    arithmetic: Arithmetic = FLOAT32,
-) -> str:
+def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: int = 1, runs_here: bool = True) -> str:
     """Returns what a model takes, and how much room that leaves where it is known.
 
     Args:
-      config: As in `least_need`, like the next three.
-      lanes: As there.
-      steps: As there.
-      source: As there.
-      token_budget: Positions that are to be held at a time, if the user says so.
+      config: Sizes of the model.
+      demand: What is decoded.
       model_parallelism: Devices that share one model.
       runs_here: Whether it is this machine that decodes.
-      exit_head: As in `least_need`.
-      engine: Likewise.
-      arithmetic: As there.
 
     Raises:
       UsageError: If devices cannot share the model so.
     """
-    division, shapes = Division.of(config, model_parallelism), parameter_shapes(config)
+    division, shapes, arithmetic = Division.of(config, model_parallelism), parameter_shapes(config), demand.arithmetic
     position = _position_numbers(config) * arithmetic.number_bytes
     whole = values_per_device(shapes, Division()) * arithmetic.number_bytes
     weights = f"{_in_words(whole)} of weights"
@@ -311,17 +277,17 @@ def memory_in_words(
         weights += f", {_in_words(part)} on each of {model_parallelism} devices"
         if division.whole:
             weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
-    if heads := _heads_bytes(config, exit_head, arithmetic):
+    if heads := _heads_bytes(config, demand.exit_head, arithmetic):
         weights += f", and up to {_in_words(heads)} of certified heads"
-    packed = _packed_bytes(config, exit_head) if engine == "native" else 0
+    packed = _packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0
     if packed:
         weights += f", and {_in_words(packed)} of them once more for native code"
-    if token_budget is not None:
+    if (token_budget := demand.token_budget) is not None:
         return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
     if not runs_here or has_accelerators():
         return f"{weights}; a position takes {_in_words(position)}"
     free = max(0, available_bytes() - whole - heads - packed)
-    room = max(source + lanes * steps, int(free * _HOST_SHARE / 2 / position))
+    room = max(demand.source + demand.lanes * demand.steps, int(free * _HOST_SHARE / 2 / position))
     return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.measures.of_logits import softmax_gap
+from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught

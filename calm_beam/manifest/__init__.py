@@ -89,11 +89,11 @@ from ._tests import AskedTest as AskedTest
 from ._tests import Objective as Objective
 from ._tests import PlannedTest as PlannedTest
 from ._tests import SettingTest as SettingTest
+from .file_names import MANIFEST as MANIFEST
 from .reader import parse_manifest as parse_manifest
 from .reader import read_any_manifest as read_any_manifest
 from .reader import read_manifest as read_manifest
 from .reader import read_setting_manifest as read_setting_manifest
-from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race
 from .writer import manifest_text as manifest_text
 from .writer import time_of_now as time_of_now

@@ -20,8 +20,9 @@ from calm_beam.storage.digest import content_digest
 from calm_beam.storage.sealed_json import read_sealed, write_sealed
 
 from ._plan import EarlierPlan, Plan, SettingPlan
+from .file_names import MANIFEST
 from .reader import read_any_manifest
-from .writer import MANIFEST, time_of_now
+from .writer import time_of_now
 
 PLANS = "plans"
 _SCHEMA = "calm-beam/plan-list/v1"

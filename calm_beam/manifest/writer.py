@@ -10,9 +10,6 @@ from calm_beam.errors import ManifestError
 from ._manifest import Manifest, SettingManifest
 from .reader import read_any_manifest
 
-MANIFEST = "manifest.json"
-"""What the file is called in an output directory."""
-
 # As json.dumps indents it. No string holds a line break of its own, so this is never the inside of one.
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s+([-+.0-9eE]+(?:,\n\s+[-+.0-9eE]+)*)\n\s+\]")
 

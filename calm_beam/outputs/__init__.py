@@ -8,7 +8,6 @@ itself is in `calm_beam.decoding` and `calm_beam.serving`, and how work is sprea
 
 from .answers import read_answers as read_answers
 from .finished import COMPLETE as COMPLETE
-from .finished import FAILURES as FAILURES
 from .finished import STOPPED as STOPPED
 from .finished import FinishedAnswers as FinishedAnswers
 from .finished import FinishedSweep as FinishedSweep

@@ -17,7 +17,6 @@ from .shards import AnsweredShard, StoredShard
 
 COMPLETE = "complete.json"
 STOPPED = "stopped.json"
-FAILURES = "failures.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """From prompts to generations: the sweep, as values that can be stored."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -21,6 +22,26 @@ class DecodesRequests(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweptPart:
+    """Which part of a sweep a decoder is for.
+
+    Attributes:
+      above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
+        those that it has. None if the decoder's lanes are all there is.
+      goes_on: Whether another sweep is to go on below the last threshold.
+      rules: How many exit rules the decoder has, with as many branches each. A prompt that fails by one fails by all.
+    """
+
+    above: Sequence[Generation] | None = None
+    goes_on: bool = False
+    rules: int = 1
+
+
+WHOLE = SweptPart()
+"""A whole sweep by one exit rule."""
+
+
 def generate(
     decoder: DecodesRequests,
     prompts: Sequence[Prompt],
@@ -28,9 +49,7 @@ def generate(
     vocabulary: Vocabulary | None,
     on_error: str,
     duplicates: frozenset[str],
-    above: Sequence[Generation] | None = None,
-    goes_on: bool = False,
-    rules: int = 1,
+    part: SweptPart = WHOLE,
     end_ids: Sequence[int] = (EOS_ID,),
 ) -> Iterator[tuple[Generation, ...]]:
     """Yields the generations of every prompt, one for each exit rule, in the order in which prompts end.
@@ -39,22 +58,20 @@ def generate(
     before it counts as failed.
 
     Args:
-      decoder: Decodes by the full model and at all thresholds, or by those of `above` that are left.
+      decoder: Decodes by the full model and at all thresholds, or by those that `part.above` leaves.
       prompts: The prompts.
       vocabulary: Turns output ids into text; None where prompts are token ids and there is none.
       on_error: `fail` raises for an example that cannot be decoded, `worst_case` returns it with its failure, to be
         counted with loss 1 at every threshold. It is never dropped: that would bias the risk.
       duplicates: Ids of examples whose prompt counts before them.
-      above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
-        those that it has. None if the decoder's lanes are all there is.
-      goes_on: Whether another sweep is to go on below the last threshold.
-      rules: How many exit rules the decoder has, with as many branches each. A prompt that fails by one fails by all.
+      part: Which part of a sweep the decoder is for.
       end_ids: Ids of which each ends an output, which are none of its text where there is no vocabulary.
 
     Raises:
       DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
         names the example. Whatever `on_error` is, if the device has no memory left: that is no prompt's fault.
     """
+    above, rules = part.above, part.rules
     known = _known_outputs(above) if above is not None else None
 
     def decode(members: Sequence[int]) -> Iterator[tuple[int, PromptResult]]:
@@ -85,7 +102,7 @@ def generate(
                 duplicate=prompt.example.id in duplicates,
                 failure=failure,
                 outputs=(*above[index].outputs, *made) if above is not None and not failure else made,
-                runner_ups=_runner_ups(by_rule[place]) if goes_on and by_rule and not failure else None,
+                runner_ups=_runner_ups(by_rule[place]) if part.goes_on and by_rule and not failure else None,
             )
             for place, made in enumerate(outputs)
         )

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
 from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
-from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
+from calm_beam.decoding.memory import Demand, check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
@@ -325,15 +325,15 @@ def check_fits(
       ValueError: If it does not fit; says which flag to lower.
     """
     assert settings.engine is not None, "it was chosen before"
-    sizes: dict[str, Any] = {
-        "lanes": lanes,
-        "steps": settings.max_decode_length,
-        "source": settings.max_input_length,
-        "token_budget": request.token_budget,
-        "exit_head": settings.engine.head,
-        "engine": settings.engine.name,
-        "arithmetic": settings.arithmetic,
-    }
+    demand = Demand(
+        lanes=lanes,
+        steps=settings.max_decode_length,
+        source=settings.max_input_length,
+        token_budget=request.token_budget,
+        exit_head=settings.engine.head,
+        engine=settings.engine.name,
+        arithmetic=settings.arithmetic,
+    )
     if runs_here:
-        check_memory(config, **sizes, copies=request.model_copies)
-    return memory_in_words(config, **sizes, model_parallelism=request.model_parallelism, runs_here=runs_here)
+        check_memory(config, demand, copies=request.model_copies)
+    return memory_in_words(config, demand, model_parallelism=request.model_parallelism, runs_here=runs_here)

@@ -18,7 +18,7 @@ from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
-from calm_beam.outputs.generate import generate
+from calm_beam.outputs.generate import SweptPart, generate
 from calm_beam.serving.answer import Answer, PromptError
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
@@ -131,9 +131,11 @@ class LoadedModel:
             vocabulary=self.vocabulary,
             on_error=self.assignment.on_error,
             duplicates=duplicates,
-            above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
-            goes_on=self.assignment.goes_on,
-            rules=self.rules,
+            part=SweptPart(
+                above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
+                goes_on=self.assignment.goes_on,
+                rules=self.rules,
+            ),
             end_ids=self.assignment.job.end_ids,
         )
 

@@ -42,18 +42,33 @@ class StopRow:
     saved: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostInWords:
+    """What a run takes, in words.
+
+    Attributes:
+      rows: What it takes: names, what is expected, and intervals.
+      assumed: What that rests on.
+      stops: When a sequential run may stop.
+      notes: What that rests on.
+      facts: What else was asked for, by name.
+    """
+
+    rows: Sequence[tuple[str, str, str]]
+    assumed: Sequence[str]
+    stops: Sequence[StopRow]
+    notes: Sequence[str]
+    facts: Sequence[tuple[str, str]]
+
+
 def cost_page(
     pilot: Pilot,
     job: Job,
     cost: Cost,
     *,
+    words: CostInWords,
     price: float | None,
     shards_of: Callable[[int], int],
-    rows: Sequence[tuple[str, str, str]],
-    assumed: Sequence[str],
-    stops: Sequence[StopRow],
-    notes: Sequence[str],
-    facts: Sequence[tuple[str, str]],
 ) -> str:
     """Returns the page.
 
@@ -61,13 +76,9 @@ def cost_page(
       pilot: What was measured.
       job: What is planned.
       cost: What that takes.
+      words: The same in words.
       price: Of an hour of a worker; None if nobody said.
       shards_of: Returns into how many shards so many workers would have it divided.
-      rows: What it takes in words: names, what is expected, and intervals.
-      assumed: What that rests on.
-      stops: When a sequential run may stop.
-      notes: What that rests on.
-      facts: What else was asked for, by name.
     """
     unit, seconds = unit_of(cost.seconds.value)
     clock = cost.seconds.times(1 / seconds)
@@ -80,13 +91,13 @@ def cost_page(
             title="What it takes",
             content=table(
                 ("what", "expected", f"{CONFIDENCE:.0%} interval"),
-                [(Cell(name), expected, interval) for name, expected, interval in rows],
+                [(Cell(name), expected, interval) for name, expected, interval in words.rows],
                 label="Table of costs",
             )
-            + paragraphs(assumed),
+            + paragraphs(words.assumed),
         ),
         _workers(pilot, job, price=price, shards_of=shards_of),
-        Section(title="A sequential run: when it may stop", content=_stops(stops) + paragraphs(notes)),
+        Section(title="A sequential run: when it may stop", content=_stops(words.stops) + paragraphs(words.notes)),
     ]
     return Document(
         kind="plan",
@@ -102,11 +113,11 @@ def cost_page(
             f"{short_number(clock.value)} {unit}",
             f" by the clock; {between} with {CONFIDENCE:.0%} confidence." if between else " by the clock.",
         )
-        + tiles([(expected, name) for name, expected, _ in rows[:4]]),
+        + tiles([(expected, name) for name, expected, _ in words.rows[:4]]),
         sections=sections,
         about="What was asked for",
         facts=[
-            *facts,
+            *words.facts,
             ("Examples", f"{job.examples:,}"),
             ("Workers", f"{job.workers:,}, {job.workers_per_machine} on a machine"),
             ("Shards", f"{job.num_shards:,}"),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.calibration.settings import SettingRow
 from calm_beam.manifest import (
@@ -15,6 +14,7 @@ from calm_beam.manifest import (
     read_setting_manifest,
     rounds_in_words,
 )
+from calm_beam.manifest.file_names import RISK_TABLE
 from calm_beam.storage import joined
 from calm_beam.text import counted, printable_line
 

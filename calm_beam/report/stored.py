@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
 from calm_beam.calibration.provenance import decode_record
 from calm_beam.calibration.publish import read_failures
@@ -15,6 +14,7 @@ from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, read_manifest
+from calm_beam.manifest.file_names import RISK_TABLE
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, read_generations, stored_examples
 from calm_beam.storage import joined, open_input, strict_json
 

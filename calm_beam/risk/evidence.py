@@ -1,7 +1,7 @@
 """What a p-value is computed from: exact sums over the examples, or every single loss in a fixed order.
 
 What is summed are integers made of one loss, so that sums merge exactly in any order. Each p-value names the statistics
-that it needs (see `calm_beam.risk.pvalues.registry`), and workers sum those only.
+that it needs (see `calm_beam.risk.pvalues.method`), and workers sum those only.
 
 Some p-values bet on the examples one after the other. The order is fixed before any loss is known. It must not depend
 on the losses, nor on how work was split: we sort by a salted hash of each unit's key.
@@ -117,9 +117,13 @@ class Evidence:
         """Exact sums of losses in units of 2^-32; shape (settings,), int64."""
         return self.sums[Loss()]
 
+    def upper(self, statistic: Statistic) -> np.ndarray:
+        """Returns the sums of a statistic of losses as float64, rounded up; shape (settings,)."""
+        return loss_sum_upper(self.sums[statistic])
+
     def risks(self) -> np.ndarray:
         """Returns the mean losses, shape (settings,); 0 where there are no units."""
-        return np.asarray(loss_sum_upper(self.loss_sums) / max(1, self.n))
+        return np.asarray(self.upper(Loss()) / max(1, self.n))
 
     def merge(self, other: Self) -> Self:
         """Returns the evidence of both sets of units together, of sums alone."""

@@ -21,7 +21,7 @@ from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.evidence import Evidence, Statistic
 from calm_beam.risk.fixed_point import LOSS_SCALE, require_signed_unit_interval
 from calm_beam.risk.pvalues import P_VALUES, exact_binomial_p_value, p_values_of
-from calm_beam.risk.pvalues.betting import BETS
+from calm_beam.risk.pvalues.signed_mixture import BETS
 
 # Calibration sets simulated together; part of what a seed means.
 _SETS_AT_A_TIME = 50

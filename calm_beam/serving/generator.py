@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import jax
 
@@ -16,7 +16,7 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
-from calm_beam.decoding.memory import check_memory, memory_in_words
+from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.padding import widths_up_to
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.request import Request
@@ -181,7 +181,6 @@ class Generator:
         settings = agreed_settings(
             manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=choice.confidence
         )
-        sizes: dict[str, Any] = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
         served = served_engine(
             manifest,
             settings,
@@ -193,17 +192,17 @@ class Generator:
         )
         if exact_engine:
             check_exact(served.batch, served.calibrated)
-        decides: dict[str, Any] = {"exit_head": served.batch.head, "engine": served.batch.name}
-        check_memory(checkpoint.config, **sizes, token_budget=token_budget, **decides, arithmetic=settings.arithmetic)
-        memory = memory_in_words(
-            checkpoint.config,
-            **sizes,
+        demand = Demand(
+            lanes=1,
+            steps=settings.max_decode_length,
+            source=settings.max_input_length,
             token_budget=token_budget,
-            model_parallelism=model_parallelism,
-            runs_here=True,
-            **decides,
+            exit_head=served.batch.head,
+            engine=served.batch.name,
             arithmetic=settings.arithmetic,
         )
+        check_memory(checkpoint.config, demand)
+        memory = memory_in_words(checkpoint.config, demand, model_parallelism=model_parallelism)
         return cls(
             manifest,
             entry,

@@ -13,7 +13,7 @@ import numpy as np
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.decoding.device_groups import device_groups
-from calm_beam.exits.measures.of_layers import agreement
+from calm_beam.exits.measures.oracle import agreement
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
@@ -24,6 +24,7 @@ from calm_beam.model import ModelConfig
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.training.batches import BatchShape, Pair, make_batches
+from calm_beam.training.config import TrainingConfig
 from calm_beam.training.objective import token_cross_entropy_sums
 from calm_beam.training.step import Parameters, variables
 
@@ -90,37 +91,31 @@ class GenerationScore:
         metric: str,
         model_config: ModelConfig,
         *,
+        config: TrainingConfig,
         prompts: Sequence[Sequence[int]],
         references: Sequence[Sequence[str]],
         decode: Callable[[Sequence[int]], str],
-        max_target_length: int,
         metric_settings: MetricSettings = NO_SETTINGS,
-        arithmetic: Arithmetic = FLOAT32,
-        model_parallelism: int = 1,
     ) -> None:
         """Prepares the score.
 
         Args:
           metric: Its name, as `get_metric` takes it.
           model_config: Sizes of the models to come.
+          config: Of the run that trains them: how long outputs may be, and how models compute.
           prompts: At least one, as decoding sees it.
           references: Right answers to each prompt.
           decode: Turns token ids into text.
-          max_target_length: Most tokens to generate, the end included.
           metric_settings: What the metric needs.
-          arithmetic: In which numbers the models compute.
-          model_parallelism: Devices that share a model.
 
         Raises:
           ValueError: If the metric is not known, or lacks what it needs.
         """
         self.name = f"{metric} of {len(prompts)} outputs"
         self._metric_name, self._metric = metric, get_metric(metric, metric_settings)
-        self._model_config, self._arithmetic = model_config, arithmetic
+        self._model_config, self._config = model_config, config
         self._prompts, self._references = prompts, references
         self._decode = decode
-        self._max_target_length = max_target_length
-        self._model_parallelism = model_parallelism
 
     def __call__(self, arrays: Arrays) -> float:
         """Returns the score, in [0, 1], of the model with the given weights.
@@ -135,11 +130,11 @@ class GenerationScore:
         decoder = Decoder(
             model,
             # The full model asks nobody; `state` is the measure that costs least.
-            [Branch.at(ExitRule(confidence="state"), None, max_decode_length=self._max_target_length)],
+            [Branch.at(ExitRule(confidence="state"), None, max_decode_length=self._config.max_target_length)],
             max_input_length=max(map(len, self._prompts)),
             batch_size=min(_BATCH_SIZE, len(self._prompts)),
-            arithmetic=self._arithmetic,
-            model_parallelism=self._model_parallelism,
+            arithmetic=Arithmetic(dtype=self._config.dtype),
+            model_parallelism=self._config.model_parallelism,
         )
         scores = []
         for index, result in decoder.decode(self._prompts):

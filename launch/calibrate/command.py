@@ -4,13 +4,13 @@ import time
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.file_names import REPORT
 from calm_beam.inputs.demo import embedded
 from calm_beam.launch.report.command import report_after
 from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST
+from calm_beam.manifest.file_names import REPORT
 from calm_beam.outputs.timing import RunTiming
 from calm_beam.storage import is_file, joined
 

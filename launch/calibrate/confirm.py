@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import apache_beam as beam
 
 from calm_beam.calibration.confirmation import confirmed_outcome, thresholds_to_confirm
-from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.plan import set_part
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
 from calm_beam.calibration.result import CalibrationOutcome, RiskRow
@@ -24,6 +23,7 @@ from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Plan, Variant, read_manifest
+from calm_beam.manifest.file_names import RISK_TABLE
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import BATCH

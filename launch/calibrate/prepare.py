@@ -4,10 +4,9 @@ import os
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.guarantee import place_of_served
-from calm_beam.calibration.plan import plan_of_job, single_losses
+from calm_beam.calibration.plan import PlanTerms, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -18,6 +17,7 @@ from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, too_few_in_words
+from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, is_file, joined
 
@@ -41,7 +41,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     settings_of_metrics = metric_settings(request)
     full_names = dict(zip(request.metrics, checked_metrics(request.metrics, settings_of_metrics), strict=True))
     # Whatever is wrong with these is told before the model is loaded.
-    request.specs(full_names)
+    entries = len(request.specs(full_names))
     output, earlier = _checked_output(request)
     source: Source = stored or decoded_source(request, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
@@ -61,22 +61,25 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         say(groups_in_words(groups, key=request.group_key))
         names = [group.name for group in groups]
     losses = None
-    if request.leaves_tests_open:
-        losses = single_losses(source, thresholds=len(source.settings.thresholds) * max(1, len(request.variants)))
+    if request.leaves_tests_open and not names:
+        thresholds = len(source.settings.thresholds) * max(1, len(request.variants))
+        losses = single_losses(source, thresholds=thresholds, entries=entries)
     specs = request.specs(full_names, groups=names, losses=losses)
     serve = None if request.serve is None else place_of_served(request.serve, specs)
     plan = plan_of_job(
         specs,
         source.job,
+        terms=PlanTerms(
+            joint_epsilon=request.epsilons[0] if request.joint else None,
+            seed=request.seed,
+            on_error=request.on_error,
+            sequential=request.stop_plan,
+            pareto=request.pareto,
+            confirm_share=request.confirm_share,
+            near_ties=request.near_ties,
+            serve=serve,
+        ),
         settings=source.settings,
-        joint_epsilon=request.epsilons[0] if request.joint else None,
-        seed=request.seed,
-        on_error=request.on_error,
-        sequential=request.stop_plan,
-        pareto=request.pareto,
-        confirm_share=request.confirm_share,
-        near_ties=request.near_ties,
-        serve=serve,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from calm_beam.calibration.guarantee import Guarantee, all_specs, specs_of
+from calm_beam.calibration.guarantee import Guarantee, every_guarantee, specs_of
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.errors import UsageError
@@ -153,16 +153,22 @@ class CalibrateRequest(
         Args:
           full_names: Of every metric that is asked for, by the name that was given.
           groups: Names of groups, each of which is given every guarantee too.
-          losses: As in `all_specs`.
+          losses: As in `specs_of`.
 
         Raises:
           ValueError: If a value or a combination is not allowed.
         """
-        is_clustered, pareto = self.cluster_key is not None, self.pareto
+        guarantees = self._guarantees(full_names)
+        is_clustered = self.cluster_key is not None
+        return specs_of(guarantees, groups=groups, joint=self.joint, is_clustered=is_clustered, losses=losses)
+
+    def _guarantees(self, full_names: Mapping[str, str]) -> tuple[Guarantee, ...]:
+        """Returns the guarantees that are named, or every combination of the lists; `full_names` as in `specs`."""
         # The only test that may be watched, and the only one of variants.
-        p_value, procedure = "signed_mixture" if self.sequential else None, None if pareto is None else pareto.procedure
+        p_value = "signed_mixture" if self.sequential else None
+        procedure = None if self.pareto is None else self.pareto.procedure
         if self.guarantees_asked is not None:
-            guarantees = [
+            return tuple(
                 dataclasses.replace(
                     guarantee,
                     metric=full_names[guarantee.metric],
@@ -170,9 +176,8 @@ class CalibrateRequest(
                     procedure=procedure or guarantee.procedure,
                 )
                 for guarantee in self.guarantees_asked
-            ]
-            return specs_of(guarantees, groups=groups, joint=self.joint, is_clustered=is_clustered, losses=losses)
-        return all_specs(
+            )
+        return every_guarantee(
             consistencies=self.consistencies,
             metrics=[full_names[name] for name in self.metrics],
             deltas=self.deltas,
@@ -181,10 +186,6 @@ class CalibrateRequest(
             risk_loss=self.risk_loss,
             p_value=self.p_value or p_value,
             procedure=procedure or self.procedure or "fixed_sequence",
-            groups=groups,
-            joint=self.joint,
-            is_clustered=is_clustered,
-            losses=losses,
         )
 
     @property

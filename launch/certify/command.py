@@ -1,10 +1,10 @@
 """What `calm-beam certify` does once its flags are parsed: run, tell what was found, and build the report."""
 
-from calm_beam.calibration.file_names import REPORT
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.certification import print_certification
 from calm_beam.manifest import MANIFEST, SettingManifest
+from calm_beam.manifest.file_names import REPORT
 from calm_beam.storage import is_file, joined
 from calm_beam.text import counted
 

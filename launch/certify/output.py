@@ -1,11 +1,11 @@
 """The directory that a certification writes to: its files, and whether it may be written."""
 
-from calm_beam.calibration.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST
+from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.storage import check_writable, is_cloud_path, is_file, joined, make_folder, remove_unfinished
 
 from .request import CertifyRequest

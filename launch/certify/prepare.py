@@ -17,7 +17,7 @@ from calm_beam.calibration.groups import MOST_GROUPS
 from calm_beam.calibration.guarantee import default_tests_in_words
 from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.settings_plan import plan_of_settings, settled_order
+from calm_beam.calibration.settings_plan import check_names, settled_order
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.flags import UsageError, as_usage, naming
@@ -128,9 +128,9 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
     source = _source(request)
     sweep = source.sweep
     declared = _declared_costs(request, source)
-    plan = plan_of_settings(
-        request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size),
-        settled_order(
+    plan = SettingPlan(
+        tests=request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size),
+        order=settled_order(
             sweep,
             order=listed(request.order) or (None if request.order_by else source.listed),
             order_by=request.order_by,
@@ -139,12 +139,13 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
         joint_epsilon=request.joint_epsilon,
         group_key=request.group_key,
         cluster_key=request.cluster_key,
-        seed=request.seed,
+        salt=salt_of(request.seed),
         baseline=source.baseline,
         task=source.task,
         metric=source.metric,
         direction=source.direction,
     )
+    check_names(plan)
     say(f"plan {plan.digest}")
     if request.p_value is None:
         say(default_tests_in_words(plan.tests))
@@ -239,13 +240,16 @@ def _declared(request: CertifyRequest) -> DeclaredExamples:
 
 def _plan_of_rounds(request: CertifyRequest, declared: DeclaredExamples) -> SettingPlan:
     order, costs = request.order_of_rounds, request.declared_costs
-    return plan_of_settings(
-        request.tests(groups=_groups(request, declared.groups)),
-        order,
+    plan = SettingPlan(
+        tests=request.tests(groups=_groups(request, declared.groups)),
+        order=order,
         joint_epsilon=request.joint_epsilon,
         group_key=request.group_key,
         cluster_key=request.cluster_key,
-        seed=request.seed,
+        salt=salt_of(request.seed),
+        baseline=None,
+        task=None,
+        metric=None,
         sequential=SettingSequentialPlan(
             ids=declared.fingerprint,
             examples=len(declared.ids),
@@ -256,6 +260,8 @@ def _plan_of_rounds(request: CertifyRequest, declared: DeclaredExamples) -> Sett
             stop_gain=request.stop_gain,
         ),
     )
+    check_names(plan)
+    return plan
 
 
 def _ended(output: str, settled: Ledger | None, earlier: EarlierResult) -> SettingManifest | None:

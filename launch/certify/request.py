@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from calm_beam.calibration.settings_plan import all_tests, order_of_costs
+from calm_beam.calibration.settings_plan import SettingGuarantees, order_of_costs
 from calm_beam.errors import UsageError
 from calm_beam.manifest import SettingTest
 from calm_beam.options import listed, options_of
@@ -86,9 +86,8 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
         return listed(self.order) or order_of_costs(self.declared_costs, order_by=self.order_by)
 
     def tests(self, *, groups: Sequence[str] = (), losses: int | None = None) -> tuple[SettingTest, ...]:
-        """Returns what is tested; arguments and errors are those of `all_tests`."""
-        return all_tests(
-            groups=groups,
+        """Returns what is tested; arguments and errors are those of `SettingGuarantees`."""
+        asked = SettingGuarantees(
             deltas=listed(self.delta),
             epsilons=listed(self.epsilon),
             tails=listed(self.tail),
@@ -98,8 +97,8 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
             joint=self.joint,
             clustered=self.cluster_key is not None,
             watched=self.sequential,
-            losses=losses,
         )
+        return asked.tests(groups=groups, losses=losses)
 
 
 def _check_sequential(request: CertifyRequest) -> None:

@@ -16,8 +16,9 @@ from calm_beam.launch.runners.metrics import RunMetrics
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say, say_detail, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.manifest.file_names import FAILURES
 from calm_beam.options.option import shared
-from calm_beam.outputs import COMPLETE, FAILURES, FinishedAnswers, OutputsError
+from calm_beam.outputs import COMPLETE, FinishedAnswers, OutputsError
 from calm_beam.outputs.assignment import AnswerAssignment
 from calm_beam.outputs.folder import AnswerHome
 from calm_beam.outputs.request import AnswerRequest

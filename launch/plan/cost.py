@@ -15,7 +15,7 @@ from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import Calibration
 from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
-from calm_beam.report.cost_page import StopRow, cost_page, short_number, unit_of
+from calm_beam.report.cost_page import CostInWords, StopRow, cost_page, short_number, unit_of
 from calm_beam.report.elements import short_place
 from calm_beam.risk.sample_size import ExpectedStop, expected_stop, looks_at
 from calm_beam.text import counted, printable_line
@@ -49,16 +49,18 @@ def plan_cost(request: PlanRequest) -> int:
             run.pilot,
             job,
             cost,
+            words=CostInWords(
+                rows=rows,
+                assumed=assumed,
+                stops=[_stop_row(each, run, job) for each in forecasts],
+                notes=notes,
+                facts=[
+                    ("Pilot", f"{short_place(pilot)}, {counted(run.examples, 'example')}"),
+                    ("Device", run.pilot.device),
+                ],
+            ),
             price=request.price_per_hour,
             shards_of=lambda workers: request.num_shards or shards_for(job.examples, workers=workers),
-            rows=rows,
-            assumed=assumed,
-            stops=[_stop_row(each, run, job) for each in forecasts],
-            notes=notes,
-            facts=[
-                ("Pilot", f"{short_place(pilot)}, {counted(run.examples, 'example')}"),
-                ("Device", run.pilot.device),
-            ],
         )
         write_page(page, output)
         tell(f"Page: {output}")

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 
-from calm_beam.calibration.file_names import REPORT
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
@@ -12,6 +11,7 @@ from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SettingManifest, read_any_manifest
+from calm_beam.manifest.file_names import REPORT
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.report import (
     Calibrated,

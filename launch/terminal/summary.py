@@ -100,8 +100,8 @@ def _from_to(low: str, high: str) -> str:
 
 def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
     """Yields the risk table of a run, in tables of a terminal's width, each of a group or a variant."""
-    from calm_beam.calibration.file_names import RISK_TABLE
     from calm_beam.calibration.risk_table import read_cells
+    from calm_beam.manifest.file_names import RISK_TABLE
 
     rows = [cells for _, cells in read_cells(joined(output, RISK_TABLE))]
     by_part: dict[str, list[dict[str, str]]] = {}

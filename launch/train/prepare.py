@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, Checkpoint, pieces
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import Example
@@ -197,13 +196,11 @@ def _score(run: PreparedTraining, rows: Sequence[Example]) -> GenerationScore:
     return GenerationScore(
         run.best_by,
         run.model,
+        config=run.config,
         prompts=[prompt for prompt, _ in run.measured.pairs[chosen]],
         references=[row.references for row in rows[chosen]],
         decode=run.vocabulary.decode,
-        max_target_length=run.config.max_target_length,
         metric_settings=metric_settings(run.request),
-        arithmetic=Arithmetic(dtype=run.config.dtype),
-        model_parallelism=run.config.model_parallelism,
     )
 
 

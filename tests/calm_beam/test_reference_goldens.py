@@ -19,7 +19,7 @@ from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.result import PromptResult
-from calm_beam.exits.measures.of_logits import softmax_gap
+from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 from tests.numpy_t5 import NumpyT5

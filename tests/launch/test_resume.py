@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import plan_of
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
@@ -38,6 +36,7 @@ from tests.pipelines import (
     write_model,
     write_rows,
 )
+from tests.plans import all_specs, build_plan
 from tests.sampling import sampled
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
@@ -660,7 +659,7 @@ def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, FinishedSweep]:
     job = DecodeJob.read(str(folder))
     finished = FinishedSweep.read(str(folder), job)
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
-    plan = plan_of(specs, job.settings, model="m", vocabulary=None)
+    plan = build_plan(specs, job.settings)
     stored = StoredGenerations(directory=str(folder), job=job)
     scorer = ShardScorer(plan, stored, max_failures=None)
     scorer.setup()

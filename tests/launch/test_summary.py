@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
@@ -16,6 +15,7 @@ from calm_beam.launch.terminal.summary import choices_table, headline, print_sum
 from calm_beam.manifest import Calibration, Manifest, repeats_in_words
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
+from tests.plans import all_specs
 
 _GRID = (0.9, 0.55, 0.125)
 _METRICS = ("rouge_l", "rouge_l_unicode", "token_f1", "exact_match")

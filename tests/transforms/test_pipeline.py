@@ -12,8 +12,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import layout_of, plan_of
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.provenance import decode_record
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import risk_table_text
@@ -49,6 +48,7 @@ from tests.pipelines import (
     write_rows,
     write_vocabulary,
 )
+from tests.plans import all_specs, build_plan
 from tests.sampling import sampled
 
 
@@ -73,7 +73,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         batch_size=BATCH_SIZE,
     )
     examples = [example for i, path in enumerate(paths) for example in read_examples(path, file_index=i)]
-    plan = plan_of(SPECS, SETTINGS, model="m", vocabulary=None)
+    plan = build_plan(SPECS, SETTINGS)
     layout = layout_of(plan)
     totals = CalibrationTotals.zero(layout)
     ids: collections.Counter[str] = collections.Counter()

@@ -11,9 +11,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import TESTING
-from calm_beam.calibration.plan import layout_of, part_of_unit, plan_of
+from calm_beam.calibration.plan import layout_of, part_of_unit
 from calm_beam.calibration.result import choose_thresholds
 from calm_beam.calibration.totals import CalibrationTotals, Sums
 from calm_beam.calibration.variants import variant_rows
@@ -21,6 +20,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, Plan, Variant
 from calm_beam.risk.fixed_point import to_fixed_point
+from tests.plans import all_specs, build_plan
 
 from .suite import most_misses
 from .worlds import WORLDS, World
@@ -56,7 +56,7 @@ def _plan(
     pareto = ParetoPlan(
         variants=tuple(Variant(min_exit_layer=layer) for layer in range(1, variants + 1)), choosing_share=share
     )
-    return plan_of(specs, settings, model="m", vocabulary=None, pareto=pareto)
+    return build_plan(specs, settings, pareto=pareto)
 
 
 def _totals(

@@ -7,7 +7,7 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.plan import plan_of
+from calm_beam.calibration.plan import PlanTerms, plan_of_job
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
@@ -365,15 +365,7 @@ def _sources(
         sources.append(
             SplitSource(
                 measure=measure.name,
-                plan=plan_of(
-                    specs,
-                    job.settings,
-                    model=job.model.fingerprint,
-                    vocabulary=job.vocabulary_identity(),
-                    cluster_key=job.cluster_key,
-                    on_error=request.on_error,
-                    on_long=job.on_long,
-                ),
+                plan=plan_of_job(specs, job, terms=PlanTerms(on_error=request.on_error)),
                 stored=StoredGenerations(directory=measure.folder, job=job),
                 finished=measure.finished,
                 counter=OutputCounter(

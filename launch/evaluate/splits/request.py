@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.inputs.demo import embedded
@@ -109,15 +109,17 @@ class Goals(Tails, MetricFiles):
             spec
             for p_value in self.p_value or (None,)
             for procedure in self.procedure
-            for spec in all_specs(
-                consistencies=consistencies,
-                metrics=metrics,
-                deltas=deltas,
-                epsilons=_listed(self.epsilon),
-                tails=_listed(self.tail),
-                risk_loss=self.risk_loss,
-                p_value=p_value,
-                procedure=procedure,
+            for spec in specs_of(
+                every_guarantee(
+                    consistencies=consistencies,
+                    metrics=metrics,
+                    deltas=deltas,
+                    epsilons=_listed(self.epsilon),
+                    tails=_listed(self.tail),
+                    risk_loss=self.risk_loss,
+                    p_value=p_value,
+                    procedure=procedure,
+                ),
                 is_clustered=is_clustered,
             )
         ]

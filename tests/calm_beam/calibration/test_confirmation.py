@@ -14,14 +14,14 @@ from calm_beam.calibration.confirmation import (
     paths_to_confirm,
     thresholds_to_confirm,
 )
-from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import layout_of, plan_of, set_part
+from calm_beam.calibration.plan import layout_of, set_part
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
 from calm_beam.manifest import CONFIRM_PATH, ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.risk.pvalues import exact_binomial_p_value
 from tests.calm_beam.manifest.builders import build_calibration, build_never_exit
+from tests.plans import all_specs, build_plan
 
 _ASKED: dict[str, Any] = {
     "delta": 0.1,
@@ -167,7 +167,7 @@ def _plan(*, tests: int = 2, **changes: Any) -> Plan:
     deltas = tuple((place + 1) / 10 for place in range(tests))
     specs = all_specs(consistencies=("textual",), metrics=("exact_match",), deltas=deltas, epsilons=(0.05,))
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=8)
-    return plan_of(specs, settings, model="m", vocabulary=None, **{"confirm_share": 0.3, **changes})
+    return build_plan(specs, settings, **{"confirm_share": 0.3, **changes})
 
 
 def test_the_plan_says_who_confirms() -> None:

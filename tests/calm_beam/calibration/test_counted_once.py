@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
+from tests.plans import all_specs
 
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="wsr")
 _LAYOUT = Layout.of(_SPECS, thresholds=2)

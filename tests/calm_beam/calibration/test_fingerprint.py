@@ -3,10 +3,10 @@
 import re
 
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.totals import CalibrationTotals
 from tests.calm_beam.calibration.builders import build_example, build_generation
+from tests.plans import all_specs
 
 
 def test_order_and_parts_do_not_matter() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.calibration.groups import MOST_GROUPS, counted_groups, groups_in_words, groups_of_data
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
@@ -26,6 +25,7 @@ from calm_beam.risk.counts import binomial_interval
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.testing import p_values_for
+from tests.plans import all_specs
 
 from .builders import build_example, build_generation, build_output, build_plan
 
@@ -41,7 +41,7 @@ def _specs(**changes: object) -> tuple[PlannedTest, ...]:
         "epsilons": (0.1,),
         "groups": _NAMES,
     }
-    return all_specs(**{**asked, **changes})  # type: ignore[arg-type]
+    return all_specs(**{**asked, **changes})
 
 
 def _plan(**changes: object) -> Plan:

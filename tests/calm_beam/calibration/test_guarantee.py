@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.guarantee import (
-    MOST_KEPT_LOSSES,
-    Guarantee,
-    all_specs,
-    default_p_value,
-    place_of_served,
-)
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served
 from calm_beam.calibration.layout import objectives_of
 from calm_beam.manifest import PARETO, Objective, PlannedTest
 from calm_beam.risk.pvalues import P_VALUES
+from tests.plans import all_specs
 
 
 def test_all_combinations_in_order() -> None:
@@ -186,7 +181,7 @@ def test_lists_hold_different_values(name: str, values: tuple[object, ...]) -> N
         keys[name]: values,
     }
     with pytest.raises(ValueError, match=f"{name} must list one or more different values, got"):
-        all_specs(**lists)  # type: ignore[arg-type]
+        all_specs(**lists)
 
 
 def _all_asked(**changes: Any) -> tuple[PlannedTest, ...]:

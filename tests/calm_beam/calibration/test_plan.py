@@ -2,11 +2,12 @@
 
 import dataclasses
 
-from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, all_specs
-from calm_beam.calibration.plan import as_settled_before, gone_on_with, plan_of, single_losses
+from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, are_kept
+from calm_beam.calibration.plan import as_settled_before, gone_on_with, single_losses
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EarlierPlan, Plan
+from tests.plans import all_specs, build_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ def _plan(*, losses: int | None = 1000) -> Plan:
         losses=losses,
     )
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=4)
-    return plan_of(specs, settings, model="m", vocabulary=None)
+    return build_plan(specs, settings)
 
 
 def _listed(*plans: Plan) -> list[EarlierPlan]:
@@ -41,10 +42,14 @@ def _listed(*plans: Plan) -> list[EarlierPlan]:
 
 
 def test_losses_are_counted_while_they_may_be_kept() -> None:
-    """Examples times thresholds; of more than can be kept, nobody counts them all."""
-    most = MOST_KEPT_LOSSES // 20
-    assert single_losses(_Examples(most), thresholds=20) == MOST_KEPT_LOSSES
-    assert single_losses(_Examples(most + 1), thresholds=20) is None
+    """Examples times thresholds; of more than all entries together can keep, nobody counts them all."""
+    for entries in (1, 3):
+        most = MOST_KEPT_LOSSES // (20 * entries)
+        losses = single_losses(_Examples(most), thresholds=20, entries=entries)
+        assert losses == 20 * most
+        assert are_kept(losses, entries=entries)
+        assert not are_kept(20 * (most + 1), entries=entries)
+        assert single_losses(_Examples(most + 1), thresholds=20, entries=entries) is None
 
 
 def test_earlier_versions_tested_by_sums() -> None:

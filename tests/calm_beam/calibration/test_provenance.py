@@ -6,8 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
-from calm_beam.calibration.plan import layout_of, plan_of
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.totals import CalibrationTotals
@@ -27,6 +26,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.risk.fixed_point import to_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
+from tests.plans import all_specs, build_plan
 
 _PROVENANCE = RunProvenance(
     created="2026-01-31T12:00:00Z",
@@ -50,7 +50,7 @@ _PROVENANCE = RunProvenance(
     software={"calm-beam": "0.1.0"},
 )
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.05,))
-_PLAN = plan_of(_SPECS, _PROVENANCE.settings, model="sha256:aa", vocabulary="sha256:bb")
+_PLAN = build_plan(_SPECS, _PROVENANCE.settings, model="sha256:aa", vocabulary="sha256:bb")
 
 
 def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
@@ -148,7 +148,7 @@ def test_a_plan_that_was_changed_is_not_written() -> None:
 def test_a_joint_guarantee_is_said() -> None:
     """Entries that hold together say so, with the whole epsilon and their own."""
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
-    plan = plan_of(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
+    plan = build_plan(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
     assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
     assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import objectives_of
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
@@ -18,6 +17,7 @@ from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES, hoeffding_p_value, p_values_of
 from tests.calm_beam.calibration.builders import build_plan, build_totals
+from tests.plans import all_specs
 
 _GRID = (0.9, 0.6, 0.3, 0.0)
 

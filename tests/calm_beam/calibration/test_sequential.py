@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.plan import check_specs, layout_of
 from calm_beam.calibration.result import risk_rows
 from calm_beam.calibration.sequential import proved_objectives, watched
@@ -16,6 +15,7 @@ from calm_beam.manifest import Plan, SequentialPlan, looks_by_round
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, signed_mixture_p_value
 from calm_beam.risk.stopping import Proved, StopRule
+from tests.plans import all_specs
 
 from .builders import build_plan, build_totals
 

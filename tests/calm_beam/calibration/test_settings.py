@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.file_names import RISK_TABLE
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, risk_rows
 from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
 from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import PlannedTest, SettingManifest, SettingPlan, read_manifest
+from calm_beam.manifest.file_names import RISK_TABLE
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import EvidenceError
@@ -29,6 +27,7 @@ from calm_beam.risk.testing import GridTest
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.builders import GRID, random_generations, write_calibration
+from tests.plans import all_specs, all_tests, build_setting_plan
 
 _SETTINGS = tuple(map(repr, GRID))
 
@@ -79,7 +78,7 @@ def test_entries_are_those_of_a_calibration(tmp_path: pathlib.Path, consistency:
     expected = read_risk_table(folder / RISK_TABLE, RiskRow)
     sweep = LossTable.of(reversed(_losses(generations, consistency)))
     loss = "signed" if consistency == "risk" else "given"
-    plan = plan_of_settings(
+    plan = build_setting_plan(
         all_tests(groups=(), deltas=(0.2, 0.3), epsilons=(0.1,), loss=loss, p_value=p_value), _SETTINGS
     )
     rows = setting_rows(sweep, plan, costs={})
@@ -110,7 +109,7 @@ def test_thresholds_and_settings_are_tested_by_one_function(monkeypatch: pytest.
     with pytest.raises(ValueError, match="seen"):
         risk_rows(totals, grid, num_layers=4)
     with pytest.raises(ValueError, match="seen"):
-        setting_rows(table, plan_of_settings(tests, ORDER), costs={})
+        setting_rows(table, build_setting_plan(tests, ORDER), costs={})
     assert seen == [(spec, [40]), (tests[0], [40])]
 
 
@@ -122,7 +121,7 @@ def test_tails_are_those_of_a_calibration(tmp_path: pathlib.Path) -> None:
     )
     folder = write_calibration(tmp_path / "out", generations, specs=specs)
     tests = all_tests(groups=(), deltas=(0.2,), epsilons=(0.1,), tails=(0.0, 0.25))
-    rows = setting_rows(LossTable.of(_losses(generations, "textual")), plan_of_settings(tests, _SETTINGS), costs={})
+    rows = setting_rows(LossTable.of(_losses(generations, "textual")), build_setting_plan(tests, _SETTINGS), costs={})
     _same([row for of_test in rows for row in of_test], read_risk_table(folder / RISK_TABLE, RiskRow))
 
 
@@ -136,7 +135,7 @@ def test_results_are_those_of_the_sums(procedure: str) -> None:
         sums.add(row.id, row.setting, loss=row.loss)
     expected = control_risk(sums, [test], order=ORDER)
     tests = all_tests(groups=(), deltas=(0.1,), epsilons=(0.05,), procedure=procedure)
-    (found,) = setting_rows(LossTable.of(rows), plan_of_settings(tests, ORDER), costs={})
+    (found,) = setting_rows(LossTable.of(rows), build_setting_plan(tests, ORDER), costs={})
     assert [(row.n, row.risk, row.p_value, row.tested, row.rejected) for row in found] == [
         (row.n, row.risk, row.p_value, row.tested, row.accepted) for row in expected
     ]
@@ -147,7 +146,7 @@ def _grouped(**changes: Any) -> tuple[LossTable, SettingPlan]:
     tests = all_tests(
         groups=("a", "b", "c"), deltas=(0.1, 0.2), epsilons=(0.05,), joint=True, clustered=True, **changes
     )
-    return sweep, plan_of_settings(tests, ORDER, joint_epsilon=0.05, group_key="group", cluster_key="cluster")
+    return sweep, build_setting_plan(tests, ORDER, joint_epsilon=0.05, group_key="group", cluster_key="cluster")
 
 
 def test_groups_and_clusters() -> None:
@@ -157,7 +156,9 @@ def test_groups_and_clusters() -> None:
     assert [(group.name, group.examples) for group in manifest.data.groups] == [("a", 200), ("b", 200), ("c", 200)]
     assert (manifest.data.examples, manifest.data.clusters) == (600, 150)
     only = LossTable.of(row for row in coin_rows(600) if row.group == "b")
-    alone = plan_of_settings([dataclasses.replace(test, group=None) for test in plan.tests if test.group == "b"], ORDER)
+    alone = build_setting_plan(
+        [dataclasses.replace(test, group=None) for test in plan.tests if test.group == "b"], ORDER
+    )
     expected = setting_rows(only, alone, costs=only.costs)
     found = [rows for rows in setting_rows(sweep, plan, costs=sweep.costs) if rows[0].group == "b"]
     assert [tuple(dataclasses.replace(row, group="") for row in rows) for rows in found] == list(expected)
@@ -182,7 +183,7 @@ def test_fractions_and_the_binomial_test() -> None:
     sweep = LossTable.of([LossRow("a", "x", 0.5)])
     tests = all_tests(groups=(), deltas=(0.1,), epsilons=(0.05,), p_value="exact_binomial")
     with pytest.raises(EvidenceError, match="exact_binomial is for losses of 0 and 1 only"):
-        setting_rows(sweep, plan_of_settings(tests, ["x"]), costs={})
+        setting_rows(sweep, build_setting_plan(tests, ["x"]), costs={})
 
 
 def test_the_risk_table_is_read_back(tmp_path: pathlib.Path) -> None:

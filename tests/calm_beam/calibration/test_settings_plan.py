@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.settings_plan import all_tests, plan_of_settings, settled_order
+from calm_beam.calibration.settings_plan import settled_order
 from calm_beam.errors import UsageError
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
+from tests.plans import all_tests, build_setting_plan
 
 
 def test_every_combination_is_a_test() -> None:
@@ -89,14 +90,14 @@ def test_costs_that_depend_on_the_data() -> None:
 def test_the_plan_names_all_that_decides() -> None:
     """Each argument changes the digest; losses are none of them."""
     tests = all_tests(groups=(), deltas=[0.1], epsilons=[0.05])
-    plan = plan_of_settings(tests, ["x", "y"])
+    plan = build_setting_plan(tests, ["x", "y"])
     others = [
-        plan_of_settings(tests, ["y", "x"]),
-        plan_of_settings(all_tests(groups=(), deltas=[0.2], epsilons=[0.05]), ["x", "y"]),
-        plan_of_settings(tests, ["x", "y"], seed=1),
-        plan_of_settings(tests, ["x", "y"], cluster_key="c"),
-        plan_of_settings(tests, ["x", "y"], group_key="c"),
-        plan_of_settings(tests, ["x", "y"], joint_epsilon=0.05),
-        plan_of_settings(tests, ["x", "y"], metric="acc"),
+        build_setting_plan(tests, ["y", "x"]),
+        build_setting_plan(all_tests(groups=(), deltas=[0.2], epsilons=[0.05]), ["x", "y"]),
+        build_setting_plan(tests, ["x", "y"], seed=1),
+        build_setting_plan(tests, ["x", "y"], cluster_key="c"),
+        build_setting_plan(tests, ["x", "y"], group_key="c"),
+        build_setting_plan(tests, ["x", "y"], joint_epsilon=0.05),
+        build_setting_plan(tests, ["x", "y"], metric="acc"),
     ]
     assert len({each.digest for each in (plan, *others)}) == len(others) + 1

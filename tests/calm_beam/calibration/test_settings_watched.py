@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from calm_beam.calibration.declared import DeclaredExample, DeclaredExamples
 from calm_beam.calibration.evaluated import EvaluatedLosses
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.ledger import Ledger
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.sequential import WatchedSettings, watched, watched_settings
 from calm_beam.calibration.settings import setting_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
@@ -36,6 +34,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
 from tests.calm_beam.calibration.builders import build_plan
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, declared_examples
+from tests.plans import all_specs, all_tests, build_setting_plan
 
 _ROUND = 40
 
@@ -46,7 +45,7 @@ def _declared(examples: Sequence[DeclaredExample]) -> DeclaredExamples:
 
 def _plan(declared: DeclaredExamples, *, rule: dict[str, Any] | None = None, **tests: Any) -> SettingPlan:
     asked: dict[str, Any] = {"groups": (), "deltas": (0.05, 0.15), "epsilons": (0.05,), "watched": True, **tests}
-    return plan_of_settings(
+    return build_setting_plan(
         all_tests(**asked),
         ORDER,
         group_key="group" if asked["groups"] else None,

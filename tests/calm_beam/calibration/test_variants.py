@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
-from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, plan_of, promise_of
+from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, promise_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
 from calm_beam.calibration.totals import CalibrationTotals
@@ -22,6 +21,7 @@ from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.pvalues import p_values_of
 from tests.calm_beam.calibration.builders import build_example, build_output
+from tests.plans import all_specs, build_plan
 
 _VARIANTS = (Variant(min_exit_layer=1), Variant(min_exit_layer=2), Variant(min_exit_layer=3))
 _SETTINGS = DecodeSettings(
@@ -42,7 +42,7 @@ def _plan(**changes: Any) -> Plan:
     fields = {name: changes.pop(name) for name in tuple(changes) if name in asked or name in ("p_value", "groups")}
     specs = all_specs(**{**asked, **fields})
     pareto = ParetoPlan(variants=_VARIANTS, choosing_share=0.3)
-    return plan_of(specs, _SETTINGS, **{"model": "m", "vocabulary": None, "pareto": pareto, **changes})
+    return build_plan(specs, _SETTINGS, **{"pareto": pareto, **changes})
 
 
 def _drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,19 +7,19 @@ import pytest
 
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.calibration.verified_settings import check_fresh, promised, verify_settings
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import SettingManifest
 from calm_beam.risk.pvalues import p_values_of
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
+from tests.plans import all_tests, build_setting_plan
 
 
 def _certified(rows: list[LossRow]) -> SettingManifest:
     sweep = LossTable.of(rows)
     tests = all_tests(groups=("a", "b", "c"), deltas=(0.2,), epsilons=(0.05,), clustered=True)
-    plan = plan_of_settings(tests, ORDER, group_key="group", cluster_key="cluster")
+    plan = build_setting_plan(tests, ORDER, group_key="group", cluster_key="cluster")
     return setting_manifest(
         sweep,
         plan,

@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)
     sizes: dict[str, Any] = {"lanes": 6, "steps": 64, "source": 512}
-    memory.check_memory(build_config(), **sizes)
+    memory.check_memory(build_config(), memory.Demand(**sizes))
     for changes, flag in (
         ({"steps": 100_000}, "Lower --max_decode_length"),
         ({"source": 1_000_000}, "Lower --max_input_length"),
@@ -283,21 +283,21 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rows": 10**6}, "Lower --batch_size"),
     ):
         with pytest.raises(ValueError, match=rf"decoding needs [\d,.]+ GiB .* 1.0 GiB are free. {flag}"):
-            memory.check_memory(build_config(), **{**sizes, **changes})
+            memory.check_memory(build_config(), memory.Demand(**{**sizes, **changes}))
 
 
 def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would fit but for them is refused with the flag that does without; of a small head, `auto` takes none."""
     sizes: dict[str, Any] = {"lanes": 2, "steps": 8, "source": 16}
     config = build_config(vocab_size=20_000, emb_dim=256)
-    exact, auto = (memory.least_need(config, **sizes, exit_head=form) for form in ("exact", "auto"))
+    exact, auto = (memory.least_need(config, memory.Demand(**sizes, exit_head=form)) for form in ("exact", "auto"))
     assert auto.total - exact.total == auto.heads > 2 * 20_000 * 256
-    assert memory.least_need(build_config(), **sizes, exit_head="auto").heads == 0
+    assert memory.least_need(build_config(), memory.Demand(**sizes, exit_head="auto")).heads == 0
     monkeypatch.setattr(memory, "available_bytes", lambda: auto.total - 1)
-    memory.check_memory(config, **sizes)
+    memory.check_memory(config, memory.Demand(**sizes))
     with pytest.raises(ValueError, match=r"certified heads [\d,.]+ MiB, .* are free\. Take --exit_head=exact, or use"):
-        memory.check_memory(config, **sizes, exit_head="auto")
-    said = memory.memory_in_words(config, **sizes, token_budget=None, exit_head="auto")
+        memory.check_memory(config, memory.Demand(**sizes, exit_head="auto"))
+    said = memory.memory_in_words(config, memory.Demand(**sizes, exit_head="auto"))
     assert re.match(
         r"[\d,.]+ MiB of weights, and up to [\d,.]+ MiB of certified heads, [\d,.]+ MiB free beside them", said
     )
@@ -305,18 +305,18 @@ def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
     """More lanes, tokens or rows never need less, and a small model with short texts needs a few megabytes."""
-    small = memory.least_need(build_config(), lanes=2, steps=8, source=16)
+    small = memory.least_need(build_config(), memory.Demand(lanes=2, steps=8, source=16))
     assert small.total < 1 << 23
     sizes: dict[str, Any] = {"lanes": 2, "steps": 8, "source": 16}
     for changes in ({"lanes": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
-        larger = memory.least_need(build_config(), **{**sizes, **changes})
+        larger = memory.least_need(build_config(), memory.Demand(**{**sizes, **changes}))
         assert larger.total > small.total
-    halved = memory.least_need(build_config(), **sizes, arithmetic=Arithmetic(dtype="bfloat16"))
+    halved = memory.least_need(build_config(), memory.Demand(**sizes, arithmetic=Arithmetic(dtype="bfloat16")))
     assert 2 * halved.weights == small.weights
     assert small.outputs / 2 < halved.outputs < small.outputs
     assert small.source / 2 < halved.source < small.source
     exits = build_config(exit_norms=True, exit_heads=True)
-    own = memory.least_need(exits, **sizes).weights - small.weights
+    own = memory.least_need(exits, memory.Demand(**sizes)).weights - small.weights
     assert own == 4 * (exits.num_decoder_layers - 1) * exits.emb_dim * (1 + exits.vocab_size)
 
 
@@ -377,24 +377,24 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 31)
     monkeypatch.setattr(memory, "has_accelerators", lambda: False)
     config = build_config(num_heads=8, emb_dim=512, mlp_dim=4096)
-    said = functools.partial(memory.memory_in_words, config, lanes=3, steps=8, source=16)
+    demand = memory.Demand(lanes=3, steps=8, source=16)
+    asked = dataclasses.replace(demand, token_budget=5000)
+    said = functools.partial(memory.memory_in_words, config)
     weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
     room = int(((1 << 31) - weights) * 0.2 / 2 / (4 * 2 * 64 * 4))
-    assert said(token_budget=None) == f"0.1 GiB of weights, 1.9 GiB free beside them: room for {room:,} positions"
-    assert "; room for 5,000 positions, as asked, takes 9.8 MiB" in said(token_budget=5000)
-    elsewhere = said(token_budget=None, model_parallelism=8, runs_here=False)
+    assert said(demand) == f"0.1 GiB of weights, 1.9 GiB free beside them: room for {room:,} positions"
+    assert "; room for 5,000 positions, as asked, takes 9.8 MiB" in said(asked)
+    elsewhere = said(demand, model_parallelism=8, runs_here=False)
     assert elsewhere.startswith("0.1 GiB of weights, ")
     assert "MiB on each of 8 devices; a position takes 2.0 KiB" in elsewhere
-    uneven = memory.memory_in_words(
-        dataclasses.replace(config, vocab_size=63), lanes=3, steps=8, source=16, token_budget=None, model_parallelism=2
-    )
+    uneven = memory.memory_in_words(dataclasses.replace(config, vocab_size=63), demand, model_parallelism=2)
     assert "on each of 2 devices (each has the vocabulary whole, which cannot be shared evenly)" in uneven
     monkeypatch.setattr(memory, "has_accelerators", lambda: True)
-    assert "; a position takes" in said(token_budget=None)
+    assert "; a position takes" in said(demand)
     # Which holds the model, and whose own devices are asked when it is loaded.
-    memory.check_memory(config, lanes=1, steps=10**6, source=10**6)
+    memory.check_memory(config, memory.Demand(lanes=1, steps=10**6, source=10**6))
     with pytest.raises(UsageError, match="8 attention heads cannot be divided by 3"):
-        said(token_budget=None, model_parallelism=3)
+        said(demand, model_parallelism=3)
 
 
 @pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")

@@ -6,7 +6,6 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
 from calm_beam.evaluation.outcomes import (
@@ -26,6 +25,7 @@ from calm_beam.manifest import PlannedTest
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import excess_p_values, p_values_of
+from tests.plans import all_specs
 
 _THRESHOLDS = (0.9, 0.5, 0.0)
 _SPLITS = Splits(trials=12, calibration_share=0.7, seed=1)

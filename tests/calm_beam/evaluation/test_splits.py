@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import Layout
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.risk.fixed_point import to_signed_fixed_point
+from tests.plans import all_specs
 
 _SPLITS = Splits(trials=30, calibration_share=0.8, seed=3)
 _SPECS = all_specs(

@@ -13,7 +13,9 @@ import scipy.stats
 
 from calm_beam.exits import decision
 from calm_beam.exits.measures import measure_named
-from calm_beam.exits.measures.of_logits import entropy_confidence, softmax_gap, softmax_max
+from calm_beam.exits.measures.entropy import entropy_confidence
+from calm_beam.exits.measures.softmax import softmax_gap
+from calm_beam.exits.measures.softmax_max import softmax_max
 from tests.sampling import sampled
 
 # Divisible by the 128 that are reduced side by side, by fewer, and by nothing; one block, and several.

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.layout import objectives_of
-from calm_beam.calibration.plan import layout_of, plan_of
+from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.result import choose_thresholds, risk_rows
@@ -22,6 +21,7 @@ from calm_beam.manifest import ModelRecord, Plan, PlannedTest, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, StoredShard, write_generations
 from tests.calm_beam.calibration.builders import build_example, build_generation
+from tests.plans import all_specs, build_plan
 
 NUM_LAYERS = 4
 GRID = (0.9, 0.6, 0.3, 0.0)
@@ -136,7 +136,7 @@ def write_calibration(
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
     FinishedSweep.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
 
-    plan = plan_of(
+    plan = build_plan(
         specs,
         settings,
         model=fingerprint,

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.evaluation.outcomes import GridRow, SplitResults, Summary, TrialOutcome, summaries
 from calm_beam.manifest import PlannedTest
+from tests.plans import all_specs
 
 SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.1, 0.2), epsilons=(0.1,))
 MEASURES = ("softmax", "softmax_max", "state", "classifier", "static", "softmax, schedule decay")

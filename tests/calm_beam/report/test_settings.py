@@ -9,7 +9,6 @@ import pytest
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
-from calm_beam.calibration.settings_plan import all_tests, plan_of_settings
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_setting_manifest
@@ -20,6 +19,7 @@ from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser
 from tests.calm_beam.report.pages import ParsedPage
+from tests.plans import all_tests, build_setting_plan
 
 
 def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] = ORDER, delta: float = 0.2) -> str:
@@ -27,7 +27,7 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
     sweep = LossTable.of(dataclasses.replace(row, cluster=None) for row in rows)
     groups = sorted(set(sweep.groups or ()))
     tests = all_tests(groups=groups, deltas=(delta,), epsilons=(0.04,), tails=(0.5,), joint=True)
-    plan = plan_of_settings(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
+    plan = build_setting_plan(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
     found = setting_rows(sweep, plan, costs=sweep.costs)
     manifest = setting_manifest(
         sweep,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
 from calm_beam.evaluation.sample import Estimate
 from calm_beam.evaluation.speedup import Speedup
 from calm_beam.report import splits_page as page_module
@@ -24,6 +23,7 @@ from tests.calm_beam.report.split_results import (
     split_summaries,
     trial_outcomes,
 )
+from tests.plans import all_specs
 
 
 def _page(**changes: Any) -> str:

@@ -11,11 +11,13 @@ from calm_beam.metrics.registry import MetricError
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.model import EarlyExitT5
 from calm_beam.training.batches import choose_shapes, end_pairs
+from calm_beam.training.config import TrainingConfig
 from calm_beam.training.step import variables
 from calm_beam.training.validation import GenerationScore, Validation, validation_losses
 from tests.builders import build_arrays, build_checkpoint, build_config
 
 _LENGTH = 6
+_CONFIG = TrainingConfig(steps=1, max_target_length=_LENGTH)
 
 
 @pytest.mark.parametrize("exit_heads", [False, True])
@@ -92,7 +94,7 @@ def test_the_score_is_that_of_the_full_models_greedy_outputs() -> None:
         prompts=prompts,
         references=references,
         decode=_as_text,
-        max_target_length=_LENGTH,
+        config=_CONFIG,
     )
     assert score(checkpoint.arrays) == pytest.approx(np.mean(expected), abs=1e-12)
     assert score.name == "token_f1 of 4 outputs"
@@ -102,7 +104,7 @@ def test_an_unknown_metric_is_refused_at_once() -> None:
     """The name is checked before any model is there."""
     with pytest.raises(ValueError, match=r'metric "rouge_x" is not known\. Did you mean "rouge_l"'):
         GenerationScore(
-            "rouge_x", build_config(), prompts=[[3, 1]], references=[("a",)], decode=_as_text, max_target_length=4
+            "rouge_x", build_config(), prompts=[[3, 1]], references=[("a",)], decode=_as_text, config=_CONFIG
         )
 
 
@@ -111,7 +113,7 @@ def test_a_bad_score_names_the_row() -> None:
     checkpoint = build_checkpoint(build_config(), seed=1)
     metric = f"{__name__}:too_much"
     score = GenerationScore(
-        metric, checkpoint.config, prompts=[[3, 1]], references=[("a",)], decode=_as_text, max_target_length=_LENGTH
+        metric, checkpoint.config, prompts=[[3, 1]], references=[("a",)], decode=_as_text, config=_CONFIG
     )
     with pytest.raises(
         MetricError, match=r'on example "validation row 1": returned 2.0, expected a number in \[0, 1\]'

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calm_beam.exits.measures.of_layers import STATE
+from calm_beam.exits.measures.state import STATE
 from calm_beam.model.native import calls
 
 pytestmark = pytest.mark.usefixtures("instruction_set")

@@ -21,22 +21,35 @@ Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, as_usage, parse_own_flags, request_of
+from calm_beam.launch.flags import FlagParser, parsed, request_parser
 
-from .flags import certify_parser
 from .request import CertifyRequest
+
+_ESSENTIALS = (
+    "--losses",
+    "--baseline",
+    "--candidates",
+    "--task",
+    "--metric",
+    "--direction",
+    "--order",
+    "--delta",
+    "--epsilon",
+    "--sequential",
+    "--output",
+    "--overwrite",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (certify_parser(__doc__),)
+    return (request_parser("certify", CertifyRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
-    with as_usage():
-        request = request_of(CertifyRequest, parse_own_flags(parser, argv), parser=parser)
+    request = parsed(CertifyRequest, argv, parser=parser)
     # Here, since help does without what reads and tests.
     from .command import tell_certification
 

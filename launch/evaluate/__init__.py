@@ -11,7 +11,7 @@ decode in this process, or on the workers that Beam's flags name; `sensitivity` 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.launch.flags import FlagParser, add_options, parsed, parsed_with_beam, request_parser
+from calm_beam.launch.flags import FlagParser, add_request, parsed, parsed_with_beam, request_parser
 
 from .request import DESCRIPTIONS, REQUESTS, Experiment, SampleRequest, SweptRequest
 from .splits import splits_parser
@@ -64,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
 def _experiment_name(argv: Sequence[str]) -> str:
     """Returns which experiment is asked for: that decides which other flags there are."""
     parser = FlagParser(prog="calm-beam evaluate", add_help=False)
-    parser.add_config_flag()
-    add_options(parser, Experiment)
+    add_request(parser, Experiment)
     name: str = parser.parse_known_args(list(argv))[0].experiment
     return name
 

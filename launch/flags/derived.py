@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calm_beam.launch.terminal import show_details
@@ -17,30 +17,9 @@ if TYPE_CHECKING:
 _Request = TypeVar("_Request", bound=Options)
 
 
-def add_options(
-    container: argparse._ActionsContainer, *groups: type[Options], sentences: Mapping[str, str] | None = None
-) -> None:
-    """Adds a flag for every option that some groups declare themselves.
-
-    Args:
-      container: A parser, in which they come below the headings of their groups; or a heading, for all of them.
-      groups: What declares them.
-      sentences: What the help says instead, by option, where a command means something narrower by it.
-    """
-    for group in groups:
-        for name, declared in own_options_of(group):
-            said = (sentences or {}).get(name, declared.help)
-            here = dataclasses.replace(declared, help=said)
-            _add_flag(container, name, here, heading=group.SECTION, default=default_of(group, name))
-
-
-def unheaded(container: argparse._ActionsContainer) -> argparse._ActionsContainer:
-    """Returns where flags come that are to be below no heading of their own."""
-    return container._optionals if isinstance(container, FlagParser) else container
-
-
 def add_request(parser: FlagParser, request: type[Options]) -> None:
     """Adds a flag for every option of a request, in the order in which it lists its groups, and `--config`."""
+    parser.request = request
     parser.add_config_flag()
     declared, added = dict(options_of(request)), set()
     groups = [group for group in request.__mro__ if issubclass(group, Options)]
@@ -49,7 +28,9 @@ def add_request(parser: FlagParser, request: type[Options]) -> None:
             if name not in added:
                 added.add(name)
                 # As the request has it, which may have another default.
-                _add_flag(parser, name, declared[name], heading=group.SECTION, default=default_of(request, name))
+                heading, default = group.SECTION, default_of(request, name)
+                target = parser if heading is None else parser.section(heading)
+                _add_flag(target, name, declared[name], default=default)
 
 
 def request_parser(
@@ -100,14 +81,7 @@ def given_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(actions[flag].dest for arg in parser.whole(argv) if (flag := arg.partition("=")[0]) in actions)
 
 
-def _add_flag(
-    container: argparse._ActionsContainer, name: str, declared: Option, *, heading: str | None, default: Any
-) -> None:
-    target = container
-    if isinstance(container, FlagParser):
-        target = container if heading is None else container.section(heading)
-        if declared.belongs_to:
-            container.only_with(f"--{name}", *(f"--{partner}" for partner in declared.belongs_to))
+def _add_flag(target: argparse._ActionsContainer, name: str, declared: Option, *, default: Any) -> None:
     if default is False:
         target.add_argument(f"--{name}", action="store_true", help=declared.help)
         return

@@ -13,10 +13,11 @@ from calm_beam.text import written_float, written_int
 
 from .config import CONFIG_HELP, OptionOfFile, with_config
 from .help_pages import HelpFormatter, ShowAll, help_page, summary
-from .partners import Partners
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
+
+    from calm_beam.options import Options
 
 
 # Shares of letters that two names have in common.
@@ -59,7 +60,12 @@ class FlagParser(argparse.ArgumentParser):
 
     A flag that is given must have a value, unless no text at all is what it has by default: an empty path would be the
     current folder, and an empty name that of nothing. Scripts whose variables are not set write such flags.
+
+    Attributes:
+      request: What its flags make; None where none are options.
     """
+
+    request: "type[Options] | None" = None
 
     def __init__(
         self,
@@ -87,7 +93,6 @@ class FlagParser(argparse.ArgumentParser):
         self.register("type", float, written_float)
         self.register("type", int, written_int)
         self._doc, self._essentials = doc or "", essentials
-        self.pairs: list[Partners] = []
         self.description = self.description or summary(self._doc)
         self._optionals.title = heading
         if add_help:
@@ -104,16 +109,13 @@ class FlagParser(argparse.ArgumentParser):
 
     # The base class has overloads for namespaces of one's own, of which there are none here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """Returns flags and unknown arguments; raises `UsageError` for an empty value, or a flag without partner."""
+        """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
         flags, unknown = super().parse_known_args(args if args is None else self.whole(args), namespace)
         for action in self._actions:
             value = getattr(flags, action.dest, None)
             if isinstance(value, str) and not value.strip() and action.default != "":
                 name = next(iter(action.option_strings), action.metavar or action.dest)
                 self.error(f"{name} is empty; leave it out, or give it a value")
-        for pair in self.pairs:
-            if pair.is_alone(flags, actions=self._option_string_actions):
-                self.error(pair.in_words())
         return flags, unknown
 
     def add_config_flag(self) -> None:
@@ -128,10 +130,6 @@ class FlagParser(argparse.ArgumentParser):
         """Returns the group of flags below a heading, which is made if there is none."""
         found = (group for group in self._action_groups if group.title == title)
         return next(found, None) or self.add_argument_group(title)
-
-    def only_with(self, flag: str, *partners: str) -> None:
-        """Refuses a flag that is given without any of these, each `--flag`, or `--flag=value` if only that will do."""
-        self.pairs.append(Partners(flag=flag, partners=partners))
 
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""

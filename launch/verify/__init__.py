@@ -43,12 +43,12 @@ from collections.abc import Sequence
 
 from calm_beam.launch.flags import (
     FlagParser,
-    add_request,
     as_usage,
     given_flags,
     parse_flags,
     parse_own_flags,
     request_of,
+    request_parser,
 )
 
 from .request import VerifyRequest
@@ -58,7 +58,7 @@ _ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "-
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (verify_parser(__doc__),)
+    return (request_parser("verify", VerifyRequest, doc=__doc__, essentials=_ESSENTIALS),)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,10 +83,3 @@ def main(argv: Sequence[str]) -> int:
     from .run import verify_thresholds
 
     return tell_thresholds(verify_thresholds(request, options))
-
-
-def verify_parser(doc: str | None = None) -> FlagParser:
-    """Returns the parser of the command line; its help shows what the docstring says."""
-    parser = FlagParser(prog="calm-beam verify", doc=doc, essentials=_ESSENTIALS)
-    add_request(parser, VerifyRequest)
-    return parser

@@ -6,7 +6,8 @@ import unicodedata
 
 import pytest
 
-from calm_beam.launch.flags import FlagParser, UsageError, numbers, share, whole_number
+from calm_beam.launch.flags import FlagParser, UsageError
+from calm_beam.options.kinds import numbers, share, whole_number
 from calm_beam.text import counted, printable, printable_line, written_float, written_int
 
 

@@ -12,9 +12,9 @@ import yaml
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
-from calm_beam.launch.certify.flags import certify_parser
 from calm_beam.launch.certify.request import CertifyRequest
 from calm_beam.launch.cli import main
+from calm_beam.launch.commands import flag_parsers
 from calm_beam.launch.flags import parse_own_flags, request_of
 from calm_beam.options import options_of
 from calm_beam.options.option import default_of
@@ -115,7 +115,7 @@ def _written(value: object) -> str:
 
 
 def _parsed(*argv: str) -> CertifyRequest:
-    parser = certify_parser()
+    (parser,) = flag_parsers("certify")
     return request_of(CertifyRequest, parse_own_flags(parser, argv), parser=parser)
 
 
@@ -128,7 +128,8 @@ def _undated(output: str) -> dict[str, object]:
 def test_python_takes_every_option_of_the_command() -> None:
     """The flags and the arguments are the same names with the same defaults."""
     arguments = inspect.signature(calm.certify).parameters
-    flags = vars(certify_parser().parse_args(["--delta=0.1"]))
+    (parser,) = flag_parsers("certify")
+    flags = vars(parser.parse_args(["--delta=0.1"]))
     del flags["config"]
     assert arguments.keys() == flags.keys() == {name for name, _ in options_of(CertifyRequest)}
     assert [name for name, each in arguments.items() if each.default is inspect.Parameter.empty] == ["delta"]

@@ -1,6 +1,7 @@
 """Flags: ours and Beam's together, and nothing that neither knows."""
 
 import argparse
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -8,36 +9,18 @@ import pytest
 from apache_beam.options.pipeline_options import DirectOptions, GoogleCloudOptions, PipelineOptions, WorkerOptions
 
 from calm_beam.launch.cli import main
-from calm_beam.launch.flags import (
-    FlagParser,
-    UsageError,
-    add_options,
-    numbers,
-    parse_flags,
-    parse_own_flags,
-    texts,
-    whole_number,
-)
-from calm_beam.options.groups import (
-    DataSource,
-    Engine,
-    ExitGrid,
-    ExitLayers,
-    Lengths,
-    Memory,
-    ModelSource,
-    OneRule,
-    Replacing,
-    Spread,
-)
+from calm_beam.launch.flags import FlagParser, UsageError, parse_flags, parse_own_flags, request_parser
+from calm_beam.options.groups import DataSource, Engine, Lengths, Memory, ModelSource, OneRule, Replacing, Spread
+from calm_beam.options.kinds import numbers, texts, whole_number
 
-_GROUPS = (ModelSource, DataSource, Lengths, Memory, Engine, OneRule, ExitLayers, ExitGrid, Spread, Replacing)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked(ModelSource, DataSource, Lengths, Memory, Engine, OneRule, Spread, Replacing):
+    """Groups that most commands have."""
 
 
 def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam test")
-    add_options(parser, *_GROUPS)
-    return parser
+    return request_parser("test", _Asked, doc=None)
 
 
 def _parse(*flags: str) -> tuple[argparse.Namespace, PipelineOptions]:
@@ -73,7 +56,7 @@ def test_our_flags_are_not_given_to_beam() -> None:
     ("flags", "message"),
     [
         # Of Beam's, --zone is as near.
-        (["--conf=softmax"], "unknown flag --conf. Did you mean --confidence?"),
+        (["--confid=softmax"], "unknown flag --confid. Did you mean --confidence?"),
         (["--checkpint=x"], "unknown flag --checkpint. Did you mean --checkpoint?"),
         (["--batch-size=4"], "unknown flag --batch-size. Did you mean --batch_size?"),
         (["--num_shard=4"], "unknown flag --num_shard. Did you mean --num_shards?"),

@@ -1,6 +1,7 @@
 """Flags that mean something only beside another one are refused without it, in every command."""
 
 import argparse
+import dataclasses
 import pathlib
 import re
 
@@ -8,7 +9,9 @@ import pytest
 
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import COMMANDS, flag_parsers
-from calm_beam.launch.flags import FlagParser
+from calm_beam.launch.flags import UsageError, parsed, request_parser
+from calm_beam.options import Options, option, options_of, switch
+from calm_beam.options.kinds import texts, whole_number
 
 # Values that flags take; all others take a name.
 _VALUES = {
@@ -33,10 +36,12 @@ def _pairs() -> list[tuple[str, str, str]]:
     """Returns every flag with its first partner, by command."""
     return sorted(
         {
-            (command, pair.flag, pair.partners[0])
+            (command, f"--{name}", f"--{declared.belongs_to[0]}")
             for command in COMMANDS
             for parser in flag_parsers(command)
-            for pair in parser.pairs
+            if parser.request is not None
+            for name, declared in options_of(parser.request)
+            if declared.belongs_to
         }
     )
 
@@ -111,17 +116,21 @@ def test_help_that_names_a_partner_declares_it() -> None:
     assert lonely == []
 
 
-def test_a_partner_will_do(capsys: pytest.CaptureFixture[str]) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked(Options):
+    """Options of which some belong to others."""
+
+    metric: tuple[str, ...] | None = option(None, "names", kind=texts)
+    folder: str | None = option(None, "what they need", belongs_to=("metric=bleurt", "many"))
+    count: int = option(5, "how many", kind=whole_number(1), belongs_to=("many",))
+    many: bool = switch("more than one")
+
+
+def test_a_partner_will_do() -> None:
     """With any of its partners a flag is taken, be that one of a list, and so is one that was not given."""
-    parser = FlagParser(prog="x")
-    parser.add_argument("--metric", type=lambda text: tuple(text.split(",")))
-    parser.add_argument("--folder")
-    parser.add_argument("--count", type=int, default=5)
-    parser.add_argument("--many", action="store_true")
-    parser.only_with("--folder", "--metric=bleurt", "--many")
-    parser.only_with("--count", "--many")
+    parser = request_parser("x", _Asked, doc=None)
     for good in ([], ["--metric=a,bleurt", "--folder=f"], ["--many", "--folder=f", "--count=6"], ["--count=5"]):
-        parser.parse_known_args(good)
+        parsed(_Asked, good, parser=parser)
     for bad in (["--folder=f"], ["--metric=a", "--folder=f"], ["--count=6"]):
-        with pytest.raises(ValueError, match=r"belongs to --(metric=bleurt|many), which is missing\. See x --help\."):
-            parser.parse_known_args(bad)
+        with pytest.raises(UsageError, match=r"belongs to --(metric=bleurt|many), which is missing\. See calm-beam x "):
+            parsed(_Asked, bad, parser=parser)

@@ -14,8 +14,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
 from calm_beam.launch.cli import main
+from calm_beam.launch.commands import flag_parsers
 from calm_beam.launch.flags import request_of
-from calm_beam.launch.verify import verify_parser
 from calm_beam.launch.verify.command import tell_settings, tell_thresholds
 from calm_beam.launch.verify.request import VerifyRequest
 from calm_beam.launch.verify.verified import Verified, VerifiedSettings, VerifiedThresholds
@@ -142,7 +142,7 @@ def _written(value: object) -> str:
 
 
 def _parsed(*argv: str) -> VerifyRequest:
-    parser = verify_parser()
+    (parser,) = flag_parsers("verify")
     return request_of(VerifyRequest, parser.parse_known_args(list(argv))[0], parser=parser)
 
 
@@ -156,7 +156,8 @@ def _told(done: Verified) -> int:
 def test_python_takes_every_option_of_the_command() -> None:
     """The flags and the arguments are the same names with the same defaults, but for Beam's own."""
     arguments = inspect.signature(calm.verify).parameters
-    flags = vars(verify_parser().parse_args(["--manifest=m"]))
+    (parser,) = flag_parsers("verify")
+    flags = vars(parser.parse_args(["--manifest=m"]))
     del flags["config"]
     assert arguments.keys() - {"options"} == flags.keys() == {name for name, _ in options_of(VerifyRequest)}
     assert [name for name, each in arguments.items() if each.default is inspect.Parameter.empty] == ["manifest"]

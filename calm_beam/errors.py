@@ -4,10 +4,11 @@ What the user wrote is run within `UserCode`: a metric that calls `sys.exit(0)` 
 succeeded, with nothing written.
 """
 
+import contextlib
 import os
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _LONGEST_TEXT = 500
 
@@ -37,6 +38,30 @@ def os_error_in_words(error: OSError) -> str:
     if error.filename is None or not error.strerror:
         return str(error)
     return f"{os.fspath(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}."
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {os_error_in_words(error)}") from error
+
+
+@contextlib.contextmanager
+def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """Turns what goes wrong while flags and what they name are checked into a `UsageError`.
+
+    Args:
+      kinds: What is turned. A manifest that cannot be trusted never is: that is a failure.
+    """
+    try:
+        yield
+    except (UsageError, ManifestError):
+        raise
+    except kinds as error:
+        raise UsageError(str(error)) from error
 
 
 class UserCode:

@@ -33,13 +33,13 @@ def prepare_task(
       needs_references: Whether every example must have references.
       runs_here: As in `prepare_sweep`.
       compares_texts: As in `prepare_sweep`.
-      own: As in `TaskRequest.sweep_asked`.
+      own: As in `SweepRequest.asked_by`.
 
     Raises:
       UsageError: As `prepare_request`.
     """
     with as_usage((ValueError, OSError)):
-        asked = request.sweep_asked(settings(), **own)
+        asked = SweepRequest.asked_by(request, settings(), model=request.model_path, **own)
     return prepare_request(
         asked,
         request.patterns,

@@ -78,7 +78,7 @@ class Calibrate(beam.PTransform):
         ]
         groups, losses = self._groups(swept), None
         if not groups and any(guarantee.p_value is None for guarantee in guarantees):
-            losses = single_losses(swept, thresholds=len(job.settings.thresholds), entries=len(guarantees))
+            losses = single_losses(swept.data, thresholds=len(job.settings.thresholds), entries=len(guarantees))
         specs = specs_of(
             guarantees,
             groups=groups,
@@ -101,7 +101,8 @@ class Calibrate(beam.PTransform):
         if isinstance(swept, Sweep) and swept.resume and all(each.p_value is None for each in guarantees):
             listed = gone_on_with(listed, swept.plans.plans())
         self.plan = plan = listed.that_chooses()
-        earlier = swept.plans.ask(swept.asked_plan(listed), is_answered=isinstance(swept, ReadGenerations))
+        asked = swept.data.asked(listed, swept.plans, command=swept.command)
+        earlier = swept.plans.ask(asked, is_answered=isinstance(swept, ReadGenerations))
         provenance = RunProvenance.of_job(job, specs, created=self.created)
         return sweeps | CalibrateGenerations(
             plan=plan,
@@ -121,7 +122,7 @@ class Calibrate(beam.PTransform):
                 f"group_key is {self.group_key!r}, but the examples were read with group_key {swept.job.group_key!r}. "
                 "Give ReadExamples the same."
             )
-        return tuple(group.name for group in swept.groups())
+        return tuple(group.name for group in swept.data.groups())
 
 
 @dataclasses.dataclass

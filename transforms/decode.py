@@ -23,7 +23,7 @@ from calm_beam.outputs.stored_shards import (
     taken_over,
 )
 
-from .devices import require_accelerator
+from .devices import ANY_DEVICES, Devices, require_accelerator
 from .examples import ExamplesRead
 from .metrics import DecodeMetrics
 from .model_copies import ModelCopies
@@ -48,15 +48,13 @@ class DecodeExamples(beam.PTransform):
     Attributes:
       assignments: What to decode, and how; several differ in exit rules and folders alone.
       progress: Where to report.
-      accelerator_hint: Resource hint of the step that decodes, and of no other; None for none.
-      needs_accelerator: Whether a worker on which JAX finds only a CPU refuses to decode.
+      devices: What workers decode on.
     """
 
     assignments: Sequence[Assignment]
     progress: ProgressLog
     _: dataclasses.KW_ONLY
-    accelerator_hint: str | None = None
-    needs_accelerator: bool = False
+    devices: Devices = ANY_DEVICES
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
@@ -72,8 +70,7 @@ class DecodeExamples(beam.PTransform):
                 self.progress,
                 is_checked=read.shards | "CheckFolders" >> CheckFolders(self.assignments),
                 count=count,
-                accelerator_hint=self.accelerator_hint,
-                needs_accelerator=self.needs_accelerator,
+                devices=self.devices,
             )
             | "ListDecoded" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
             | "MarkComplete" >> beam.FlatMap(_finished, count, assignments=self.assignments)
@@ -86,16 +83,15 @@ def decoding(
     *,
     is_checked: beam.PCollection,
     count: beam.pvalue.AsSingleton,
-    accelerator_hint: str | None,
-    needs_accelerator: bool,
+    devices: Devices,
 ) -> beam.ParDo:
     """Returns the step that decodes shards, once folders were checked; it alone has the hint.
 
     It takes pairs of int and Iterable[Example], and yields pairs of an assignment's place and what is then stored.
     """
-    decode = _DecodeShard(assignments, progress, needs_accelerator=needs_accelerator)
+    decode = _DecodeShard(assignments, progress, needs_accelerator=devices.are_accelerators)
     step = beam.ParDo(decode, beam.pvalue.AsSingleton(is_checked), count)
-    return step if accelerator_hint is None else step.with_resource_hints(accelerator=accelerator_hint)
+    return step if devices.hint is None else step.with_resource_hints(accelerator=devices.hint)
 
 
 @dataclasses.dataclass

@@ -16,6 +16,7 @@ from calm_beam.outputs.assignment import SweepAssignment
 
 from .calibrate import totals_of_cluster
 from .decode import CheckFolders, decoding
+from .devices import ANY_DEVICES, Devices
 from .examples import ExamplesRead
 from .progress import ProgressLog
 from .scoring import ShardScorer
@@ -39,8 +40,7 @@ class CountRounds(beam.PTransform):
       last: Number of the last.
       progress: Where to report.
       metric_settings: What metrics need.
-      accelerator_hint: As in `DecodeExamples`.
-      needs_accelerator: As there.
+      devices: What workers decode on.
     """
 
     assignment: SweepAssignment
@@ -52,8 +52,7 @@ class CountRounds(beam.PTransform):
     last: int
     progress: ProgressLog
     metric_settings: MetricSettings = NO_SETTINGS
-    accelerator_hint: str | None = None
-    needs_accelerator: bool = False
+    devices: Devices = ANY_DEVICES
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
@@ -78,8 +77,7 @@ class CountRounds(beam.PTransform):
             self.progress,
             is_checked=is_checked,
             count=count,
-            accelerator_hint=self.accelerator_hint,
-            needs_accelerator=self.needs_accelerator,
+            devices=self.devices,
         )
         decoded = taken | "DecodeShards" >> decode
         scorer = ShardScorer(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
+from calm_beam.errors import UsageError
 from calm_beam.manifest import MANIFEST, Manifest, SettingManifest, lost_race, manifest_text, write_manifest
 from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, strict_json, version
@@ -29,6 +30,17 @@ class EarlierResult:
         names = (MANIFEST, RISK_TABLE, FAILURES)
         manifest, risk_table, failures = (version(joined(output, name)) for name in names)
         return cls(manifest=manifest, risk_table=risk_table, failures=failures)
+
+    def check_may_go(self, output: str, *, overwrite: bool) -> None:
+        """Refuses an output directory that holds a manifest, unless it is to be overwritten.
+
+        Raises:
+          UsageError: If it does.
+        """
+        if self.manifest and not overwrite:
+            raise UsageError(
+                f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite."
+            )
 
 
 def withdraw(output: str, earlier: EarlierResult) -> None:

@@ -5,6 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from calm_beam.decoding.recorded import settings_of_variant
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.measures import Need
 from calm_beam.manifest import Plan, PlannedTest, Variant
 from calm_beam.outputs import OutputsError
 from calm_beam.risk.evidence import Evidence
@@ -150,3 +153,17 @@ def _row(
         exit_interval=variant.exit_interval,
         **chosen,
     )
+
+
+def variants_together(variants: Sequence[Variant], settings: DecodeSettings) -> list[list[int]]:
+    """Returns the places of variants that are swept together: all, but for those that can share no sweep.
+
+    A certified head proves intervals of one measure of logits: by such a head, those of several share none.
+    """
+    by_share: dict[object, list[int]] = {}
+    is_certified = settings.engine is not None and settings.engine.head != "exact"
+    for place, variant in enumerate(variants):
+        rule = settings_of_variant(settings, variant).rule
+        by_logits = rule.confidence if is_certified and rule.measure().needs is Need.LOGITS else None
+        by_share.setdefault((rule.shares_sweep_by(), by_logits), []).append(place)
+    return list(by_share.values())

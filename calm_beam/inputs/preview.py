@@ -1,16 +1,20 @@
 """Looking at the examples of a data set, or at the first of them, before work starts."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError, mixed_prompts
 from calm_beam.inputs.seqio_names import SeqIOShard, is_seqio, seqio_name
+from calm_beam.text import counted
 
 from .files import DataFiles
 from .formats import place_of, read_examples
 from .reading import Reading
+from .set_parts import CALIBRATING, SetPart
 
 # In every file, and in one shard of a SeqIO task; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
@@ -87,3 +91,29 @@ def _task_name(shard: str) -> str:
     """Returns the name of the split that a shard is one of."""
     found = SeqIOShard.named(shard)
     return seqio_name(found.task, found.split)
+
+
+def check_parts_of_data(data: DataFiles, part: SetPart) -> None:
+    """Refuses data that leave one of the parts empty; reads them until there is an example of each.
+
+    Raises:
+      UsageError: If they do.
+      DataError: If a row is malformed.
+    """
+    seen: collections.Counter[str] = collections.Counter()
+    names = set()
+    for index, path in enumerate(data.files):
+        for example in read_examples(path, data.reading, file_index=index):
+            seen[example.id] += 1
+            # As examples with equal ids are told apart.
+            count = seen[example.id]
+            named = dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example
+            names.add(part.takes(named))
+            if len(names) > 1:
+                return
+    chooses = names == {part.name == CALIBRATING}
+    drawn = "choose a threshold, and none to confirm it" if chooses else "confirm what none of them chooses"
+    raise UsageError(
+        f"--confirm_share={part.confirm_share:g}: all of the {counted(sum(seen.values()), 'example')} were drawn to "
+        f"{drawn}. Take more examples."
+    )

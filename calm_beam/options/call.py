@@ -1,11 +1,12 @@
 """Functions of Python whose arguments are the options of a request."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from calm_beam.errors import CalmBeamError
@@ -30,25 +31,39 @@ def taking(
 
     def decorate(run: Callable[[_Request], _Result]) -> Callable[_Arguments, _Result]:
         kind: Any = request
-        named = dict(options_of(kind))
 
         @functools.wraps(run)
         def called(*args: _Arguments.args, **given: _Arguments.kwargs) -> _Result:
             _check_names(run.__name__, kind, given)
-            try:
+            with naming_arguments(kind):
                 made = request(*args, **given)
                 made.check_given(given)
                 return run(made)
-            except CalmBeamError as error:
-                # The same error, in the caller's words.
-                error.args = tuple(in_python(each, named) if isinstance(each, str) else each for each in error.args)
-                raise
 
         called.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
         called.__doc__ = _with_arguments(run.__doc__ or "", kind)
         return called
 
     return decorate
+
+
+@contextlib.contextmanager
+def naming_arguments(kind: type[Options]) -> Iterator[None]:
+    """Has errors that end the block call options as the arguments of Python that they are."""
+    named = dict(options_of(kind))
+    try:
+        yield
+    except CalmBeamError as error:
+        # The same error, in the caller's words.
+        error.args = tuple(in_python(each, named) if isinstance(each, str) else each for each in error.args)
+        raise
+
+
+def documented(kind: type[_Request]) -> type[_Request]:
+    """Lists the options of a class in its docstring, below its other attributes; they are declared elsewhere."""
+    before, _, _ = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    kind.__doc__ = _with_arguments(f"{before.rstrip()}\n\n", kind).rstrip()
+    return kind
 
 
 def _check_names(function: str, kind: type[Options], given: dict[str, Any]) -> None:

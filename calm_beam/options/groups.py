@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError
@@ -29,9 +29,14 @@ from .kinds import (
 )
 from .option import Options, again, option, shared, switch
 
+if TYPE_CHECKING:
+    from calm_beam.decoding.settings import DecodeSettings
+
 _OF_MODEL = ("checkpoint", "generations")
 MODEL_AND_DATA = "model and data"
 """Heading of what a model is asked about, and how."""
+GRID_STEP = 0.05
+"""Of the grid of thresholds where nobody names one, but for `decode`, which asks for it."""
 _EXITS = "exits"
 _RUN = "run (Beam's own flags, such as --runner, may be added)"
 
@@ -214,6 +219,29 @@ class Precision(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputSettings(Lengths, Precision):
+    """What determines outputs besides the exit rule and its thresholds."""
+
+    def settings_of(self, rule: ExitRule, thresholds: tuple[float, ...]) -> "DecodeSettings":
+        """Returns what determines the outputs, by a rule and at thresholds.
+
+        Raises:
+          ValueError: If a value or a combination is wrong.
+        """
+        # Here, since it computes with numpy, and help does without.
+        from calm_beam.decoding.settings import DecodeSettings
+
+        return DecodeSettings(
+            rule=rule,
+            thresholds=thresholds,
+            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
+            max_decode_length=self.max_decode_length,
+            task_prefix=self.task_prefix,
+            arithmetic=self.arithmetic,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory(Options):
     """How much is decoded at a time, which moves no output."""
 
@@ -280,7 +308,7 @@ class ExitGrid(Options):
         None, "exit thresholds, comma-separated; instead of --grid_step", kind=numbers
     )
     grid_step: float | None = option(
-        None, "grid of its multiples below 1, down to 0; 0.05 without --thresholds", kind=number
+        None, f"grid of its multiples below 1, down to 0; {GRID_STEP:g} without --thresholds", kind=number
     )
     schedule: str = option(
         "constant",
@@ -383,7 +411,18 @@ class Failures(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spread(Options):
+class Copies(Options):
+    """How many copies of a model a worker holds, which moves no output."""
+
+    SECTION: ClassVar[str | None] = _RUN
+
+    model_copies: int = option(
+        1, "most copies of the model in one worker process; its threads take turns", kind=whole_number(1)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread(Copies):
     """How decoding is spread over workers, which moves no output."""
 
     SECTION: ClassVar[str | None] = _RUN
@@ -393,9 +432,6 @@ class Spread(Options):
         "parts of the data, decoded independently: several per worker; default: by the size of the data, at least 4, "
         "of a thousand examples each; with --resume, as begun",
         kind=whole_number(1),
-    )
-    model_copies: int = option(
-        1, "most copies of the model in one worker process; its threads take turns", kind=whole_number(1)
     )
 
 

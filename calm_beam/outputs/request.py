@@ -1,13 +1,13 @@
 """What is asked for: a sweep over a data set, or answers to one."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest import ANY_ENTRY, ChatRecord, EntryChoice, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.options.groups import Decoding
+from calm_beam.options.groups import Decoding, OutputSettings
 from calm_beam.options.option import shared
 
 
@@ -74,6 +74,18 @@ class SweepRequest(WorkerSettings):
     round_examples: int | None = None
     part: SetPart | None = None
     decoder: str | None = None
+
+    @classmethod
+    def asked_by(cls, options: OutputSettings, settings: DecodeSettings, **own: Any) -> Self:
+        """Returns the sweep that options ask for.
+
+        Args:
+          options: Each is the field of its name.
+          settings: What determines the outputs.
+          own: Fields that are no options, or are not called so.
+        """
+        fields = {**shared(options, cls), "settings": settings, "shortens_prompts": options.max_input_length is None}
+        return cls(**{**fields, **own})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

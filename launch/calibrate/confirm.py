@@ -4,7 +4,6 @@ What was chosen stands in a folder of its own until then, as a calibration of th
 its place. Every step is a pipeline, so that workers hold one model at a time.
 """
 
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,8 @@ from calm_beam.calibration.publish import EarlierResult, publish, read_failures
 from calm_beam.calibration.result import CalibrationOutcome, RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import UsageError
-from calm_beam.inputs import DataFiles, read_examples
-from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
+from calm_beam.inputs.set_parts import CONFIRMING
+from calm_beam.launch.run_sweep import decoded
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Plan, Variant, read_manifest
@@ -29,9 +28,7 @@ from calm_beam.outputs import FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import joined, remove_folder
-from calm_beam.text import counted
-from calm_beam.transforms import ConfirmThresholds, DecodeExamples, ReadExamples, WriteManifest
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms import ConfirmThresholds, WriteManifest
 
 from .run import UNCONFIRMED, CalibrationRun
 from .sources import DecodedSource
@@ -139,43 +136,18 @@ def confirm(
             start = time.monotonic()
             pipeline = workers.new_pipeline()
             with workers.shown_progress() as progress:
-                decoded = _decoded(pipeline, sweeps[variant], stored[variant], workers=workers, progress=progress)
+                assigned = sweeps[variant].assignment(stored[variant].directory)
+                last = decoded(pipeline, sweeps[variant], [assigned], workers=workers, progress=progress)
                 if number == len(sweeps):
                     before = _taken(pipeline, list(stored.values())[:-1])
                     publishes = WriteManifest(output, earlier)
-                    _ = (*before, decoded) | "ConfirmThresholds" >> confirms | "WriteManifest" >> publishes
+                    _ = (*before, last) | "ConfirmThresholds" >> confirms | "WriteManifest" >> publishes
                 metrics = run_pipeline(pipeline)
             tell(metrics, seconds=time.monotonic() - start)
     else:
         outcome = confirmed_outcome(found, {}, plan=plan, digest=digest, decoder=BATCH, exit_head=exit_head)
         publish(output, outcome.manifest, rows=outcome.rows, failures=outcome.failures, earlier=earlier)
     remove_folder(unconfirmed, inside=output)
-
-
-def check_parts_of_data(data: DataFiles, part: SetPart) -> None:
-    """Refuses data that leave one of the parts empty; reads them until there is an example of each.
-
-    Raises:
-      UsageError: If they do.
-      DataError: If a row is malformed.
-    """
-    seen: collections.Counter[str] = collections.Counter()
-    names = set()
-    for index, path in enumerate(data.files):
-        for example in read_examples(path, data.reading, file_index=index):
-            seen[example.id] += 1
-            # As examples with equal ids are told apart.
-            count = seen[example.id]
-            named = dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example
-            names.add(part.takes(named))
-            if len(names) > 1:
-                return
-    chooses = names == {part.name == CALIBRATING}
-    drawn = "choose a threshold, and none to confirm it" if chooses else "confirm what none of them chooses"
-    raise UsageError(
-        f"--confirm_share={part.confirm_share:g}: all of the {counted(sum(seen.values()), 'example')} were drawn to "
-        f"{drawn}. Take more examples."
-    )
 
 
 def refuse_left_confirmation(output: str) -> None:
@@ -208,29 +180,6 @@ def _begun(sweeps: Mapping[Variant | None, "PreparedSweep"], output: str) -> dic
         variant: StoredGenerations(directory=home.next_folder(job), job=job)
         for variant, job in zip(sweeps, jobs, strict=True)
     }
-
-
-def _decoded(
-    pipeline: beam.Pipeline,
-    sweep: "PreparedSweep",
-    stored: StoredGenerations,
-    *,
-    workers: Workers,
-    progress: ProgressLog,
-) -> beam.PCollection:
-    """Adds to a pipeline what decodes the examples that confirm, and gives the `FinishedSweep`."""
-    request = sweep.request
-    return (
-        pipeline
-        | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, part=request.part, progress=progress)
-        | "DecodeExamples"
-        >> DecodeExamples(
-            [sweep.assignment(stored.directory)],
-            progress,
-            accelerator_hint=workers.accelerator_hint,
-            needs_accelerator=workers.needs_accelerator,
-        )
-    )
 
 
 def _taken(pipeline: beam.Pipeline, stored: Sequence[StoredGenerations]) -> list[beam.PCollection]:

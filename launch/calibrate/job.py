@@ -79,7 +79,7 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         if request.resume and request.leaves_tests_open:
             run = dataclasses.replace(run, plan=gone_on_with(run.plan, plans.plans()))
         first = run.source.next_block()
-        asked = run.source.asked_plan(run.plan, plans)
+        asked = run.source.data.asked(run.plan, plans, command=run.source.command)
         earlier = plans.ask(asked, is_answered=_shows_losses_early(run, request))
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
     # Now, so that a log can show later what had been settled by then.

@@ -10,6 +10,7 @@ from calm_beam.calibration.plan import PlanTerms, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.inputs.preview import check_parts_of_data
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.data import find_data
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
@@ -21,7 +22,7 @@ from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, is_file, joined
 
-from .confirm import check_parts_of_data, refuse_left_confirmation
+from .confirm import refuse_left_confirmation
 from .request import CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource, Source, begun_shards, decoded_source, stored_source
@@ -57,13 +58,13 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     names: list[str] = []
     if request.group_key is not None:
         # By names alone: no loss has been seen.
-        groups = source.groups()
+        groups = source.data.groups()
         say(groups_in_words(groups, key=request.group_key))
         names = [group.name for group in groups]
     losses = None
     if request.leaves_tests_open and not names:
         thresholds = len(source.settings.thresholds) * max(1, len(request.variants))
-        losses = single_losses(source, thresholds=thresholds, entries=entries)
+        losses = single_losses(source.data, thresholds=thresholds, entries=entries)
     specs = request.specs(full_names, groups=names, losses=losses)
     serve = None if request.serve is None else place_of_served(request.serve, specs)
     plan = plan_of_job(
@@ -84,7 +85,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     if plan.sequential is not None:
         # It may wait for what never comes.
         plan.sequential.rule(plan.thresholds)
-    units = source.examples(at_most=max(test.least_units for test in specs) - 1)
+    units = source.data.examples(at_most=max(test.least_units for test in specs) - 1)
     if units is not None and (words := too_few_in_words(specs, units)):
         say(f"caution: {words}")
     return CalibrationRun(
@@ -166,6 +167,5 @@ def _checked_output(request: CalibrateRequest) -> tuple[str, EarlierResult]:
         # Each of them, since what is in the way of the last would otherwise be found after hours.
         for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT):
             check_writable(joined(output, name))
-    if earlier.manifest and not request.overwrite and not request.resume:
-        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
+    earlier.check_may_go(output, overwrite=request.overwrite or request.resume)
     return output, earlier

@@ -18,7 +18,7 @@ from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
-from calm_beam.launch.flags.task import GRID_STEP, TaskRequest, refuse_decoding
+from calm_beam.launch.flags.task import TaskRequest, refuse_decoding
 from calm_beam.manifest import (
     VARIANT_MEASURES,
     ManifestError,
@@ -29,7 +29,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bleurt
 from calm_beam.options import listed
-from calm_beam.options.groups import ExitGrid, Failures, Replacing, Spread
+from calm_beam.options.groups import GRID_STEP, ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute
 

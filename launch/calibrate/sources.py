@@ -7,30 +7,28 @@ from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
 
-from calm_beam.calibration.groups import groups_of_data, groups_of_stored
+from calm_beam.calibration.asked_data import AskedData, DecodedExamples, FilesToDecode
 from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
+from calm_beam.calibration.variants import variants_together
 from calm_beam.decoding.memory import checked_least_tokens
-from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.exits.measures import Need
-from calm_beam.inputs.files import digest_of_files
-from calm_beam.inputs.preview import count_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.report.command import ReportedModel
+from calm_beam.launch.run_sweep import decoded, reading
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import GroupRecord, Plan, Variant
-from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
+from calm_beam.manifest import Plan
+from calm_beam.manifest.plan_list import home_of
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.outputs.request import SweepRequest
 from calm_beam.storage import absolute
-from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
+from calm_beam.transforms import CountRounds
 from calm_beam.transforms.progress import ProgressLog
 
 from .request import CalibrateRequest
@@ -69,6 +67,8 @@ class Source(Protocol):
       is_stored: Whether they were there before.
       blocks: How often `next_block` may be called.
       home: Directory in which plans that are asked of them are listed.
+      data: What those are asked of.
+      command: What asks.
     """
 
     job: DecodeJob
@@ -77,23 +77,8 @@ class Source(Protocol):
     is_stored: bool
     blocks: int
     home: str
-
-    def asked_plan(self, plan: Plan, plans: PlanList) -> AskedPlan:
-        """Returns a plan as it is asked of them, to be listed.
-
-        Args:
-          plan: The plan.
-          plans: Those that were asked before.
-        """
-        ...
-
-    def groups(self) -> tuple[GroupRecord, ...]:
-        """Returns the groups of the examples, which are read with a key of groups."""
-        ...
-
-    def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples there are; None if they are more than that many."""
-        ...
+    data: AskedData
+    command: str
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
@@ -108,6 +93,7 @@ class DecodedSource:
     """Generations that are decoded now, all or the missing ones."""
 
     is_stored: bool = False
+    command: str = "calibrate"
 
     def __init__(
         self,
@@ -132,18 +118,7 @@ class DecodedSource:
         self._request, self._home, self._earlier, self._workers = request, SweepHome(output), earlier, workers
         self.blocks = len(blocks)
         self.home = output
-
-    def asked_plan(self, plan: Plan, plans: PlanList) -> AskedPlan:
-        """Returns a plan as it is asked of the data files, for which it reads them."""
-        return AskedPlan.of(plan, data=digest_of_files(self.job.files), command="calibrate", decodes=True)
-
-    def groups(self) -> tuple[GroupRecord, ...]:
-        """Returns the groups of the examples, for which it reads them."""
-        return groups_of_data(self._sweeps[0].data)
-
-    def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples there are, for which it reads them; None if they are more than that many."""
-        return count_examples(self.sweep.data, at_most=at_most)
+        self.data: AskedData = FilesToDecode(sweep.data)
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
@@ -196,7 +171,7 @@ class DecodedSource:
         """Adds to a pipeline what decodes some rounds, by number, and counts them; all else as in `CountRounds`."""
         return (
             pipeline
-            | "ReadExamples" >> self._read(progress)
+            | "ReadExamples" >> reading(self._sweeps[0], progress)
             | "CountRounds"
             >> CountRounds(
                 assignment,
@@ -207,32 +182,14 @@ class DecodedSource:
                 last=rounds[-1],
                 progress=progress,
                 metric_settings=metric_settings,
-                accelerator_hint=self._workers.accelerator_hint,
-                needs_accelerator=self._workers.needs_accelerator,
+                devices=self._workers.devices,
             )
-        )
-
-    def _read(self, progress: ProgressLog) -> ReadExamples:
-        sweep = self._sweeps[0]
-        request = sweep.request
-        return ReadExamples(
-            sweep.data, num_shards=sweep.num_shards, order=request.order, part=request.part, progress=progress
         )
 
     def _decode(
         self, assignments: Sequence[SweepAssignment], pipeline: beam.Pipeline, progress: ProgressLog
     ) -> beam.PCollection:
-        return (
-            pipeline
-            | "ReadExamples" >> self._read(progress)
-            | "DecodeExamples"
-            >> DecodeExamples(
-                assignments,
-                progress,
-                accelerator_hint=self._workers.accelerator_hint,
-                needs_accelerator=self._workers.needs_accelerator,
-            )
-        )
+        return decoded(pipeline, self._sweeps[0], assignments, workers=self._workers, progress=progress)
 
 
 class VariantsSource(DecodedSource):
@@ -252,55 +209,30 @@ class VariantsSource(DecodedSource):
         """Does nothing: the generations of all variants stay."""
 
 
-def variants_together(variants: Sequence[Variant], settings: DecodeSettings) -> list[list[int]]:
-    """Returns the places of variants that are swept together: all, but for those that can share no sweep.
-
-    A certified head proves intervals of one measure of logits: by such a head, those of several share none.
-    """
-    by_share: dict[object, list[int]] = {}
-    is_certified = settings.engine is not None and settings.engine.head != "exact"
-    for place, variant in enumerate(variants):
-        rule = settings_of_variant(settings, variant).rule
-        by_logits = rule.confidence if is_certified and rule.measure().needs is Need.LOGITS else None
-        by_share.setdefault((rule.shares_sweep_by(), by_logits), []).append(place)
-    return list(by_share.values())
-
-
 class StoredSource:
     """Generations that are stored completely."""
 
     is_stored: bool = True
     model: ReportedModel | None = None
     blocks: int = 1
+    command: str = "calibrate --generations"
 
-    def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, finished: FinishedSweep) -> None:
-        """Keeps what is stored in a folder; of its grid, that of the settings is calibrated."""
-        self.job, self.settings = job, settings
-        self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
-        self.home = home_of(folder)
-
-    def asked_plan(self, plan: Plan, plans: PlanList) -> AskedPlan:
-        """Returns a plan as it is asked of the data that the generations were made of."""
-        data = plans.data_of_outputs() or self._finished.digest()
-        return AskedPlan.of(plan, data=data, command="calibrate --generations")
-
-    def groups(self) -> tuple[GroupRecord, ...]:
-        """Returns the groups of the examples, as they are stored."""
-        return groups_of_stored(self._stored, self._finished)
-
-    def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples are stored; None if they are more than that many."""
-        return self._finished.examples if self._finished.examples <= at_most else None
+    def __init__(self, examples: DecodedExamples, settings: DecodeSettings) -> None:
+        """Keeps what is stored; of its grid, that of the settings is calibrated."""
+        self.job, self.settings = examples.stored.job, settings
+        self.home = home_of(examples.stored.directory)
+        self.data: AskedData = examples
+        self._examples = examples
 
     def next_block(self) -> Block:
         """Returns the only block."""
-        return Block(stored=self._stored, make=self._take)
+        return Block(stored=self._examples.stored, make=self._take)
 
     def finish(self) -> None:
         """Does nothing: what was there stays."""
 
     def _take(self, pipeline: beam.Pipeline, _: ProgressLog) -> beam.PCollection:
-        return pipeline | "TakeGenerations" >> beam.Create([self._finished])
+        return pipeline | "TakeGenerations" >> beam.Create([self._examples.finished])
 
 
 def decoded_source(
@@ -339,8 +271,10 @@ def sweep_request(request: CalibrateRequest, *, num_shards: int | None) -> Sweep
       UsageError: If a value or a combination is wrong.
     """
     with as_usage((ValueError, OSError)):
-        return request.sweep_asked(
+        return SweepRequest.asked_by(
+            request,
             request.settings(),
+            model=request.model_path,
             num_shards=num_shards,
             order=request.order,
             round_examples=request.examples_of_a_round,
@@ -361,7 +295,8 @@ def stored_source(request: CalibrateRequest, generations: str) -> StoredSource:
         folder = SweepHome(absolute(generations)).only_folder()
         job = DecodeJob.read(folder)
         check_may_choose(folder, job)
-        finished = FinishedSweep.read(folder, job)
+        stored = StoredGenerations(directory=folder, job=job)
+        examples = DecodedExamples(stored, FinishedSweep.read(folder, job))
     if request.cluster_key != job.cluster_key:
         raise UsageError(
             f"--cluster_key is {request.cluster_key}, but the generations in {folder} were read with "
@@ -377,13 +312,9 @@ def stored_source(request: CalibrateRequest, generations: str) -> StoredSource:
                 else f"with {job.group_key}. Pass --group_key={job.group_key}, or leave it out."
             )
         )
-    if finished.failed and request.on_error == "fail":
-        raise UsageError(
-            f"{finished.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
-            "count them with loss 1 at every threshold."
-        )
+    examples.check_failed(request.on_error)
     settings = dataclasses.replace(job.settings, thresholds=_part_of_grid(request, job.settings.thresholds))
-    return StoredSource(job, settings, folder=folder, finished=finished)
+    return StoredSource(examples, settings)
 
 
 def _part_of_grid(request: CalibrateRequest, stored: tuple[float, ...]) -> tuple[float, ...]:

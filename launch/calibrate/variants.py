@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import apache_beam as beam
 
+from calm_beam.calibration.variants import variants_together
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import Manifest
@@ -14,7 +15,7 @@ from calm_beam.storage import make_folder
 from calm_beam.transforms import CalibrateVariants, WriteManifest
 
 from .run import CalibrationRun
-from .sources import Block, VariantsSource, variants_together
+from .sources import Block, VariantsSource
 
 
 @dataclasses.dataclass(frozen=True)

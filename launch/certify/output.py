@@ -46,17 +46,7 @@ def check_empty(output: str, earlier: EarlierResult) -> None:
             "for all examples at once proves nothing of them. Go on with --sequential, or choose another directory "
             "for other examples."
         )
-    refuse_manifest(output, earlier)
-
-
-def refuse_manifest(output: str, earlier: EarlierResult) -> None:
-    """Refuses a directory with a manifest.
-
-    Raises:
-      UsageError: If there is one.
-    """
-    if earlier.manifest:
-        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
+    earlier.check_may_go(output, overwrite=False)
 
 
 def warn_of_counted(output: str) -> None:

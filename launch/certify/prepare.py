@@ -33,7 +33,7 @@ from calm_beam.manifest import (
 from calm_beam.options import listed
 from calm_beam.storage import joined, version
 
-from .output import check_empty, checked_output, refuse_manifest, warn_of_counted
+from .output import check_empty, checked_output, warn_of_counted
 from .request import CertifyRequest
 from .sources import Source, read_losses, read_scores, rows_of_losses
 
@@ -269,7 +269,7 @@ def _ended(output: str, settled: Ledger | None, earlier: EarlierResult) -> Setti
     if not earlier.manifest:
         return None
     if settled is None:
-        refuse_manifest(output, earlier)
+        earlier.check_may_go(output, overwrite=False)
         return None
     manifest = read_setting_manifest(joined(output, MANIFEST))
     return manifest if manifest.plan.digest == settled.plan.digest else None

@@ -20,7 +20,6 @@ from calm_beam.outputs.data_order import write_in_data_order
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import base_name, replacing
 from calm_beam.text import counted
-from calm_beam.transforms import ReadExamples
 
 from .request import DecodeRequest
 
@@ -46,8 +45,7 @@ def decode(request: DecodeRequest, options: PipelineOptions) -> int:
         place = shared_place(workers, beside=output)
     with passing_folder(place, name=f".{base_name(output)}.") as folder:
         with workers.shown_progress() as progress:
-            read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-            run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+            run_sweep(pipeline, run, folder=folder, workers=workers, progress=progress)
         prompts, failed = _write(
             output, DecodeJob.shard_files(folder), thresholds=run.settings.thresholds, overwrite=request.overwrite
         )

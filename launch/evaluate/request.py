@@ -11,10 +11,10 @@ from calm_beam.exits.measures import COMPARABLE
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import METRIC_NAMES, MetricFiles
-from calm_beam.launch.flags.task import GRID_STEP, TaskRequest
+from calm_beam.launch.flags.task import TaskRequest
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.options import Options, again, option
-from calm_beam.options.groups import ExitGrid, ExitLayers, Replacing, Spread
+from calm_beam.options.groups import GRID_STEP, ExitGrid, ExitLayers, Replacing, Spread
 from calm_beam.options.kinds import Kind, ValueRefusedError, texts, whole_number
 from calm_beam.text import written_int
 

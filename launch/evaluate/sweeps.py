@@ -25,7 +25,6 @@ from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.outputs.shard_count import default_shards, shards_for
 from calm_beam.storage import joined
-from calm_beam.transforms import ReadExamples
 from calm_beam.transforms.examples import DivideExamples
 from calm_beam.transforms.progress import ProgressLog
 
@@ -95,7 +94,7 @@ def decoded_by(
     pipeline = workers.new_pipeline()
     read = pipeline | "DivideExamples" >> DivideExamples(examples, num_shards=sweep.num_shards)
     with passing_folder(place, name="calm-beam-evaluate-") as folder:
-        run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
+        run_sweep(pipeline, sweep, folder=folder, workers=workers, progress=progress, examples=read)
         return [item for path in DecodeJob.shard_files(folder) for item in read_generations(path)]
 
 
@@ -162,8 +161,7 @@ def _decode_into(
         what_is_left_told(lambda: home.after_failure(folder, is_over=workers.are_here), but=OutputsError),
         workers.shown_progress() as progress,
     ):
-        read = pipeline | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, progress=progress)
-        metrics = run_sweep(pipeline, read, sweep=sweep, folder=folder, workers=workers, progress=progress)
+        metrics = run_sweep(pipeline, sweep, folder=folder, workers=workers, progress=progress)
     say(metrics_in_words(metrics, seconds=time.monotonic() - start))
     if work := work_in_words(metrics):
         say_detail(work)

@@ -1,6 +1,8 @@
 """Flags that several commands share, what they name, and the parser."""
 
 from calm_beam.errors import UsageError as UsageError
+from calm_beam.errors import as_usage as as_usage
+from calm_beam.errors import naming as naming
 
 from .derived import add_request as add_request
 from .derived import given_flags as given_flags
@@ -10,7 +12,5 @@ from .derived import request_of as request_of
 from .derived import request_parser as request_parser
 from .parser import FlagParser as FlagParser
 from .parser import HelpShown as HelpShown
-from .parser import as_usage as as_usage
-from .parser import naming as naming
 from .parser import parse_flags as parse_flags
 from .parser import parse_own_flags as parse_own_flags

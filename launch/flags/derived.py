@@ -5,11 +5,12 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from calm_beam.errors import as_usage
 from calm_beam.launch.terminal import show_details
 from calm_beam.options import OptionError, Options, options_of
 from calm_beam.options.option import Option, default_of, own_options_of
 
-from .parser import FlagParser, as_usage, parse_flags, parse_own_flags
+from .parser import FlagParser, parse_flags, parse_own_flags
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -1,14 +1,12 @@
 """Flags: ours next to Beam's, with every unknown one refused."""
 
 import argparse
-import contextlib
 import difflib
 import importlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from calm_beam.errors import UsageError, os_error_in_words
-from calm_beam.manifest import ManifestError
+from calm_beam.errors import UsageError
 from calm_beam.text import written_float, written_int
 
 from .config import CONFIG_HELP, OptionOfFile, with_config
@@ -29,30 +27,6 @@ _LEAST_ABBREVIATION = 5
 
 class HelpShown(SystemExit):
     """`--help` was asked for and shown; nothing else may end the process with success before its work is done."""
-
-
-@contextlib.contextmanager
-def naming(flag: str) -> Iterator[None]:
-    """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{flag} {os_error_in_words(error)}") from error
-
-
-@contextlib.contextmanager
-def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
-    """Turns what goes wrong while flags and what they name are checked into a `UsageError`.
-
-    Args:
-      kinds: What is turned. A manifest that cannot be trusted never is: that is a failure.
-    """
-    try:
-        yield
-    except (UsageError, ManifestError):
-        raise
-    except kinds as error:
-        raise UsageError(str(error)) from error
 
 
 class FlagParser(argparse.ArgumentParser):

@@ -3,23 +3,12 @@
 import dataclasses
 import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
-from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
-from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 from calm_beam.options import Options, options_of
-from calm_beam.options.groups import Chat, DataSource, Decoding, Lengths, ModelFacts, ModelSource, Precision, Telling
-from calm_beam.options.option import shared
-
-if TYPE_CHECKING:
-    from calm_beam.outputs.request import SweepRequest
-
-
-GRID_STEP = 0.05
-"""Of the grid of thresholds where nobody names one, but for `decode`, which asks for it."""
+from calm_beam.options.groups import Chat, DataSource, Decoding, ModelFacts, ModelSource, OutputSettings, Telling
 
 
 def refuse_decoding(
@@ -46,7 +35,7 @@ def refuse_decoding(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision, Decoding, Telling):
+class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, OutputSettings, Decoding, Telling):
     """What all requests have in common that decode a data set by a model.
 
     Attributes:
@@ -82,36 +71,3 @@ class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, Lengths, Precision,
     def patterns(self) -> tuple[str, ...] | None:
         """What names the data; None if nothing does."""
         return (str(embedded.CALIBRATION_SET),) if self.is_demo else super().patterns
-
-    def settings_of(self, rule: ExitRule, thresholds: tuple[float, ...]) -> DecodeSettings:
-        """Returns what determines the outputs, by a rule and at thresholds.
-
-        Raises:
-          ValueError: If a value or a combination is wrong.
-        """
-        return DecodeSettings(
-            rule=rule,
-            thresholds=thresholds,
-            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
-            max_decode_length=self.max_decode_length,
-            task_prefix=self.task_prefix,
-            arithmetic=self.arithmetic,
-        )
-
-    def sweep_asked(self, settings: DecodeSettings, **own: Any) -> "SweepRequest":
-        """Returns the sweep that is asked for.
-
-        Args:
-          settings: What determines the outputs.
-          own: Fields of the sweep that are not called as options are.
-        """
-        # Here, since it loads what reads outputs, and help does without.
-        from calm_beam.outputs.request import SweepRequest
-
-        fields = {
-            **shared(self, SweepRequest),
-            "model": self.model_path,
-            "settings": settings,
-            "shortens_prompts": self.max_input_length is None,
-        }
-        return SweepRequest(**{**fields, **own})

@@ -160,13 +160,7 @@ def _run(prepared: "PreparedAnswers", assignment: AnswerAssignment, *, workers: 
         _ = (
             pipeline
             | "ReadPrompts" >> ReadPrompts(prepared.data, num_shards=prepared.job.num_shards, progress=progress)
-            | "AnswerPrompts"
-            >> DecodeExamples(
-                [assignment],
-                progress,
-                accelerator_hint=workers.accelerator_hint,
-                needs_accelerator=workers.needs_accelerator,
-            )
+            | "AnswerPrompts" >> DecodeExamples([assignment], progress, devices=workers.devices)
         )
         return run_pipeline(pipeline)
 

@@ -11,6 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.accelerators import Accelerator
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.transforms.devices import ANY_DEVICES, Devices
 from calm_beam.transforms.progress import ProgressLog
 
 from .dataflow import prepare_job, template_location
@@ -54,14 +55,11 @@ class Workers:
         return template_location(self.options)
 
     @property
-    def accelerator_hint(self) -> str | None:
-        """Resource hint of the step that decodes; None for none."""
-        return None if self.accelerator is None else self.accelerator.hint()
-
-    @property
-    def needs_accelerator(self) -> bool:
-        """Whether a worker on which JAX finds only a CPU refuses to decode."""
-        return self.accelerator is not None
+    def devices(self) -> Devices:
+        """What those decode on that decode."""
+        if self.accelerator is None:
+            return ANY_DEVICES
+        return Devices(hint=self.accelerator.hint(), are_accelerators=True)
 
     def new_pipeline(self) -> beam.Pipeline:
         """Returns an empty pipeline that will run on them.

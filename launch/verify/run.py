@@ -17,7 +17,6 @@ from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, read_generations
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.text import printable_line
-from calm_beam.transforms import ReadExamples
 
 from .prepare import Prepared, find_promises, on_error_of, prepare
 from .request import VerifyRequest
@@ -94,8 +93,7 @@ def _losses(
         passing_folder(prepared.place, name="calm-beam-verify-") as folder,
         workers.shown_progress() as progress,
     ):
-        read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-        run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+        run_sweep(pipeline, run, folder=folder, workers=workers, progress=progress)
         return FreshLosses.of(
             (item for path in DecodeJob.shard_files(folder) for item in read_generations(path)),
             entries,

@@ -7,6 +7,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.accelerators import parse_accelerator
 from calm_beam.launch.runners import Workers
+from calm_beam.transforms.devices import ANY_DEVICES
 
 _JOB = (
     "--runner=DataflowRunner",
@@ -30,7 +31,7 @@ def test_workers_of_this_machine() -> None:
     """Without flags they are here, have what JAX finds, and make a pipeline."""
     workers = _prepared()
     assert workers.are_here
-    assert (workers.accelerator_hint, workers.needs_accelerator, workers.template) == (None, False, None)
+    assert (workers.devices, workers.template) == (ANY_DEVICES, None)
     assert isinstance(workers.new_pipeline().runner, FnApiRunner)
     workers.refuse_template(command="decode")
 
@@ -40,8 +41,8 @@ def test_workers_with_accelerators(accelerator: str, has_hint: bool) -> None:
     """Those of a job need their accelerator, by a hint or as a whole, and are as many as there are shards."""
     workers = _prepared(*_JOB, accelerator=accelerator)
     assert not workers.are_here
-    assert workers.needs_accelerator
-    assert (workers.accelerator_hint is not None) == has_hint
+    assert workers.devices.are_accelerators
+    assert (workers.devices.hint is not None) == has_hint
     assert workers.options.view_as(WorkerOptions).max_num_workers == 7
 
 

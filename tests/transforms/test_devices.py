@@ -9,7 +9,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.transforms import DecodeExamples
-from calm_beam.transforms.devices import require_accelerator
+from calm_beam.transforms.devices import Devices, require_accelerator
 from calm_beam.transforms.progress import ProgressLog
 from tests.pipelines import build_assignment
 
@@ -29,7 +29,7 @@ def test_decoding_waits_for_its_device(tmp_path: pathlib.Path) -> None:
     assignment = build_assignment(str(tmp_path), model="/nowhere/model")
     for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-        decode = DecodeExamples([assignment], ProgressLog(None), needs_accelerator=needs_accelerator)
+        decode = DecodeExamples([assignment], ProgressLog(None), devices=Devices(are_accelerators=needs_accelerator))
         _ = (pipeline | "Shards" >> beam.Create([(0, ())]), pipeline | "Count" >> beam.Create([0])) | decode
         with pytest.raises(Exception, match=message):
             pipeline.run().wait_until_finish()

@@ -9,6 +9,7 @@ from apache_beam.utils import proto_utils
 
 from calm_beam.inputs import DataFiles
 from calm_beam.transforms import DecodeExamples, ReadExamples
+from calm_beam.transforms.devices import Devices
 from calm_beam.transforms.progress import ProgressLog
 from tests.pipelines import build_assignment
 
@@ -25,7 +26,7 @@ def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
     _ = (
         pipeline
         | "ReadExamples" >> ReadExamples(_FILES, num_shards=8, progress=log)
-        | "DecodeExamples" >> DecodeExamples([_ASSIGNMENT], log, accelerator_hint=hint)
+        | "DecodeExamples" >> DecodeExamples([_ASSIGNMENT], log, devices=Devices(hint=hint))
         | "Score" >> beam.Map(str)
     )
     return pipeline.to_runner_api()

@@ -7,20 +7,19 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from calm_beam.calibration.asked_data import DecodedExamples
 from calm_beam.calibration.plan import PlanTerms, plan_of_job
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
-from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.measures import StoredMeasure, find_measures, have_references
 from calm_beam.evaluation.output_counts import OutputCounter
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
-from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.launch.evaluate.output import checked_output
 from calm_beam.launch.evaluate.sweeps import sweep_measures
-from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.runners import Workers
@@ -31,36 +30,13 @@ from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.metrics.settings import MetricSettings
-from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations, stored_examples
-from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs import StoredGenerations
 from calm_beam.report.figures import check_plots_available
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
 from calm_beam.transforms.splits import SplitSource
 
 from .request import SplitsRequest
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StoredMeasure:
-    """Complete generations of one way of exiting.
-
-    Attributes:
-      name: What tells it from the others: the confidence measure, and more where several have the same.
-      folder: Where they are.
-      job: What they are.
-      finished: That they are complete.
-    """
-
-    name: str
-    folder: str
-    job: DecodeJob
-    finished: FinishedSweep
-
-    @property
-    def rule(self) -> ExitRule:
-        """How exits are decided."""
-        return self.job.settings.rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,93 +188,6 @@ def _workers_paths(request: SplitsRequest, directories: tuple[str, ...]) -> list
     )
 
 
-def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
-    """Returns the generations of each directory.
-
-    Args:
-      directories: Folders of generations, or output directories of calibrations that hold just one.
-
-    Raises:
-      UsageError: If there are none, or they are not of one model and the same data, decoded alike but for the exits.
-      OutputsError: If they are not complete.
-    """
-    found = []
-    for directory in directories:
-        with naming("--generations"):
-            folder = SweepHome(absolute(directory)).only_folder()
-        job = DecodeJob.read(folder)
-        found.append((folder, job, FinishedSweep.read(folder, job)))
-    names = _names([job.settings.rule for _, job, _ in found])
-    first_folder, first, _ = found[0]
-    for folder, job, _ in found[1:]:
-        for what, theirs, ours in zip(_ALIKE, _alike(job), _alike(first), strict=True):
-            if theirs != ours:
-                raise UsageError(
-                    f"--generations: {what} is {theirs!r} in {folder}, but {ours!r} in {first_folder}. Measures are "
-                    "compared on the same model and data."
-                )
-    return tuple(
-        StoredMeasure(name=name, folder=folder, job=job, finished=finished)
-        for name, (folder, job, finished) in zip(names, found, strict=True)
-    )
-
-
-_ALIKE = (
-    "model",
-    "vocabulary",
-    "data",
-    "cluster_key",
-    "max_decode_length",
-    "max_input_length",
-    "task_prefix",
-    "dtype",
-    "matmul_precision",
-)
-
-
-def _alike(job: DecodeJob) -> tuple[object, ...]:
-    """Returns what generations have to have in common, in the order of `_ALIKE`."""
-    settings: DecodeSettings = job.settings
-    return (
-        job.model.fingerprint,
-        job.vocabulary_identity(),
-        job.files,
-        job.cluster_key,
-        settings.max_decode_length,
-        settings.max_input_length,
-        settings.task_prefix,
-        settings.arithmetic.dtype,
-        settings.arithmetic.matmul_precision,
-    )
-
-
-def _names(rules: Sequence[ExitRule]) -> list[str]:
-    """Returns short names: the confidence measure, with what else is special where several have the same."""
-    plain = ExitRule()
-    names = []
-    for rule in rules:
-        name = rule.confidence
-        if sum(other.confidence == rule.confidence for other in rules) > 1:
-            others = [
-                f"{field.name} {getattr(rule, field.name)}"
-                for field in dataclasses.fields(rule)
-                if field.name != "confidence" and getattr(rule, field.name) != getattr(plain, field.name)
-            ]
-            name = ", ".join([name, *others])
-        names.append(name)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"--generations: {twice} is there twice. Name each way of exiting once.")
-    return names
-
-
-def have_references(measure: StoredMeasure) -> bool:
-    """Returns whether every example has references."""
-    return all(
-        example.has_references for path in DecodeJob.shard_files(measure.folder) for example in stored_examples(path)
-    )
-
-
 def find_model(measure: StoredMeasure, request: SplitsRequest) -> ModelOfGenerations | None:
     """Returns the model that generations are of; None if it is no longer where it was, and no other place was named.
 
@@ -355,18 +244,14 @@ def _sources(
     sizes = DecoderSizes.of(model.checkpoint.config) if model else None
     sources = []
     for measure in measures:
-        job = measure.job
+        job, stored = measure.job, StoredGenerations(directory=measure.folder, job=measure.job)
         check_may_run(job.settings.rule.confidence, named=request.measures or ())
-        if measure.finished.failed and request.on_error == "fail":
-            raise UsageError(
-                f"{measure.finished.failed} of the examples in {measure.folder} could not be decoded. Pass "
-                "--on_error=worst_case to count them with loss 1 at every threshold."
-            )
+        DecodedExamples(stored, measure.finished).check_failed(request.on_error)
         sources.append(
             SplitSource(
                 measure=measure.name,
                 plan=plan_of_job(specs, job, terms=PlanTerms(on_error=request.on_error)),
-                stored=StoredGenerations(directory=measure.folder, job=job),
+                stored=stored,
                 finished=measure.finished,
                 counter=OutputCounter(
                     max_decode_length=job.settings.max_decode_length,
@@ -398,9 +283,7 @@ def _list_plans(sources: Sequence[SplitSource], splits: Splits, *, is_swept: boo
     for source in sources:
         plans = PlanList(home_of(source.stored.directory))
         digest = content_digest({"plan": source.plan.to_dict(), "splits": dataclasses.asdict(splits)})
-        if is_swept:
-            data = digest_of_files(source.stored.job.files)
-        else:
-            data = plans.data_of_outputs() or source.finished.digest()
+        stored = DecodedExamples(source.stored, source.finished)
+        data = digest_of_files(source.stored.job.files) if is_swept else stored.identity(plans)
         asked = AskedPlan(plan=digest, tests=digest, data=data, command="evaluate", decodes=is_swept)
         plans.ask(asked, is_answered=True)

@@ -12,11 +12,11 @@ from calm_beam.launch.calibrate.options import Guarantees, Tails, Tests, Variant
 from calm_beam.launch.evaluate.request import Experiment, Result
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
-from calm_beam.launch.flags.task import GRID_STEP, TaskRequest, refuse_decoding
+from calm_beam.launch.flags.task import TaskRequest, refuse_decoding
 from calm_beam.manifest import PlannedTest
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.options import Options, again, option, switch
-from calm_beam.options.groups import ExitLayers, Failures, Spread
+from calm_beam.options.groups import GRID_STEP, ExitLayers, Failures, Spread
 from calm_beam.options.kinds import number, numbers, paths, texts, whole_number
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES

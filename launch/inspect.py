@@ -30,12 +30,12 @@ from calm_beam.manifest import (
 )
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.options import Options, again, options_of
+from calm_beam.options.entries import Trusted
 from calm_beam.options.groups import FactsOfAny, ModelSource
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text import counted, printable_line
 
 from .flags import FlagParser, UsageError, add_request, naming, parse_own_flags, request_of
-from .flags.manifest import Trusted
 from .flags.model import declared
 from .terminal import PlainConsole
 from .terminal.certification import choices_of_settings, tests_of_settings

@@ -8,17 +8,22 @@ from calm_beam.errors import UsageError
 from calm_beam.inputs import Reading
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.accelerators import Job
-from calm_beam.launch.flags.manifest import Entry, NamedManifest, RecordedModel, SurePrecision, Trusted
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, option, options_of, switch
+from calm_beam.options.entries import (
+    Answers,
+    Entry,
+    ExactEngine,
+    NamedManifest,
+    RecordedModel,
+    SurePrecision,
+    Trusted,
+)
 from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
-from calm_beam.options.kinds import share, utf8_text, whole_number
+from calm_beam.options.kinds import utf8_text
 from calm_beam.storage import is_folder
 
 SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output have exit_layers of themselves."
-
-# As `calm_beam.outputs.job.FORMATS`.
-_FORMATS = ("parquet", "jsonl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,44 +60,15 @@ class Prompts(Options):
     )
     overwrite: bool = switch("replace an earlier --output", belongs_to=("output",))
     show_layers: bool = switch("colour every token by the layer at which it left")
-    exact_engine: bool = switch("refuse to serve by another engine than the manifest was made by")
+    exact_engine: bool = again(ExactEngine, "exact_engine")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shards(Options):
     """Answers in shards."""
 
-    SECTION: ClassVar[str | None] = (
-        "with --output=FOLDER/, answers in shards (Beam's own flags, such as --runner, may be added)"
-    )
+    SECTION: ClassVar[str | None] = Answers.SECTION
 
-    output_format: str = option(
-        "parquet", "of the files of answers: parquet, or jsonl, packed by gzip", choices=_FORMATS
-    )
-    on_error: str = option(
-        "fail",
-        "for prompts that have no answer, also when tried again alone: end the run, or list them in failures.jsonl",
-        choices=("fail", "list"),
-    )
-    max_failures: int | None = option(
-        None,
-        "with --on_error=list, end the run if more prompts fail; default: 1 %% of them, at least 10",
-        kind=whole_number(0),
-        belongs_to=("on_error=list",),
-    )
-    probe_share: float | None = option(
-        None,
-        "answer this share of the prompts, such as 1%%, by the full model too, and write their losses to losses.jsonl, "
-        "for calm-beam monitor",
-        kind=share,
-        metavar="SHARE",
-    )
-    probe_salt: str | None = option(
-        None,
-        "decides which prompts those are, by a hash of their ids; keep it secret if others choose the ids; default: "
-        "the manifest's digest",
-        belongs_to=("probe_share",),
-    )
     bleurt_checkpoint: str | None = again(
         MetricFiles,
         "bleurt_checkpoint",
@@ -106,7 +82,7 @@ class Shards(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateRequest(
-    Prompts, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Shards, MetricFiles, Job, Telling
+    Prompts, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Answers, Shards, MetricFiles, Job, Telling
 ):
     """Answers under a manifest."""
 
@@ -131,5 +107,5 @@ class GenerateRequest(
 
 def option_of_shards(given: Collection[str]) -> str | None:
     """Returns the first option of those given that means something only for answers in shards; None without one."""
-    of_shards = {"token_budget", "accelerator", *(name for name, _ in options_of(Shards))}
+    of_shards = {"token_budget", "accelerator", *(name for group in (Answers, Shards) for name, _ in options_of(group))}
     return next((name for name in given if name in of_shards), None)

@@ -3,8 +3,8 @@
 import dataclasses
 
 from calm_beam.errors import UsageError
-from calm_beam.launch.flags.manifest import Entry, NamedManifest, OfSettings
 from calm_beam.options import Options, option
+from calm_beam.options.entries import Entry, NamedManifest, OfSettings
 from calm_beam.options.kinds import number
 
 STREAM = "-"

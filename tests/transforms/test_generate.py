@@ -262,7 +262,7 @@ def test_what_cannot_be_asked_is_told_at_once(folder: pathlib.Path, tmp_path: pa
     made = beam.Pipeline(runner=FnApiRunner()) | beam.Create([1])
     with pytest.raises(UsageError, match="Generate takes what ReadPrompts, ShardPrompts or ReadExamples gives"):
         (made, made) | Generate(manifest=str(folder), output=str(tmp_path / "a"))
-    with pytest.raises(ValueError, match="output_format must be one of parquet, jsonl, got 'csv'"):
+    with pytest.raises(ValueError, match="output_format: invalid choice: 'csv'"):
         _run(ReadPrompts(data), tmp_path / "a", folder, output_format="csv")
     checkpoint = load_checkpoint(write_model(tmp_path / "model"))
     write_manifest(build_served_manifest(checkpoint, (build_entry(None),)), tmp_path / "manifest.json")

@@ -20,9 +20,9 @@ import time
 from collections.abc import Sequence
 
 from calm_beam.evaluation.cost import Cost, Job, forecast
+from calm_beam.evaluation.pilot import read_pilot
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import numbered_lines
-from calm_beam.launch.plan.pilot_run import read_pilot
 from calm_beam.outputs import DecodeJob
 from calm_beam.outputs.folder import SweepHome
 

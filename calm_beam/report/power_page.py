@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from calm_beam.manifest.versions import certifying_versions
+from calm_beam.risk.power import Curve
 
 from .document import Document, Section
 from .elements import Cell, paragraphs, sentence, software_fact, table
@@ -11,27 +12,6 @@ from .figures import write_figure
 from .line_chart import Line, LineChart, plots
 
 _MOST_PANELS_IN_A_ROW = 3
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Curve:
-    """The power of one p-value.
-
-    Attributes:
-      name: Of the p-value.
-      needed: Examples at which the power is as large as was asked; None if more than `at_most`.
-      at_most: Where the search ended.
-      points: Pairs of a number of examples and the power there.
-    """
-
-    name: str
-    needed: int | None
-    at_most: int
-    points: tuple[tuple[int, float], ...]
-
-    def needed_in_words(self) -> str:
-        """Returns how many examples are needed, as far as that is known."""
-        return f"> {self.at_most:,}" if self.needed is None else f"{self.needed:,}"
 
 
 def power_page(

@@ -1,31 +1,22 @@
 """The cost of a run, as it is forecast from a pilot, on the terminal."""
 
-import dataclasses
 import os
-import re
 from collections.abc import Sequence
-
-import numpy as np
 
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
+from calm_beam.evaluation.pilot import PilotRun, is_same_device, read_pilot
+from calm_beam.evaluation.stop_forecast import StopForecast, round_examples, stop_forecasts
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.tables import PlainTable
-from calm_beam.manifest import Calibration
 from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
 from calm_beam.report.cost_page import CostInWords, StopRow, cost_page, short_number, unit_of
 from calm_beam.report.elements import short_place
-from calm_beam.risk.sample_size import ExpectedStop, expected_stop, looks_at
 from calm_beam.text import counted, printable_line
 
-from .pilot_run import PilotRun, read_pilot
 from .request import PAGE, PlanRequest, checked_output
-
-_REPLICATIONS = 200
-# What tells a kind of device, in the names that Dataflow and JAX have for it.
-_TELLING = re.compile(r"\b([alt]\d+|h\d+|v\d+[a-z]?|cpu)\b")
 
 
 def plan_cost(request: PlanRequest) -> int:
@@ -40,7 +31,19 @@ def plan_cost(request: PlanRequest) -> int:
     cost = forecast(run.pilot, job)
     rows, assumed = _rows(job, cost, price=request.price_per_hour), _assumed(run, job, cost)
     _print_cost(run, job, rows, assumed=assumed)
-    forecasts = _forecasts(run, job, request=request)
+    forecasts = []
+    # Clusters would have to be drawn whole.
+    if run.entries and not run.clusters:
+        say("simulating sequential calibrations")
+        forecasts = stop_forecasts(
+            run,
+            job,
+            delta=request.delta,
+            epsilon=request.epsilon,
+            power=request.power,
+            replications=_replications(request),
+            seed=request.seed,
+        )
     saved = _saved_in_words(forecasts, job, cost, price=request.price_per_hour)
     notes = [*([] if saved is None else [saved]), *_about_stops(run, job, request=request)]
     _print_stops(forecasts, run, job, notes=notes)
@@ -76,16 +79,9 @@ def _check_device(request: PlanRequest, device: str) -> None:
     )
 
 
-def is_same_device(accelerator: str, device: str) -> bool:
-    """Returns whether the name of an accelerator, as Dataflow has it, is that of a device, as JAX has it.
-
-    >>> is_same_device("nvidia-l4", "NVIDIA L4"), is_same_device("nvidia-l4", "cpu")
-    (True, False)
-    >>> is_same_device("nvidia-tesla-t4", "Tesla T4"), is_same_device("tpu-v6e-slice", "TPU v6 lite")
-    (True, True)
-    """
-    ours, theirs = ({found.rstrip("e") for found in _TELLING.findall(name.lower())} for name in (accelerator, device))
-    return accelerator.lower() == device.lower() or (bool(ours) and ours == theirs)
+def _replications(request: PlanRequest) -> int:
+    """Returns how many calibrations are simulated."""
+    return request.replications or 200
 
 
 def _job(request: PlanRequest, *, examples: int) -> Job:
@@ -169,18 +165,7 @@ def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
     return found
 
 
-def _forecasts(run: PilotRun, job: Job, *, request: PlanRequest) -> "list[_Forecast]":
-    """Returns when a sequential calibration may stop; nothing where that is not forecast."""
-    if not run.entries or run.clusters:
-        return []
-    say("simulating sequential calibrations")
-    return [
-        _Forecast(asked=each, stop=None if each.losses is None else _stop(each, each.losses, job=job, request=request))
-        for each in _asked(run, request)
-    ]
-
-
-def _print_stops(forecasts: "Sequence[_Forecast]", run: PilotRun, job: Job, *, notes: Sequence[str]) -> None:
+def _print_stops(forecasts: Sequence[StopForecast], run: PilotRun, job: Job, *, notes: Sequence[str]) -> None:
     """Prints what a sequential calibration may save."""
     console = PlainConsole()
     if forecasts:
@@ -209,7 +194,7 @@ def _print_stops(forecasts: "Sequence[_Forecast]", run: PilotRun, job: Job, *, n
         console.say(note)
 
 
-def _saved_in_words(forecasts: "Sequence[_Forecast]", job: Job, cost: Cost, *, price: float | None) -> str | None:
+def _saved_in_words(forecasts: Sequence[StopForecast], job: Job, cost: Cost, *, price: float | None) -> str | None:
     """Returns what a run saves that stops once all is proved; None where no stop was forecast."""
     saved = [each.saved for each in forecasts if each.saved is not None]
     if not saved:
@@ -231,8 +216,8 @@ def _about_stops(run: PilotRun, job: Job, *, request: PlanRequest) -> list[str]:
         return ["What stopping early may save is not forecast for clusters."]
     notes = [
         f"To be proved: the lowest threshold that {request.power:.0%} of whole runs prove, by the signed mixture, "
-        f"whose proof may be watched, after every {_round_examples(job):,} examples at first. Simulated by drawing "
-        f"from the pilot's losses ({counted(request.replications or _REPLICATIONS, 'run')}, seed {request.seed}): a "
+        f"whose proof may be watched, after every {round_examples(job):,} examples at first. Simulated by drawing "
+        f"from the pilot's losses ({counted(_replications(request), 'run')}, seed {request.seed}): a "
         "forecast, and no promise."
     ]
     if any(losses.entry.group is not None for losses in run.entries):
@@ -242,80 +227,8 @@ def _about_stops(run: PilotRun, job: Job, *, request: PlanRequest) -> list[str]:
     return notes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """A guarantee that is planned for.
-
-    Attributes:
-      entry: Of the pilot, about the same losses.
-      losses: As in `EntryLosses`.
-      delta: Risk tolerance, the entry's or another.
-      epsilon: Allowed probability of error, likewise.
-    """
-
-    entry: Calibration
-    losses: np.ndarray | None
-    delta: float
-    epsilon: float
-
-    def threshold_in_words(self) -> str:
-        """Returns what the pilot has chosen; nothing if it was asked for something else."""
-        if (self.delta, self.epsilon) != (self.entry.delta, self.entry.epsilon):
-            return ""
-        return "never exit" if self.entry.threshold is None else f"{self.entry.threshold:g}"
-
-
-def _asked(run: PilotRun, request: PlanRequest) -> list[_Asked]:
-    """Returns what the entries of the pilot guarantee, with other tolerances if the request says so; each once."""
-    found: dict[tuple[object, ...], _Asked] = {}
-    for each in run.entries:
-        entry = each.entry
-        if entry.group is not None:
-            # Of a group there would be a share of the examples, which a pilot knows too little of.
-            continue
-        delta = entry.delta if request.delta is None else request.delta
-        epsilon = entry.epsilon if request.epsilon is None else request.epsilon
-        asked = _Asked(entry=entry, losses=each.losses, delta=delta, epsilon=epsilon)
-        key = (entry.consistency, entry.metric, entry.known_loss, delta, epsilon)
-        if key not in found or asked.threshold_in_words():
-            found[key] = asked
-    return list(found.values())
-
-
-def _stop(asked: _Asked, losses: np.ndarray, *, job: Job, request: PlanRequest) -> ExpectedStop:
-    return expected_stop(
-        losses,
-        delta=asked.delta,
-        epsilon=asked.epsilon,
-        looks=looks_at(job.examples, first=_round_examples(job)),
-        power=request.power,
-        replications=request.replications or _REPLICATIONS,
-        seed=request.seed,
-    )
-
-
-def _round_examples(job: Job) -> int:
-    """Returns the examples of a round in which every worker has a shard."""
-    return max(1, job.examples * min(job.workers, job.num_shards) // job.num_shards)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Forecast:
-    """When a guarantee may be proved; None where its losses are not known."""
-
-    asked: _Asked
-    stop: ExpectedStop | None
-
-    @property
-    def saved(self) -> float | None:
-        """Share of the examples that the middle one of simulated runs saves."""
-        if self.stop is None:
-            return None
-        return 0.0 if self.stop.shares is None else 1 - self.stop.shares[0]
-
-
-def _stop_row(each: _Forecast, run: PilotRun, job: Job) -> StopRow:
-    entry, stop = each.asked.entry, each.stop
+def _stop_row(each: StopForecast, run: PilotRun, job: Job) -> StopRow:
+    entry, stop = each.entry, each.stop
     proved, examples, between, saved = "", "not forecast", "", ""
     if stop is not None:
         proved, examples, saved = "none", f"{job.examples:,}", "0%"
@@ -323,12 +236,13 @@ def _stop_row(each: _Forecast, run: PilotRun, job: Job) -> StopRow:
             examples, low, high = (f"{round(share * job.examples):,}" for share in stop.shares)
             proved, between = f"{run.thresholds[stop.place]:g}", f"{low} to {high}"
             saved = _share(1 - stop.shares[0])
+    chosen = "never exit" if entry.threshold is None else f"{entry.threshold:g}"
     return StopRow(
         kind=entry.objective.consistency_in_words(),
         metric=printable_line(entry.metric),
-        delta=each.asked.delta,
-        epsilon=each.asked.epsilon,
-        chosen=each.asked.threshold_in_words(),
+        delta=each.delta,
+        epsilon=each.epsilon,
+        chosen=chosen if each.is_as_asked else "",
         proved=proved,
         examples=examples,
         between=between,

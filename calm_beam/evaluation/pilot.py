@@ -1,14 +1,13 @@
 """A pilot: a small calibration, read back with what it took and with the losses that it measured."""
 
 import dataclasses
+import re
 import time
 
 import numpy as np
 
 from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.errors import UsageError
-from calm_beam.evaluation.cost import Pilot, PilotShard
-from calm_beam.launch.flags import naming
+from calm_beam.errors import UsageError, naming
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, Objective, read_manifest
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, StoredShard, read_generations
@@ -16,6 +15,10 @@ from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.timing import RunTiming, ShardTiming, read_run_timing, read_timings
 from calm_beam.storage import absolute, is_file, joined, parent
 
+from .cost import Pilot, PilotShard
+
+# What tells a kind of device, in the names that Dataflow and JAX have for it.
+_TELLING = re.compile(r"\b([alt]\d+|h\d+|v\d+[a-z]?|cpu)\b")
 # Outputs are read back until they are of so many examples, and of two shards.
 _ENOUGH_EXAMPLES = 5000
 
@@ -104,6 +107,18 @@ def read_pilot(path: str) -> PilotRun:
         entries=entries,
         clusters=job.cluster_key is not None,
     )
+
+
+def is_same_device(accelerator: str, device: str) -> bool:
+    """Returns whether the name of an accelerator, as Dataflow has it, is that of a device, as JAX has it.
+
+    >>> is_same_device("nvidia-l4", "NVIDIA L4"), is_same_device("nvidia-l4", "cpu")
+    (True, False)
+    >>> is_same_device("nvidia-tesla-t4", "Tesla T4"), is_same_device("tpu-v6e-slice", "TPU v6 lite")
+    (True, True)
+    """
+    ours, theirs = ({found.rstrip("e") for found in _TELLING.findall(name.lower())} for name in (accelerator, device))
+    return accelerator.lower() == device.lower() or (bool(ours) and ours == theirs)
 
 
 def _checked(timings: tuple[ShardTiming, ...], folder: str, *, job: DecodeJob) -> tuple[ShardTiming, ...]:

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 _OF_MODEL = ("checkpoint", "generations")
 MODEL_AND_DATA = "model and data"
 """Heading of what a model is asked about, and how."""
+DELTA = 0.1
+"""The risk tolerance where nobody names one."""
+EPSILON = 0.05
+"""The allowed probability of error where nobody names one."""
 GRID_STEP = 0.05
 """Of the grid of thresholds where nobody names one, but for `decode`, which asks for it."""
 _EXITS = "exits"
@@ -389,6 +393,16 @@ class OneRule(ExitLayers):
     """All that a calibration may choose among, where there is one of each."""
 
     confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tolerances(Options):
+    """How large a risk is tolerated, and how sure it is that it is no larger."""
+
+    delta: float | Sequence[float] = option((DELTA,), f"risk tolerances in (0, 1); default: {DELTA:g}", kind=numbers)
+    epsilon: float | Sequence[float] = option(
+        (EPSILON,), f"allowed probabilities of error in (0, 1); default: {EPSILON:g}", kind=numbers
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from calm_beam.errors import UsageError
 from calm_beam.launch.flags.metrics import GUARANTEE, METRIC_NAMES
 from calm_beam.manifest import COUNT_NEAR_TIES, LOSSES_OF, NEAR_TIES
 from calm_beam.metrics.registry import DEFAULT_METRIC
-from calm_beam.options import Options, option, options_of, switch
+from calm_beam.options import Options, again, option, options_of, switch
+from calm_beam.options.groups import Tolerances
 from calm_beam.options.kinds import (
     confidences,
     measures_in_words,
@@ -27,8 +28,6 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 
-DELTA = 0.1
-"""The risk tolerance that is asked for by default."""
 ROUND_EXAMPLES = 500
 """Examples of a round by default."""
 _TEXTS = str | Sequence[str]
@@ -57,8 +56,9 @@ class Guarantees(Options):
 
     consistency: _TEXTS | None = option(None, "textual, risk; default: textual (embedded model: both)", kind=texts)
     metric: _TEXTS | None = option(None, f"{METRIC_NAMES}; default: {DEFAULT_METRIC}", kind=texts)
-    delta: _NUMBERS | None = option(None, f"risk tolerances in (0, 1); default: {DELTA:g}", kind=numbers)
-    epsilon: _NUMBERS = option((0.05,), "allowed probabilities of error in (0, 1); default: 0.05", kind=numbers)
+    # The embedded data have tolerances of their own.
+    delta: _NUMBERS | None = again(Tolerances, "delta", default=None)
+    epsilon: _NUMBERS = again(Tolerances, "epsilon")
     joint: bool = switch("let all entries hold together, with probability 1 - epsilon")
     serve: str | None = option(
         None,

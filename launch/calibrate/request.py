@@ -29,11 +29,11 @@ from calm_beam.manifest import (
 )
 from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bleurt
 from calm_beam.options import listed
-from calm_beam.options.groups import GRID_STEP, ExitGrid, Failures, Replacing, Spread
+from calm_beam.options.groups import DELTA, GRID_STEP, ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute
 
-from .options import DELTA, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
+from .options import ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
 
 _DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Sequential)
 # Of the options of those groups, what means something for stored generations too; and what else does not.

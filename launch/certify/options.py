@@ -13,7 +13,8 @@ from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.calibration.settings_plan import ORDERS
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses import DIRECTIONS
-from calm_beam.options import Options, option, switch
+from calm_beam.options import Options, again, option, switch
+from calm_beam.options.groups import Tolerances
 from calm_beam.options.kinds import (
     Kind,
     ValueRefusedError,
@@ -142,8 +143,8 @@ class Guarantees(Options):
 
     SECTION: ClassVar[str | None] = "guarantee (lists are comma-separated; every combination is one manifest entry)"
 
-    delta: _NUMBERS = option(dataclasses.MISSING, "risk tolerances in (0, 1)", kind=numbers)
-    epsilon: _NUMBERS = option((0.05,), "allowed probabilities of error in (0, 1); default: 0.05", kind=numbers)
+    delta: _NUMBERS = again(Tolerances, "delta")
+    epsilon: _NUMBERS = again(Tolerances, "epsilon")
     tail: _NUMBERS = option(
         (),
         "losses in [0, 1) that an example may have: besides the mean, the share of examples that lose more is held to "

@@ -57,8 +57,6 @@ def main(argv: Sequence[str]) -> int:
         from .cost import plan_cost
 
         return plan_cost(request)
-    if request.delta is None:
-        parser.error("the following arguments are required: --delta")
     from .power import plan_power
 
-    return plan_power(request, delta=request.delta)
+    return plan_power(request)

@@ -12,6 +12,7 @@ from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.launch.flags import as_usage, naming
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.tables import PlainTable
+from calm_beam.options.groups import DELTA, EPSILON
 from calm_beam.report import write_page
 from calm_beam.report.elements import short_place
 from calm_beam.report.figures import check_plots_available
@@ -24,14 +25,13 @@ from calm_beam.text import counted, written_float
 
 from .request import PAGE, PlanRequest, checked_output
 
-# What options that are left out mean here.
-_EPSILON, _REPLICATIONS = 0.05, 1000
+_REPLICATIONS = 1000
 
 
-def plan_power(request: PlanRequest, *, delta: float) -> int:
+def plan_power(request: PlanRequest) -> int:
     """Prints the number of examples that each p-value needs to show a risk below delta; returns the exit status."""
     with as_usage():
-        run = _prepared(request, delta=delta)
+        run = _prepared(request)
     curves = [
         run.question.curves(
             guess,
@@ -78,7 +78,8 @@ class _Run:
         )
 
 
-def _prepared(request: PlanRequest, *, delta: float) -> _Run:
+def _prepared(request: PlanRequest) -> _Run:
+    delta = DELTA if request.delta is None else request.delta
     output = checked_output(request, kinds=(".svg", ".png", ".pdf", PAGE))
     if output is not None and not output.endswith(PAGE):
         check_plots_available()
@@ -87,7 +88,7 @@ def _prepared(request: PlanRequest, *, delta: float) -> _Run:
         request=request,
         question=PowerQuestion(
             delta=delta,
-            epsilon=_EPSILON if request.epsilon is None else request.epsilon,
+            epsilon=EPSILON if request.epsilon is None else request.epsilon,
             power=request.power,
             replications=request.replications or _REPLICATIONS,
             seed=request.seed,

@@ -10,7 +10,7 @@ from calm_beam.errors import UsageError
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.device import Device
 from calm_beam.options import Options, again, option, options_of
-from calm_beam.options.groups import Memory, ModelSource, Precision, Spread
+from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, Precision, Spread
 from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent
@@ -59,11 +59,11 @@ class Planned(Options):
         "not use",
     )
     delta: float | None = option(
-        None, "risk tolerance, in (0, 1); default with a run: those of its manifest", kind=number
+        None, f"risk tolerance, in (0, 1); default: {DELTA:g}, with a run those of its manifest", kind=number
     )
     epsilon: float | None = option(
         None,
-        "allowed probability of error, in (0, 1); default: 0.05, with a run those of its manifest",
+        f"allowed probability of error, in (0, 1); default: {EPSILON:g}, with a run those of its manifest",
         kind=number,
     )
     power: float = option(0.9, "probability of acceptance asked for, in (0, 1)", kind=number)

@@ -12,11 +12,13 @@ import yaml
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
+from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.certify.request import CertifyRequest
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import flag_parsers
 from calm_beam.launch.flags import parse_own_flags, request_of
 from calm_beam.options import options_of
+from calm_beam.options.groups import DELTA, EPSILON
 from calm_beam.options.option import default_of
 from tests.calm_beam.inputs.losses.builders import (
     ORDER,
@@ -129,11 +131,9 @@ def test_python_takes_every_option_of_the_command() -> None:
     """The flags and the arguments are the same names with the same defaults."""
     arguments = inspect.signature(calm.certify).parameters
     (parser,) = flag_parsers("certify")
-    flags = vars(parser.parse_args(["--delta=0.1"]))
+    flags = vars(parser.parse_args([]))
     del flags["config"]
     assert arguments.keys() == flags.keys() == {name for name, _ in options_of(CertifyRequest)}
-    assert [name for name, each in arguments.items() if each.default is inspect.Parameter.empty] == ["delta"]
-    del flags["delta"]
     for name, value in flags.items():
         assert arguments[name].default == default_of(CertifyRequest, name) == value
     assert all(f"\n  {name}: " in str(calm.certify.__doc__) for name in arguments)
@@ -242,5 +242,16 @@ def test_a_misspelt_argument() -> None:
 
 def test_a_missing_argument() -> None:
     """What has no default is asked for by its name."""
-    with pytest.raises(TypeError, match=r"^certify\(\) needs the argument 'delta'\.$"):
-        calm.certify(losses="x", order="a")
+    with pytest.raises(TypeError, match=r"^verify\(\) needs the argument 'manifest'\.$"):
+        calm.verify()
+
+
+def test_tolerances_have_one_default() -> None:
+    """Who names none is promised the same by whatever proves or plans it; the embedded data have their own."""
+    (certify,), (calibrate,) = flag_parsers("certify"), flag_parsers("calibrate")
+    assert CertifyRequest(losses="x", order="a").delta == (DELTA,)
+    assert CalibrateRequest(checkpoint="m", data="d").deltas == (DELTA,)
+    for parser in (certify, calibrate, *flag_parsers("plan")):
+        said = {action.dest: action.help or "" for action in parser._actions}
+        assert f"default: {DELTA:g}" in said["delta"]
+        assert f"default: {EPSILON:g}" in said["epsilon"]

@@ -25,7 +25,6 @@ _VALUES = {
 }
 # What a command asks for before it looks at others.
 _NEEDED = {
-    "certify": ["--delta=0.1"],
     "generate": ["--manifest=m.json"],
     "train": ["--output=o"],
     "verify": ["--manifest=m.json"],

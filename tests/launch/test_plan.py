@@ -182,7 +182,7 @@ def test_a_missing_extra_is_named(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--risk_guess=0.1"], "the following arguments are required: --delta"),
+        (["--risk_guess=0.1"], "an expected loss of 0.1 is not below --delta=0.1: no number of"),
         (["--delta=0.1"], "--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones)."),
         (["--delta=5", "--risk_guess=0.1"], "--delta must be in (0, 1), got 5. It is a fraction"),
         (["--delta=0.1", "--epsilon=0", "--risk_guess=0.05"], "--epsilon must be in (0, 1), got 0."),

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.inputs.examples import Example
+from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.text import counted
 
 
 def sampled(examples: Sequence[Example], count: int) -> list[Example]:
@@ -85,3 +88,28 @@ def estimated_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     # Summed exactly, so that the order in which prompts were decoded does not show.
     variance = math.fsum((above - ratio * below) ** 2) / (count - 1)
     return Estimate(mean=ratio, standard_error=math.sqrt(variance / count) / (math.fsum(below) / count), prompts=count)
+
+
+def encoded_prompts(run: PreparedSweep, examples: Sequence[Example]) -> list[Prompt]:
+    """Returns the examples as the model sees them.
+
+    Raises:
+      ValueError: If one cannot be encoded, or is too long where that is an error.
+    """
+    vocab_size = run.checkpoint.config.vocab_size
+    return [
+        encode_prompt(
+            example, run.vocabulary, settings=run.settings, vocab_size=vocab_size, on_long=run.request.on_long
+        )
+        for example in examples
+    ]
+
+
+def sample_in_words(prompts: Sequence[Prompt], total: int) -> str:
+    """Returns which examples, of how many, a sample has."""
+    used = len(prompts)
+    which = (
+        "all examples" if used == total else f"of {counted(total, 'example')}, those whose ids have the smallest hashes"
+    )
+    cut = sum(prompt.truncated for prompt in prompts)
+    return f"{counted(used, 'prompt')}: {which}; {cut} cut."

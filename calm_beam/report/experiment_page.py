@@ -8,7 +8,7 @@ from .elements import Cell, number, paragraphs, sentence, short_place, software_
 from .line_chart import FULL, REFERENCE, Line, LineChart, around, measure_line, plots
 
 if TYPE_CHECKING:
-    from calm_beam.evaluation.performance import Measured
+    from calm_beam.evaluation.performance import Measured, Performance
     from calm_beam.evaluation.sensitivity import Sensitivity
 
 _Row = Mapping[str, str | int | float | None]
@@ -213,3 +213,42 @@ def _short(value: object) -> str:
     if isinstance(value, str):
         return short_place(value) or "none"
     return str(value)
+
+
+def propagation_headline(similarities: Sequence[float], *, metric: str) -> tuple[str, ...]:
+    """Returns what the page of propagation says first, as `experiment_page` takes it."""
+    return (
+        "Outputs of which exits have changed the cache alone score ",
+        f"{min(similarities):.3f} to {max(similarities):.3f} {metric}",
+        " against the full model’s outputs.",
+    )
+
+
+def sensitivity_headline(points: "Sequence[Sensitivity]", *, metric: str) -> tuple[str, ...]:
+    """Returns what the page of sensitivity says first: its points are of one kind."""
+    first, last = points[0], points[-1]
+    return (
+        "After one wrong token at position ",
+        str(first.position),
+        ", outputs score ",
+        f"{first.similarity.mean:.3f} {metric}",
+        f" against the unperturbed ones{'.' if first is last else '; at position '}",
+        *([] if first is last else [str(last.position), ", ", f"{last.similarity.mean:.3f}", "."]),
+    )
+
+
+def tradeoff_headline(full: "Performance", oracle: "Performance", *, metric: str) -> tuple[str, ...]:
+    """Returns what the page of the trade-off says first."""
+    scores = [each.similarity if each.quality is None else each.quality for each in (full, oracle)]
+    against = "the full model’s outputs" if full.quality is None else "the references"
+    return (
+        "The full model uses ",
+        f"{full.layers.mean:g} layers",
+        " and scores ",
+        f"{scores[0].mean:.3f} {metric}",
+        f" against {against}. The oracle, which exits as early as the last layer’s token allows, uses ",
+        f"{oracle.layers.mean:.2f}",
+        " and scores ",
+        f"{scores[1].mean:.3f}",
+        ".",
+    )

@@ -33,3 +33,4 @@ from ._paths import base_name as base_name
 from ._paths import is_cloud_path as is_cloud_path
 from ._paths import joined as joined
 from ._paths import parent as parent
+from ._staging import staged as staged

@@ -11,13 +11,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam import __version__
 from calm_beam.evaluation.performance import Task, measure_variants, measured_variants
-from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.sample import encoded_prompts, sample_in_words, sampled
+from calm_beam.inputs.all_examples import read_all_examples
 from calm_beam.inputs.examples import Example
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
-from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.options import options_of
@@ -25,10 +25,10 @@ from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report import write_page
 from calm_beam.report.experiment_page import experiment_page
 from calm_beam.report.figures import check_plots_available, write_figure
-from calm_beam.storage import joined, replacing
+from calm_beam.storage import joined, replacing, staged
 
 from .experiments import Findings, PreparedExperiment, PreparedSweeps, prepared_experiment
-from .output import checked_output, staged, write_rows
+from .output import checked_output, write_rows
 from .request import SampleRequest, SweptRequest
 from .sweeps import decoded_by, prepared_sample, sweep_workers
 

@@ -29,9 +29,12 @@ from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.report.experiment_page import (
     propagation_charts,
+    propagation_headline,
     propagation_name,
     sensitivity_charts,
+    sensitivity_headline,
     tradeoff_charts,
+    tradeoff_headline,
 )
 from calm_beam.report.line_chart import LineChart
 
@@ -123,18 +126,10 @@ def _propagation_findings(task: Task, found: Sequence[Measured]) -> Findings:
             "the first layer that agrees with the last. Noisy cache: exit by a confidence measure, as far as the cache "
             f"is concerned. {_MEANING}"
         ),
-        headline=_propagation_headline(
+        headline=propagation_headline(
             [measured.performance.similarity.mean for measured in found[1:]], metric=task.metric
         ),
         charts=propagation_charts(found, metric=task.metric),
-    )
-
-
-def _propagation_headline(similarities: Sequence[float], *, metric: str) -> tuple[str, ...]:
-    return (
-        "Outputs of which exits have changed the cache alone score ",
-        f"{min(similarities):.3f} to {max(similarities):.3f} {metric}",
-        " against the full model’s outputs.",
     )
 
 
@@ -177,7 +172,7 @@ def _sensitivity_findings(
             "replaced, ± one standard error, over the prompts whose output is that long. Replaced: how often the first "
             "layer's prediction was another token."
         ),
-        headline=_sensitivity_headline([point for point in found if point.kind == KINDS[0]], metric=task.metric),
+        headline=sensitivity_headline([point for point in found if point.kind == KINDS[0]], metric=task.metric),
         charts=sensitivity_charts(found, labels, metric=task.metric),
     )
 
@@ -197,18 +192,6 @@ def _sensitivity_table(found: Sequence[Sensitivity], rank: int) -> Table:
             f"{layer.replaced:.0%}",
         )
     return table
-
-
-def _sensitivity_headline(points: Sequence[Sensitivity], *, metric: str) -> tuple[str, ...]:
-    first, last = points[0], points[-1]
-    return (
-        "After one wrong token at position ",
-        str(first.position),
-        ", outputs score ",
-        f"{first.similarity.mean:.3f} {metric}",
-        f" against the unperturbed ones{'.' if first is last else '; at position '}",
-        *([] if first is last else [str(last.position), ", ", f"{last.similarity.mean:.3f}", "."]),
-    )
 
 
 def _prepared_tradeoff(request: TradeoffRequest, run: PreparedSweep) -> PreparedSweeps:
@@ -261,24 +244,8 @@ def _tradeoff_findings(task: Task, found: Sequence[Measured]) -> Findings:
             "Oracle: exit at the first layer that predicts what the last would. Static: every token exits at that "
             f"layer. {_MEANING}{caution}"
         ),
-        headline=_tradeoff_headline(full.performance, curves["oracle"][0].performance, metric=task.metric),
+        headline=tradeoff_headline(full.performance, curves["oracle"][0].performance, metric=task.metric),
         charts=tradeoff_charts(full, curves, metric=task.metric),
-    )
-
-
-def _tradeoff_headline(full: Performance, oracle: Performance, *, metric: str) -> tuple[str, ...]:
-    scores = [each.similarity if each.quality is None else each.quality for each in (full, oracle)]
-    against = "the full model’s outputs" if full.quality is None else "the references"
-    return (
-        "The full model uses ",
-        f"{full.layers.mean:g} layers",
-        " and scores ",
-        f"{scores[0].mean:.3f} {metric}",
-        f" against {against}. The oracle, which exits as early as the last layer’s token allows, uses ",
-        f"{oracle.layers.mean:.2f}",
-        " and scores ",
-        f"{scores[1].mean:.3f}",
-        ".",
     )
 
 

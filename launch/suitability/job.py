@@ -13,12 +13,12 @@ from calm_beam.decoding.prompts import Prompt
 from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.layer_predictions import layer_predictions
-from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.sample import encoded_prompts, sample_in_words, sampled
 from calm_beam.evaluation.suitability import Suitability, suitability
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.all_examples import read_all_examples
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
-from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.setup_run import prepare_task
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.device_times import device_times_record

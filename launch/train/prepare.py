@@ -18,13 +18,11 @@ from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.storage import refuse_links
 from calm_beam.training.config import ClassifierConfig, TrainingConfig
 from calm_beam.training.new_model import NEW_MODELS
+from calm_beam.training.pairs import EncodedPairs, encoded_pairs, end_of_targets
 from calm_beam.training.saved_state import SavedState, StateFolder
 from calm_beam.training.validation import GenerationScore
 
 from .inputs import (
-    EncodedPairs,
-    encoded_pairs,
-    end_of_targets,
     load_model,
     open_vocabulary,
     read_rows,

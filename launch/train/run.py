@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.launch.terminal import PlainConsole
+from calm_beam.training.log import TrainingLog
 from calm_beam.training.saved_state import StateFolder, TrainedModel
 from calm_beam.training.train import train
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .prepare import PreparedClassifier, PreparedTraining
-from .progress import StepBar, TrainingLog, TrainingReporter
+from .progress import StepBar, TrainingReporter
 from .report import say_classifier_start, say_start
 
 _LOG = "training_log.jsonl"

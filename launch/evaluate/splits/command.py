@@ -16,7 +16,7 @@ from calm_beam.evaluation.outcomes import SplitResults, Spread, Summary, by_test
 from calm_beam.evaluation.sample import sampled
 from calm_beam.evaluation.speedup import Speedup
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.evaluate.output import staged, write_rows
+from calm_beam.launch.evaluate.output import write_rows
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.runners import PipelineError, run_pipeline
 from calm_beam.launch.terminal import PlainConsole, say
@@ -25,7 +25,7 @@ from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, stored_examples
 from calm_beam.report import write_page
 from calm_beam.report.splits_page import split_notes, splits_page, write_split_figures
-from calm_beam.storage import joined, replacing
+from calm_beam.storage import joined, replacing, staged
 from calm_beam.text import counted
 from calm_beam.transforms.splits import SplitGenerations
 

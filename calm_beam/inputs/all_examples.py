@@ -1,12 +1,10 @@
-"""A sample of prompts that a command decodes in one process."""
+"""All examples of a data set that is small enough to be held."""
 
 from collections.abc import Sequence
 
-from calm_beam.decoding.prompts import Prompt, encode_prompt
-from calm_beam.inputs import Reading, place_of, read_examples
-from calm_beam.inputs.examples import DataError, Example, mixed_prompts
-from calm_beam.outputs.prepared import PreparedSweep
-from calm_beam.text import counted
+from .examples import DataError, Example, mixed_prompts
+from .formats import place_of, read_examples
+from .reading import Reading
 
 
 def read_all_examples(paths: Sequence[str], reading: Reading) -> list[Example]:
@@ -39,28 +37,3 @@ def read_all_examples(paths: Sequence[str], reading: Reading) -> list[Example]:
                 "references, or none."
             )
     return examples
-
-
-def encoded_prompts(run: PreparedSweep, examples: Sequence[Example]) -> list[Prompt]:
-    """Returns the examples as the model sees them.
-
-    Raises:
-      ValueError: If one cannot be encoded, or is too long where that is an error.
-    """
-    vocab_size = run.checkpoint.config.vocab_size
-    return [
-        encode_prompt(
-            example, run.vocabulary, settings=run.settings, vocab_size=vocab_size, on_long=run.request.on_long
-        )
-        for example in examples
-    ]
-
-
-def sample_in_words(prompts: Sequence[Prompt], total: int) -> str:
-    """Returns which examples, of how many, a sample has."""
-    used = len(prompts)
-    which = (
-        "all examples" if used == total else f"of {counted(total, 'example')}, those whose ids have the smallest hashes"
-    )
-    cut = sum(prompt.truncated for prompt in prompts)
-    return f"{counted(used, 'prompt')}: {which}; {cut} cut."

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from calm_beam.launch.evaluate.output import staged
+from calm_beam.storage import staged
 
 
 def _fill(folder: str | pathlib.Path, content: str) -> None:

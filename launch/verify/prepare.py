@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
+from calm_beam.calibration.freshness import count_known_prompts, is_calibration_set
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import check_named
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.examples import Example
-from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.inputs.vocabularies.chat import NO_TEMPLATE
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import find_data
@@ -29,7 +28,6 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name
 from calm_beam.options.option import shared
-from calm_beam.outputs import stored_prompts
 from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.outputs.request import SweepRequest
@@ -246,7 +244,7 @@ def _checked_data(run: PreparedSweep, request: VerifyRequest, *, promises: Promi
     for index, name in enumerate(run.paths):
         fresh.extend(read_examples(name, run.reading, file_index=index))
     unique = with_unique_ids(fresh)
-    if _fingerprints(unique, manifest) & _used_fingerprints(manifest):
+    if is_calibration_set(unique, manifest):
         raise UsageError(
             f"--data {','.join(request.patterns or ())}: is the calibration set itself. What chose the threshold "
             "cannot test it: take examples that were drawn anew."
@@ -266,38 +264,11 @@ def _checked_data(run: PreparedSweep, request: VerifyRequest, *, promises: Promi
             "beside the manifest"
         )
         return unique
-    calibrated = {_whole_prompt(run, prompt) for name in stored for prompt in stored_prompts(name)}
-    shared_prompts = sum(_whole_prompt(run, (example.input, example.input_ids)) in calibrated for example in fresh)
-    if shared_prompts:
+    known_prompts = count_known_prompts(fresh, stored, vocabulary=run.vocabulary, task_prefix=run.settings.task_prefix)
+    if known_prompts:
         say(
-            f"warning: {shared_prompts} of {counted(len(fresh), 'prompt')} {'is' if shared_prompts == 1 else 'are'} in "
+            f"warning: {known_prompts} of {counted(len(fresh), 'prompt')} {'is' if known_prompts == 1 else 'are'} in "
             "the calibration set too. Unless prompts repeat by themselves, the data are not fresh, and what they seem "
             "to prove again they do not."
         )
     return unique
-
-
-def _fingerprints(examples: Sequence[Example], manifest: Manifest) -> set[str]:
-    """Returns the fingerprints of examples: of all of them, and of each part, where some confirm what others chose."""
-    share = None if manifest.plan is None else manifest.plan.confirm_share
-    sets = [examples]
-    if manifest.plan is not None and share is not None:
-        parts = [SetPart(name=name, confirm_share=share, salt=manifest.plan.salt) for name in (CALIBRATING, CONFIRMING)]
-        sets += [[example for example in examples if part.takes(example)] for part in parts]
-    return {fingerprint_text(content_sum_of(some)) for some in sets if some}
-
-
-def _used_fingerprints(manifest: Manifest) -> set[str]:
-    confirmed = () if manifest.confirmation is None else (manifest.confirmation.data.fingerprint,)
-    return {manifest.data.fingerprint, *confirmed}
-
-
-def _whole_prompt(
-    run: PreparedSweep, prompt: tuple[str | None, tuple[int, ...] | None]
-) -> str | tuple[int, ...] | None:
-    """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
-    text, ids = prompt
-    if text is None or run.vocabulary is None:
-        return text if ids is None else ids
-    ids, _ = run.vocabulary.encode_prompt(run.settings.task_prefix + text, room=sys.maxsize)
-    return ids

@@ -12,13 +12,15 @@ scores nothing again.
 import dataclasses
 import glob
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from calm_beam.manifest import Plan, content_digest
-from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
+from calm_beam.manifest.versions import run_versions
+from calm_beam.metrics.registry import metric_source_digest
+from calm_beam.outputs import FinishedSweep, OutputsError, StoredGenerations, StoredShard, stored_shard, whole_shard
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.storage import is_file, joined, list_files, open_input, replacing, strict_json
 
@@ -138,6 +140,58 @@ class Round:
             if isinstance(error, OutputsError):
                 raise
             raise OutputsError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
+
+
+def scored_by(plan: Plan) -> dict[str, str]:
+    """Returns what scores here, and now, for the objectives of a plan."""
+    metrics = {spec.objective.metric for spec in plan.tests}
+    own = {name: metric_source_digest(name) for name in metrics if ":" in name}
+    return {**run_versions({}, metrics=metrics), **own}
+
+
+def counted_rounds(
+    stored: StoredGenerations, plan: Plan, *, known: Sequence[Round], now: range, scored_by: Mapping[str, str]
+) -> list[Round]:
+    """Returns the rounds that are counted beside generations, which are looked for, and read.
+
+    Args:
+      stored: The generations.
+      plan: What is counted; of its grid, as much as is decoded.
+      known: Rounds that are known already.
+      now: Numbers of those that this run has counted, which has read their generations.
+      scored_by: What scores now.
+
+    Raises:
+      OutputsError: If a round or its generations are not as they were counted.
+    """
+    folder, rounds = stored.directory, list(known)
+    while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
+        if following.scored_by != scored_by:
+            raise OutputsError(
+                f"{folder}: round {following.number} was scored by {_differing(following.scored_by)}, and now "
+                f"there is {_differing(scored_by)}: one risk must not be made of two metrics. Restore what "
+                "scored it, or begin anew with --overwrite."
+            )
+        if rounds and following.division != rounds[0].division:
+            raise OutputsError(
+                f"{folder}: rounds 1 and {following.number} are of different divisions of the data. Begin anew, "
+                "with --overwrite."
+            )
+        for shard in following.shards:
+            path = stored.shard_path(shard.shard)
+            # Rounds that were counted now have read them whole; those of an earlier run may be damaged since.
+            stored_as = stored_shard if following.number in now else whole_shard
+            if not is_file(path) or stored_as(path) != shard:
+                raise OutputsError(
+                    f"{path}: is missing, or not what was counted in round {following.number}. Decode anew, with "
+                    "--overwrite."
+                )
+        rounds.append(following)
+    return rounds
+
+
+def _differing(scored_by: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(scored_by.items()))
 
 
 def has_rounds(folder: str) -> bool:

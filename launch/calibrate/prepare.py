@@ -12,7 +12,7 @@ from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.preview import check_parts_of_data
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.flags.data import find_data
+from calm_beam.launch.flags.data import find_data, find_folder
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
@@ -20,7 +20,7 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, too_few_in_words
 from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.shard_count import default_shards
-from calm_beam.storage import check_writable, is_file, joined
+from calm_beam.storage import check_writable, joined
 
 from .confirm import refuse_left_confirmation
 from .request import CalibrateRequest
@@ -136,7 +136,7 @@ def _workers_paths(request: CalibrateRequest) -> list[tuple[str, str | None]]:
 
 def _asked_shards(request: CalibrateRequest) -> int:
     """Returns into how many shards the data will be divided; raises UsageError or OSError as `find_files`."""
-    asked = begun_shards(request, request.output_folder)
+    asked = begun_shards(request, find_folder(request.output))
     if asked is not None:
         return asked
     return default_shards(find_data(request), round_examples=request.examples_of_a_round)
@@ -159,10 +159,8 @@ def _check_servable(settings: DecodeSettings) -> None:
 
 def _checked_output(request: CalibrateRequest) -> tuple[str, EarlierResult]:
     """Returns the directory to write to, and the result that it holds now."""
+    output = find_folder(request.output)
     with naming("--output"):
-        output = request.output_folder
-        if is_file(output):
-            raise UsageError(f"--output {output}: is a file, expected a directory.")
         earlier = EarlierResult.found_in(output)
         # Each of them, since what is in the way of the last would otherwise be found after hours.
         for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT):

@@ -5,7 +5,6 @@ Fields hold what was given. What was left open is filled in by properties, so th
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from calm_beam.calibration.guarantee import Guarantee, every_guarantee, specs_of
@@ -31,7 +30,6 @@ from calm_beam.metrics.registry import DEFAULT_METRIC, METRICS, is_binary, is_bl
 from calm_beam.options import listed
 from calm_beam.options.groups import DELTA, GRID_STEP, ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.storage import absolute
 
 from .options import ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
 
@@ -82,15 +80,6 @@ class CalibrateRequest(
     def is_demo(self) -> bool:
         """Whether neither model nor data were named: the embedded ones are meant."""
         return self.generations is None and super().is_demo
-
-    @property
-    def output_folder(self) -> str:
-        """Directory of the result; absolute, since workers have folders of their own.
-
-        Raises:
-          OSError: If it is on an object store that is not known.
-        """
-        return absolute(os.fspath(self.output))
 
     @property
     def guarantees_asked(self) -> Sequence[Guarantee] | None:

@@ -7,21 +7,20 @@ round has counted stands in a file beside its generations, so the run knows noth
 import dataclasses
 import functools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.result import has_ended, with_example_risks
-from calm_beam.calibration.rounds import Round
+from calm_beam.calibration.rounds import Round, counted_rounds, scored_by
 from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import EarlierEnd, Manifest, Objective, Plan, SequentialRecord
-from calm_beam.manifest.versions import run_versions
-from calm_beam.metrics.registry import get_metric, metric_source_digest
-from calm_beam.outputs import STOPPED, FinishedSweep, OutputsError, stored_shard, whole_shard
+from calm_beam.metrics.registry import get_metric
+from calm_beam.outputs import STOPPED, FinishedSweep
 from calm_beam.outputs.failures import check_failures, failure_limit
-from calm_beam.storage import is_file, joined, make_folder, remove_file
+from calm_beam.storage import joined, make_folder, remove_file
 from calm_beam.text import counted
 
 from .run import CalibrationRun
@@ -112,7 +111,7 @@ class SequentialRun:
                 progress,
                 assignment=block.assignment if from_above else dataclasses.replace(block.assignment, above=None),
                 plan=run.plan.upper_part(len(block.thresholds)),
-                scored_by=self._scored_by(),
+                scored_by=scored_by(run.plan),
                 division=division,
                 rounds=rounds,
                 metric_settings=run.metric_settings,
@@ -121,41 +120,9 @@ class SequentialRun:
         run.tell(metrics, seconds=time.monotonic() - start)
 
     def _counted(self, block: Block, known: list[Round], *, now: range = range(0)) -> list[Round]:
-        """Returns the rounds that are counted in a block; their generations are looked for, and read.
-
-        Args:
-          block: The block.
-          known: Those that are known already.
-          now: Numbers of those that this run has counted, which has read their generations.
-
-        Raises:
-          OutputsError: If a round or its generations are not as they were counted.
-        """
-        folder, plan = block.stored.directory, self.run.plan.upper_part(len(block.thresholds))
-        rounds, scored_by = list(known), self._scored_by()
-        while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
-            if following.scored_by != scored_by:
-                raise OutputsError(
-                    f"{folder}: round {following.number} was scored by {_differing(following.scored_by)}, and now "
-                    f"there is {_differing(scored_by)}: one risk must not be made of two metrics. Restore what "
-                    "scored it, or begin anew with --overwrite."
-                )
-            if rounds and following.division != rounds[0].division:
-                raise OutputsError(
-                    f"{folder}: rounds 1 and {following.number} are of different divisions of the data. Begin anew, "
-                    "with --overwrite."
-                )
-            for shard in following.shards:
-                path = block.stored.shard_path(shard.shard)
-                # Rounds that were counted now have read them whole; those of an earlier run may be damaged since.
-                stored_as = stored_shard if following.number in now else whole_shard
-                if not is_file(path) or stored_as(path) != shard:
-                    raise OutputsError(
-                        f"{path}: is missing, or not what was counted in round {following.number}. Decode anew, with "
-                        "--overwrite."
-                    )
-            rounds.append(following)
-        return rounds
+        """Returns the rounds that are counted in a block, as `counted_rounds`."""
+        plan = self.run.plan.upper_part(len(block.thresholds))
+        return counted_rounds(block.stored, plan, known=known, now=now, scored_by=scored_by(self.run.plan))
 
     def _check(self, found: Watched, rounds: Sequence[Round]) -> None:
         """Refuses more failures than may be among all examples, and metrics that prove everything and tell nothing."""
@@ -206,12 +173,6 @@ class SequentialRun:
         )
         return manifest
 
-    def _scored_by(self) -> dict[str, str]:
-        """Returns what scores here, and now."""
-        metrics = {spec.objective.metric for spec in self.run.plan.tests}
-        own = {name: metric_source_digest(name) for name in metrics if ":" in name}
-        return {**run_versions({}, metrics=metrics), **own}
-
     def _continues(self) -> tuple[EarlierEnd, ...]:
         if self.continued is None:
             return ()
@@ -220,10 +181,6 @@ class SequentialRun:
         ended = self.continued.sequential
         last = EarlierEnd(plan=self.continued.plan.digest, rounds=ended.rounds, ended_by=ended.ended_by)
         return (*ended.continues, last)
-
-
-def _differing(scored_by: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(scored_by.items()))
 
 
 def _in_words(found: Watched, rounds: Sequence[Round]) -> str:

@@ -3,6 +3,7 @@
 from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.flags.data import find_folder
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST
 from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
@@ -24,10 +25,8 @@ def checked_output(request: CertifyRequest) -> str:
     Raises:
       UsageError: If it cannot.
     """
+    output = find_folder(request.output)
     with naming("--output"):
-        output = request.output_folder
-        if is_file(output):
-            raise UsageError(f"--output {output}: is a file, expected a directory.")
         # In a bucket nothing can be in the way of a name.
         for path in (joined(output, MANIFEST),) if is_cloud_path(output) else _files_of(output):
             check_writable(path)

@@ -4,7 +4,6 @@ Fields hold what was given. What was left open is filled in by properties, so th
 """
 
 import dataclasses
-import os
 from collections.abc import Sequence
 
 from calm_beam.calibration.settings_plan import SettingGuarantees, order_of_costs
@@ -12,7 +11,6 @@ from calm_beam.errors import UsageError
 from calm_beam.manifest import SettingTest
 from calm_beam.options import listed, options_of
 from calm_beam.options.groups import Telling
-from calm_beam.storage import absolute
 
 from .options import (
     NAME_ONE_SOURCE,
@@ -41,15 +39,6 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
         _check_source(self)
         # Whatever is wrong with these is told before a file is read.
         self.tests()
-
-    @property
-    def output_folder(self) -> str:
-        """Directory of the result.
-
-        Raises:
-          OSError: If it is on an object store that is not known.
-        """
-        return absolute(os.fspath(self.output))
 
     @property
     def kind_of_losses(self) -> str:

@@ -1,13 +1,13 @@
 """The output directory of an experiment: where it may be, tables in it, and that it is replaced whole or not at all."""
 
 import csv
-import os
 from collections.abc import Mapping, Sequence
 
 from calm_beam.errors import UsageError
 from calm_beam.launch.flags import naming
+from calm_beam.launch.flags.data import find_folder
 from calm_beam.manifest import MANIFEST
-from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
+from calm_beam.storage import check_writable, exists, joined, replacing
 
 from .request import Result
 
@@ -20,10 +20,8 @@ def checked_output(request: Result, files: Sequence[str]) -> str:
     Raises:
       UsageError: If it cannot be written to, or holds what must stay.
     """
+    output = find_folder(request.output)
     with naming("--output"):
-        output = absolute(os.fspath(request.output))
-        if is_file(output):
-            raise UsageError(f"--output {output}: is a file, expected a directory.")
         if exists(joined(output, MANIFEST)):
             raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
         found = [file for file in files if exists(joined(output, file))]

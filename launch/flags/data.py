@@ -1,10 +1,11 @@
 """Finding the files that data flags name, and how they are read."""
 
+import os
 from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
 from calm_beam.options.groups import DataSource
-from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, parent
+from calm_beam.storage import absolute, check_writable, exists, is_cloud_path, is_file, is_folder, parent
 
 from . import UsageError, naming
 
@@ -34,6 +35,33 @@ def find_data(source: DataSource) -> DataFiles:
     return find_files("--data", source.patterns or (), reading=source.reading())
 
 
+def find_folder(path: str | os.PathLike[str]) -> str:
+    """Returns the directory of `--output`, absolute, since workers have folders of their own; it need not exist.
+
+    Raises:
+      UsageError: If it is a file, or Cloud Storage does not say.
+    """
+    with naming("--output"):
+        output = absolute(os.fspath(path))
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+    return output
+
+
+def check_parent(flag: str, path: str) -> None:
+    """Refuses the path of a file whose folder is not there.
+
+    Args:
+      flag: What names it, for messages.
+      path: Local or on Cloud Storage, where nothing needs a folder.
+
+    Raises:
+      UsageError: If it is not.
+    """
+    if not is_cloud_path(path) and not is_folder(parent(path)):
+        raise UsageError(f"{flag} {path}: the folder {parent(path)} does not exist.")
+
+
 def find_output(path: str | None, *, overwrite: bool) -> str:
     """Returns the path of `--output`, a JSONL file that can be written.
 
@@ -45,8 +73,7 @@ def find_output(path: str | None, *, overwrite: bool) -> str:
     with naming("--output"):
         if is_folder(path):
             raise UsageError(f"--output {path}: is a directory, expected a file such as {path}/outputs.jsonl.")
-        if not is_cloud_path(path) and not is_folder(parent(path)):
-            raise UsageError(f"--output {path}: the folder {parent(path)} does not exist.")
+        check_parent("--output", path)
         if exists(path) and not overwrite:
             raise UsageError(f"--output {path}: exists already. Choose another file, or pass --overwrite.")
         check_writable(path)

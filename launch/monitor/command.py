@@ -6,11 +6,10 @@ import sys
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import tell
 from calm_beam.launch.terminal.interrupts import INTERRUPTED
+from calm_beam.serving.watched import MonitorError, read_losses, shown_in_words
 from calm_beam.storage import open_input
 
-from .losses import MonitorError, read_losses
 from .prepare import prepare
-from .report import report
 from .request import STREAM, MonitorRequest
 from .session import Session
 
@@ -29,13 +28,13 @@ def watch(request: MonitorRequest) -> int:
             with open_input(request.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
                 session.take(list(read_losses(file, request.losses, watched=watched)))
     except KeyboardInterrupt:
-        tell(report(session.monitor, watched))
+        tell(shown_in_words(session.monitor, watched))
         return INTERRUPTED
     except CalmBeamError:
         raise
     except ValueError as error:
         raise MonitorError(str(error)) from error
-    tell(report(session.monitor, watched))
+    tell(shown_in_words(session.monitor, watched))
     if session.monitor.alarm_at:
         return ALARM
     return MISSING_ALARM if session.monitor.missing_alarm_at else 0

@@ -1,7 +1,5 @@
 """Finding the promise that losses are held against, and saying what the losses have to be of."""
 
-import dataclasses
-
 from calm_beam.errors import UsageError
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.manifest import entry_choice, entry_in_words, find_manifest
@@ -15,32 +13,11 @@ from calm_beam.manifest import (
     read_any_manifest,
 )
 from calm_beam.risk.monitor import WatchedPromise
+from calm_beam.serving.watched import Watched
 from calm_beam.storage import is_file, why_no_file
 from calm_beam.text import printable_line
 
 from .request import STREAM, MonitorRequest
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Watched:
-    """An entry, as far as it is watched.
-
-    Attributes:
-      promise: What losses are held against.
-      tail: What a loss has to exceed to count as 1, and else as 0; None where losses count as they are.
-      words: The entry in words.
-      remedy: What to do at an alarm.
-    """
-
-    promise: WatchedPromise
-    tail: float | None
-    words: str
-    remedy: str
-
-    @property
-    def belongs_to(self) -> dict[str, str | int]:
-        """What says, in rows of probes and in states, which promise they are about."""
-        return {"manifest": self.promise.manifest, "calibration": self.promise.calibration}
 
 
 def prepare(request: MonitorRequest) -> Watched:

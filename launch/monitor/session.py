@@ -5,21 +5,18 @@ from collections.abc import Iterator, Sequence
 
 from calm_beam.errors import UsageError
 from calm_beam.launch.flags import naming
+from calm_beam.launch.flags.data import check_parent
 from calm_beam.launch.terminal import say
 from calm_beam.risk.monitor import RiskMonitor
+from calm_beam.serving.watched import MonitorError, Watched
 from calm_beam.storage import (
     check_writable,
     exists,
-    is_cloud_path,
-    is_folder,
     open_input,
-    parent,
     replacing,
     strict_json,
 )
 
-from .losses import MonitorError
-from .prepare import Watched
 from .request import MonitorRequest
 
 _SCHEMA = "calm-beam/monitor/v2"
@@ -42,8 +39,7 @@ class Session:
         if self._path is None:
             return
         with naming("--state"):
-            if not is_cloud_path(self._path) and not is_folder(parent(self._path)):
-                raise UsageError(f"--state {self._path}: the folder {parent(self._path)} does not exist.")
+            check_parent("--state", self._path)
             check_writable(self._path)
             is_stored = exists(self._path)
         if is_stored:

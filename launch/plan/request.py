@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from calm_beam.errors import UsageError
 from calm_beam.launch.flags import naming
+from calm_beam.launch.flags.data import check_parent
 from calm_beam.launch.flags.device import Device
 from calm_beam.options import Options, again, option, options_of
 from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, Precision, Spread
 from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent
+from calm_beam.storage import check_writable, is_folder
 from calm_beam.text import written_float
 
 PAGE = ".html"
@@ -226,7 +227,6 @@ def checked_output(request: PlanRequest, *, kinds: Sequence[str]) -> str | None:
         expected = f"{', '.join(others)} or {last}" if others else last
         raise UsageError(f"--output {path}: expected a name that ends in {expected}.")
     with naming("--output"):
-        if not is_cloud_path(path) and not is_folder(parent(path)):
-            raise UsageError(f"--output {path}: the folder {parent(path)} does not exist.")
+        check_parent("--output", path)
         check_writable(path)
     return path

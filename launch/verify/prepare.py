@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from calm_beam.calibration.carried import CarriedState
 from calm_beam.calibration.freshness import count_known_prompts, is_calibration_set
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.decoding.recorded import recorded_settings
@@ -38,7 +39,7 @@ from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.text import counted, printable_line
 
-from .carried import CarriedState, take_up
+from .carried import take_up
 from .request import VerifyRequest
 
 
@@ -137,7 +138,9 @@ def prepare(promises: Promised, request: VerifyRequest, options: PipelineOptions
     names = frozenset(example.id if example.cluster is None else example.cluster for example in fresh)
     if state is not None:
         are_own = any(example.has_own_id or example.cluster is not None for example in fresh)
-        state.check_new(names, are_own=are_own, unit="example" if reading.cluster_key is None else "cluster")
+        unit = "example" if reading.cluster_key is None else "cluster"
+        if caution := state.check_new(names, are_own=are_own, unit=unit):
+            say(caution)
     return Prepared(runs=runs, workers=workers, place=place, names=names, state=state)
 
 

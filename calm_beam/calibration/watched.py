@@ -1,17 +1,39 @@
-"""Reading losses, one a line: numbers, rows that a probe wrote, and the word `missing`."""
+"""Losses of a model in service, held against a promise: how they are written, and what they show in words."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import IO
 
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.inputs.examples import bounded_lines, check_utf_8
+from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.storage import strict_json
-from calm_beam.text import written_float
-
-from .prepare import Watched
+from calm_beam.text import counted, written_float
 
 _MISSING = "missing"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Watched:
+    """An entry, as far as it is watched.
+
+    Attributes:
+      promise: What losses are held against.
+      tail: What a loss has to exceed to count as 1, and else as 0; None where losses count as they are.
+      words: The entry in words.
+      remedy: What to do at an alarm.
+    """
+
+    promise: WatchedPromise
+    tail: float | None
+    words: str
+    remedy: str
+
+    @property
+    def belongs_to(self) -> dict[str, str | int]:
+        """What says, in rows of probes and in states, which promise they are about."""
+        return {"manifest": self.promise.manifest, "calibration": self.promise.calibration}
 
 
 class MonitorError(CalmBeamError, ValueError):
@@ -63,3 +85,30 @@ def _loss(line: str, watched: Watched) -> float | None:
         return None
     loss = row.get("loss")
     return math.nan if isinstance(loss, bool) or not isinstance(loss, int | float) else loss
+
+
+def shown_in_words(monitor: RiskMonitor, entry: Watched) -> str:
+    """Returns what a monitor has found of an entry."""
+    watched = f"{entry.words}: {counted(monitor.n, 'loss', several='losses')}"
+    if monitor.missing:
+        watched += f", {monitor.missing} of them missing"
+    if monitor.mean_loss is not None:
+        watched += f", mean {monitor.mean_loss:.4f}"
+    lowest = "-1" if monitor.is_signed else "0"
+    if monitor.alarm_at:
+        whatever = f", even if each missing one is {lowest}" if monitor.missing else ""
+        return (
+            f"{watched}.\nALARM at loss {monitor.alarm_at}: the losses show that the risk exceeds delta "
+            f"{monitor.delta:g}{whatever}. If it never had, the chance of this would be at most {monitor.alpha:g}. "
+            f"{entry.remedy}"
+        )
+    raised = f"{1 / monitor.alpha:g}"
+    if monitor.missing_alarm_at:
+        return (
+            f"{watched}.\nALARM at loss {monitor.missing_alarm_at}: the risk exceeds delta {monitor.delta:g}, or "
+            f"losses are missing. With each missing one counted as 1 the evidence has reached {raised}; with each "
+            f"counted as {lowest} it stands at {monitor.capital:.3g}, which does not prove that the risk exceeds "
+            "delta. Find out why losses are missing, and test labelled data with calm-beam verify."
+        )
+    worst = f" ({monitor.worst_capital:.3g} with each missing loss counted as 1)" if monitor.missing else ""
+    return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}{worst}; {raised} raises it."

@@ -20,6 +20,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from calm_beam.manifest import EntryChoice, EntryWords, Manifest, SettingManifest, read_manifest
+from calm_beam.options.call import naming_arguments
 from calm_beam.serving.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
 
 from .metrics import NAMESPACE, DecodeMetrics
@@ -127,18 +128,19 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             self._sampling = Sampling(share=probe_share, salt=probe_salt)
         self._first = self._wanted = self._taken = os.fspath(manifest)
         read = read_manifest(self._first)
-        self._model = HostedModel(
-            checkpoint=os.fspath(model),
-            fingerprint=read.model.fingerprint,
-            declared=declared or Declared(),
-            vocabulary=None if vocabulary is None else os.fspath(vocabulary),
-            batch_size=batch_size,
-            token_budget=token_budget,
-            exit_head=exit_head,
-            engine=engine,
-            exact_engine=exact_engine,
-            model_parallelism=model_parallelism,
-        )
+        with naming_arguments(HostedModel):
+            self._model = HostedModel(
+                checkpoint=os.fspath(model),
+                fingerprint=read.model.fingerprint,
+                declared=declared or Declared(),
+                vocabulary=None if vocabulary is None else os.fspath(vocabulary),
+                batch_size=batch_size,
+                token_budget=token_budget,
+                exit_head=exit_head,
+                engine=engine,
+                exact_engine=exact_engine,
+                model_parallelism=model_parallelism,
+            )
         batches = {
             "min_batch_size": min_batch_size,
             "max_batch_size": max_batch_size,
@@ -159,19 +161,10 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
 
     def _check(self, manifest: Manifest) -> None:
         """Refuses what can be refused here."""
-        from calm_beam.decoding.engine_choice import ENGINE_CHOICES
-        from calm_beam.exits.head_forms import check_name
         from calm_beam.serving.agreement import servable_settings
         from calm_beam.serving.host import check_sampled
         from calm_beam.serving.loss_meter import check_exits, check_share
 
-        for name in ("batch_size", "token_budget", "model_parallelism"):
-            value = getattr(self._model, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        check_name(self._model.exit_head)
-        if self._model.engine not in ENGINE_CHOICES:
-            raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {self._model.engine!r}.")
         entry = manifest.calibration(self._choice)
         self._width = servable_settings(manifest, entry, confidence=self._choice.confidence).max_input_length
         if self._sampling is not None:

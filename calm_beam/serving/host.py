@@ -130,12 +130,8 @@ class ModelHost:
             self._checkpoint_for(manifest),
             vocabulary=self._model.vocabulary,
             choice=choice,
-            batch_size=self._model.batch_size,
-            token_budget=self._model.token_budget,
-            exit_head=self._model.exit_head,
-            engine=self._model.engine,
+            **self._model.asked_of_decoder(),
             exact_engine=self._model.exact_engine,
-            model_parallelism=self._model.model_parallelism,
         )
         if sampling is None:
             return _Served(generator=generator, meter=None)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from calm_beam.decoding.work import Work
 from calm_beam.manifest import EntryChoice
+from calm_beam.options.entries import ExactEngine
+from calm_beam.options.groups import Decoding
 
 from .answer import Answer, Unanswered
 
@@ -34,7 +36,7 @@ AnyElement = str | Sequence[int] | NamedPrompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostedModel:
+class HostedModel(Decoding, ExactEngine):
     """A model, and how it decodes: what a host holds once, whatever manifests it is asked about.
 
     Attributes:
@@ -42,24 +44,12 @@ class HostedModel:
       fingerprint: Of the model that is expected there: one that is trained anew is another model.
       declared: What its files do not say.
       vocabulary: SentencePiece model; None for the one in or beside the checkpoint.
-      batch_size: As in `Generator.from_manifest`, like what follows.
-      token_budget: As there.
-      exit_head: As there.
-      engine: As there.
-      exact_engine: As there.
-      model_parallelism: As there.
     """
 
     checkpoint: str
     fingerprint: str
     declared: "Declared"
     vocabulary: str | None
-    batch_size: int | None
-    token_budget: int | None
-    exit_head: str
-    model_parallelism: int = 1
-    engine: str = "auto"
-    exact_engine: bool = False
 
     def digest(self) -> str:
         """Returns a name that differs for different models or settings."""

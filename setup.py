@@ -160,6 +160,7 @@ _SERVING_PACKAGES = [
     "calm_beam.launch.doctor",
     "calm_beam.launch.flags",
     "calm_beam.launch.generate",
+    "calm_beam.launch.monitor",
     "calm_beam.launch.terminal",
     "calm_beam.manifest",
     "calm_beam.metrics",

@@ -13,15 +13,15 @@ from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
+from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
-from calm_beam.metrics.registry import full_name, get_metric
+from calm_beam.metrics.registry import full_name
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
-from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
@@ -110,8 +110,7 @@ class Calibrate(beam.PTransform):
             provenance=dataclasses.replace(provenance, earlier_plans=earlier),
             stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
-            max_failures=self.max_failures,
-            metric_settings=self.metric_settings,
+            scoring=Scoring(max_failures=self.max_failures, metric_settings=self.metric_settings),
         )
 
     def _groups(self, swept: Swept) -> tuple[str, ...]:
@@ -139,8 +138,7 @@ class CalibrateGenerations(beam.PTransform):
       stored: The generations.
       tested: How many of the plan's thresholds are tested, from the top. If the tests of some guarantee would go on
         below, there is no outcome.
-      max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
-      metric_settings: What metrics need.
+      scoring: How losses are made.
     """
 
     plan: Plan
@@ -149,14 +147,13 @@ class CalibrateGenerations(beam.PTransform):
     provenance: RunProvenance
     stored: StoredGenerations
     tested: int
-    max_failures: int | None = None
-    metric_settings: MetricSettings = NO_SETTINGS
+    scoring: Scoring = USUAL_SCORING
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of one `CalibrationOutcome`, or of none, given one of a `FinishedSweep`."""
         tested = self.plan.upper_part(self.tested)
         finished = beam.pvalue.AsSingleton(sweeps)
-        scorer = ShardScorer(tested, self.stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
+        scorer = ShardScorer(tested, self.stored, scoring=self.scoring)
         return summed(sweeps, scorer) | "TestThresholds" >> beam.FlatMap(
             _outcome_of_one,
             finished,
@@ -164,8 +161,7 @@ class CalibrateGenerations(beam.PTransform):
             tested=tested,
             digest=self.plan_digest,
             provenance=self.provenance,
-            max_failures=self.max_failures,
-            metric_settings=self.metric_settings,
+            scoring=self.scoring,
         )
 
 
@@ -178,8 +174,7 @@ class CalibrateVariants(beam.PTransform):
       plan_digest: Digest of the plan when it was settled.
       provenance: What else the manifest says.
       stored: The generations of every variant, in the plan's order.
-      max_failures: As in `CalibrateGenerations`; of all variants together.
-      metric_settings: What metrics need.
+      scoring: How losses are made; the limit of failures is one of all variants together.
     """
 
     plan: Plan
@@ -187,25 +182,20 @@ class CalibrateVariants(beam.PTransform):
     _: dataclasses.KW_ONLY
     provenance: RunProvenance
     stored: Sequence[StoredGenerations]
-    max_failures: int | None = None
-    metric_settings: MetricSettings = NO_SETTINGS
+    scoring: Scoring = USUAL_SCORING
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, sweeps: tuple[beam.PCollection, ...]) -> beam.PCollection:
         """Returns a PCollection of one `CalibrationOutcome`, given one of a `FinishedSweep` for every variant."""
-        scorers = [
-            ShardScorer(self.plan, stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
-            for stored in self.stored
-        ]
+        scorers = [ShardScorer(self.plan, stored, scoring=self.scoring) for stored in self.stored]
         return summed_variants(sweeps, scorers) | "TestPath" >> beam.FlatMap(
             _outcome,
             plan=self.plan,
             tested=self.plan,
             digest=self.plan_digest,
             provenance=self.provenance,
-            max_failures=self.max_failures,
-            metric_settings=self.metric_settings,
+            scoring=self.scoring,
         )
 
 
@@ -325,13 +315,12 @@ def _outcome(
     tested: Plan,
     digest: str,
     provenance: RunProvenance,
-    max_failures: int | None,
-    metric_settings: MetricSettings,
+    scoring: Scoring,
 ) -> Iterator[CalibrationOutcome]:
     """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
     variants = [of_variant for _, of_variant in sorted(totals.items())]
     whole = whole_of(variants)
-    _check_examples(whole, provenance=provenance, max_failures=max_failures, metric_settings=metric_settings)
+    _check_examples(whole, provenance=provenance, scoring=scoring)
     num_layers = provenance.model.layers
     by_variant: dict[Variant | None, CalibrationTotals] = {None: whole}
     if plan.pareto is None:
@@ -347,12 +336,9 @@ def _outcome(
     yield CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)
 
 
-def _check_examples(
-    totals: CalibrationTotals, *, provenance: RunProvenance, max_failures: int | None, metric_settings: MetricSettings
-) -> None:
+def _check_examples(totals: CalibrationTotals, *, provenance: RunProvenance, scoring: Scoring) -> None:
     """Refuses examples that prove nothing: none at all, too many that failed, or scores that tell nothing apart."""
     if not totals.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
-    totals.contrast.check(totals.layout.objectives, functools.partial(get_metric, settings=metric_settings))
-    limit = failure_limit(max_failures, examples=totals.examples)
-    check_failures(totals.failures, failed=totals.failed, limit=limit)
+    totals.contrast.check(totals.layout.objectives, scoring.metric)
+    scoring.check_failures(totals.failures, failed=totals.failed, examples=totals.examples)

@@ -7,11 +7,10 @@ import apache_beam as beam
 
 from calm_beam.calibration.confirmation import confirmed_outcome
 from calm_beam.calibration.result import CalibrationOutcome
+from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Plan, Variant
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import StoredGenerations
-from calm_beam.outputs.failures import check_failures, failure_limit
 
 from .calibrate import summed_variants
 from .scoring import ShardScorer
@@ -30,8 +29,7 @@ class ConfirmThresholds(beam.PTransform):
       stored: By variant, or None where there is one way of decoding, the generations at its chosen thresholds.
       decoder: What made them, as in `ConfirmationRecord`.
       exit_head: Likewise.
-      max_failures: Most of these examples that may fail; None as in `failure_limit`.
-      metric_settings: What metrics need.
+      scoring: How losses are made; the limit of failures is one of these examples.
     """
 
     found: CalibrationOutcome
@@ -41,8 +39,7 @@ class ConfirmThresholds(beam.PTransform):
     stored: Mapping[Variant | None, StoredGenerations]
     decoder: str
     exit_head: str
-    max_failures: int | None = None
-    metric_settings: MetricSettings = NO_SETTINGS
+    scoring: Scoring = USUAL_SCORING
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
@@ -52,8 +49,7 @@ class ConfirmThresholds(beam.PTransform):
             ShardScorer(
                 self.plan.that_confirms(stored.thresholds),
                 stored,
-                max_failures=self.max_failures,
-                metric_settings=self.metric_settings,
+                scoring=self.scoring,
             )
             for stored in self.stored.values()
         ]
@@ -65,7 +61,7 @@ class ConfirmThresholds(beam.PTransform):
             digest=self.plan_digest,
             decoder=self.decoder,
             exit_head=self.exit_head,
-            max_failures=self.max_failures,
+            scoring=self.scoring,
         )
 
 
@@ -78,12 +74,11 @@ def _outcome(
     digest: str,
     decoder: str,
     exit_head: str,
-    max_failures: int | None,
+    scoring: Scoring,
 ) -> CalibrationOutcome:
     """Checks what was counted, and returns what it confirms."""
     by_variant = {variants[number]: of_variant for number, of_variant in sorted(totals.items())}
     for each in by_variant.values():
-        limit = failure_limit(max_failures, examples=each.examples)
-        check_failures(each.failures, failed=each.failed, limit=limit)
+        scoring.check_failures(each.failures, failed=each.failed, examples=each.examples)
         each.contrast.check_seen({objective.metric for objective in each.layout.objectives})
     return confirmed_outcome(found, by_variant, plan=plan, digest=digest, decoder=decoder, exit_head=exit_head)

@@ -7,10 +7,10 @@ import apache_beam as beam
 
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.rounds import Round, division_digest, rounds_of
+from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Plan
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
 
@@ -39,7 +39,7 @@ class CountRounds(beam.PTransform):
       first: Number of the first round, from 1.
       last: Number of the last.
       progress: Where to report.
-      metric_settings: What metrics need.
+      scoring: How losses are made.
       devices: What workers decode on.
     """
 
@@ -51,7 +51,7 @@ class CountRounds(beam.PTransform):
     first: int
     last: int
     progress: ProgressLog
-    metric_settings: MetricSettings = NO_SETTINGS
+    scoring: Scoring = USUAL_SCORING
     devices: Devices = ANY_DEVICES
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
@@ -83,8 +83,7 @@ class CountRounds(beam.PTransform):
         scorer = ShardScorer(
             self.plan,
             self.assignment.stored,
-            max_failures=self.assignment.max_failures,
-            metric_settings=self.metric_settings,
+            scoring=self.scoring,
         )
         return (
             decoded

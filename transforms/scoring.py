@@ -9,13 +9,11 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.plan import group_of, layout_of
-from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
+from calm_beam.calibration.scoring import USUAL_SCORING, ScoredGeneration, Scoring, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan
-from calm_beam.metrics.registry import get_metric, take_clipped
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.metrics.registry import take_clipped
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
-from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.text import counted
 
@@ -33,14 +31,12 @@ class ShardScorer:
         plan: Plan,
         stored: StoredGenerations,
         *,
-        max_failures: int | None,
-        metric_settings: MetricSettings = NO_SETTINGS,
+        scoring: Scoring = USUAL_SCORING,
     ) -> None:
         self.plan = plan
-        self._metric_settings = metric_settings
+        self._scoring = scoring
         self._clipped = Metrics.counter(NAMESPACE, CLIPPED_SCORES)
         self._stored = stored
-        self._max_failures = max_failures
         # The full model's output stands before those of the thresholds.
         self._lanes = (0, *(1 + stored.thresholds.index(threshold) for threshold in plan.thresholds))
 
@@ -48,8 +44,7 @@ class ShardScorer:
         """Looks up metrics, which may not travel between processes."""
         self._layout = layout_of(self.plan)
         self._metrics = {
-            objective.metric: get_metric(objective.metric, self._metric_settings)
-            for objective in self._layout.objectives
+            objective.metric: self._scoring.metric(objective.metric) for objective in self._layout.objectives
         }
 
     def batches(
@@ -72,7 +67,6 @@ class ShardScorer:
         path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
             raise OutputsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
-        limit = failure_limit(self._max_failures, examples=examples)
         generations = read_generations(path)
         failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):
@@ -81,7 +75,7 @@ class ShardScorer:
             kept = [each.generation for each in scored]
             failures.extend((each.example.id, each.failure) for each in kept if each.failure is not None)
             # Before they are more than a worker can hold.
-            check_failures(failures, failed=len(failures), limit=limit)
+            self._scoring.check_failures(failures, failed=len(failures), examples=examples)
             totals = CalibrationTotals.of_examples(
                 kept,
                 self._layout,

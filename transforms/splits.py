@@ -9,6 +9,7 @@ import apache_beam as beam
 import numpy as np
 
 from calm_beam.calibration.plan import layout_of
+from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.files import write_grid, write_trials
 from calm_beam.evaluation.outcomes import GridRow, TrialOutcome, grid_rows, trial_outcomes
@@ -17,10 +18,7 @@ from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Plan
-from calm_beam.metrics.registry import get_metric
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
-from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
@@ -70,8 +68,7 @@ class SplitGenerations(beam.PTransform):
       splits: How they are split.
       trials_path: Parquet file of every trial, to write.
       grid_path: Parquet file of the whole set at every threshold, to write.
-      max_failures: Most examples of a measure that may fail; None as in `failure_limit`.
-      metric_settings: What metrics need.
+      scoring: How losses are made; the limit of failures is one of each measure.
     """
 
     sources: tuple[SplitSource, ...]
@@ -79,8 +76,7 @@ class SplitGenerations(beam.PTransform):
     _: dataclasses.KW_ONLY
     trials_path: str
     grid_path: str
-    max_failures: int | None = None
-    metric_settings: MetricSettings = NO_SETTINGS
+    scoring: Scoring = USUAL_SCORING
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """Returns a PCollection of str with the path of the trials, once everything is written."""
@@ -97,9 +93,7 @@ class SplitGenerations(beam.PTransform):
             # Also spreads them over workers.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        score = _ScoreShard(
-            self.sources, self.splits, max_failures=self.max_failures, metric_settings=self.metric_settings
-        )
+        score = _ScoreShard(self.sources, self.splits, scoring=self.scoring)
         if self.sources[0].plan.cluster_key is None:
             totals = shards | "ScoreExamples" >> beam.ParDo(score)
         else:
@@ -120,8 +114,7 @@ class SplitGenerations(beam.PTransform):
                 sources=self.sources,
                 trials_path=self.trials_path,
                 grid_path=self.grid_path,
-                max_failures=self.max_failures,
-                metric_settings=self.metric_settings,
+                scoring=self.scoring,
             )
         )
 
@@ -149,15 +142,11 @@ class _ScoreShard(beam.DoFn):
         sources: tuple[SplitSource, ...],
         splits: Splits,
         *,
-        max_failures: int | None,
-        metric_settings: MetricSettings,
+        scoring: Scoring,
     ) -> None:
         self._sources = sources
         self._splits = splits
-        self._scorers = [
-            ShardScorer(source.plan, source.stored, max_failures=max_failures, metric_settings=metric_settings)
-            for source in sources
-        ]
+        self._scorers = [ShardScorer(source.plan, source.stored, scoring=scoring) for source in sources]
 
     def setup(self) -> None:
         for scorer in self._scorers:
@@ -235,8 +224,7 @@ def _write_results(
     sources: tuple[SplitSource, ...],
     trials_path: str,
     grid_path: str,
-    max_failures: int | None,
-    metric_settings: MetricSettings,
+    scoring: Scoring,
 ) -> str:
     """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
     by_index = dict(found)
@@ -247,9 +235,8 @@ def _write_results(
         totals = by_index[index]
         whole = totals.whole
         whole.check(source.finished)
-        whole.contrast.check(layout_of(source.plan).objectives, functools.partial(get_metric, settings=metric_settings))
-        limit = failure_limit(max_failures, examples=source.finished.examples)
-        check_failures(whole.failures, failed=whole.failed, limit=limit)
+        whole.contrast.check(layout_of(source.plan).objectives, scoring.metric)
+        scoring.check_failures(whole.failures, failed=whole.failed, examples=source.finished.examples)
         if whole.content_sum != by_index[0].whole.content_sum:
             raise DataError(
                 f"{source.stored.directory}: holds other examples than {sources[0].stored.directory}. Measures are "

@@ -7,14 +7,41 @@ import numpy as np
 
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
-from calm_beam.metrics.registry import Metric, MetricError, checked_score
+from calm_beam.metrics.registry import Metric, MetricError, checked_score, get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.sight import sight_of
 from calm_beam.outputs import Generation, OutputsError
+from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import losses_of_scores
 
 from .contrast import Contrast
 from .unseen import Unseen
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How losses are made of outputs, where that is no part of a plan.
+
+    Attributes:
+      max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
+      metric_settings: What metrics need.
+    """
+
+    max_failures: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
+
+    def metric(self, name: str) -> Metric:
+        """Returns a metric; errors are those of `get_metric`."""
+        return get_metric(name, self.metric_settings)
+
+    def check_failures(self, failures: Sequence[tuple[str, str]], *, failed: int, examples: int) -> None:
+        """Raises `DataError` if more of so many examples have failed than may; arguments as in `check_failures`."""
+        check_failures(failures, failed=failed, limit=failure_limit(self.max_failures, examples=examples))
+
+
+USUAL_SCORING = Scoring()
+"""Few examples may fail, and metrics need nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from calm_beam.calibration.plan import set_part
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
 from calm_beam.calibration.result import CalibrationOutcome, RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.calibration.scoring import Scoring
 from calm_beam.errors import UsageError
 from calm_beam.inputs.set_parts import CONFIRMING
 from calm_beam.launch.run_sweep import decoded
@@ -23,7 +24,6 @@ from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Plan, Variant, read_manifest
 from calm_beam.manifest.file_names import RISK_TABLE
-from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.folder import SweepHome
@@ -73,8 +73,7 @@ class ConfirmedRun:
                 output=run.output,
                 earlier=run.replaced(),
                 workers=run.workers,
-                max_failures=run.max_failures,
-                metric_settings=run.metric_settings,
+                scoring=run.scoring,
                 tell=run.tell,
             )
             return run.published(), folder
@@ -87,8 +86,7 @@ def confirm(
     output: str,
     earlier: EarlierResult,
     workers: Workers,
-    max_failures: int | None,
-    metric_settings: MetricSettings,
+    scoring: Scoring,
     tell: Callable[..., None] = lambda *_, **__: None,
 ) -> None:
     """Confirms what was chosen in an output directory, and publishes the result there.
@@ -99,8 +97,7 @@ def confirm(
       output: Output directory, whose `unconfirmed/` holds what they came to.
       earlier: The result that may be replaced.
       workers: Of the pipelines.
-      max_failures: As in `CalibrationRun`, of the examples that confirm.
-      metric_settings: What metrics need.
+      scoring: As in `CalibrationRun`, of the examples that confirm.
       tell: Takes what a pipeline has counted, and its seconds.
 
     Raises:
@@ -129,8 +126,7 @@ def confirm(
             stored=stored,
             decoder=BATCH,
             exit_head=exit_head,
-            max_failures=max_failures,
-            metric_settings=metric_settings,
+            scoring=scoring,
         )
         for number, variant in enumerate(sweeps, start=1):
             start = time.monotonic()

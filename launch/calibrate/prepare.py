@@ -9,6 +9,7 @@ from calm_beam.calibration.guarantee import place_of_served
 from calm_beam.calibration.plan import PlanTerms, plan_of_job, single_losses
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.scoring import Scoring
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.preview import check_parts_of_data
 from calm_beam.launch.flags import UsageError, naming
@@ -95,8 +96,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         output=output,
         earlier=earlier,
         overwrites=request.overwrite,
-        max_failures=request.max_failures,
-        metric_settings=settings_of_metrics,
+        scoring=Scoring(max_failures=request.max_failures, metric_settings=settings_of_metrics),
         workers=workers,
     )
 

@@ -8,6 +8,7 @@ from typing import Self
 
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.scoring import Scoring
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.metrics import (
     RunMetrics,
@@ -19,7 +20,6 @@ from calm_beam.launch.runners.metrics import (
 from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say, say_detail
 from calm_beam.manifest import MANIFEST, Manifest, Plan, read_manifest
-from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import OutputsError
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.storage import is_file, joined, make_folder
@@ -42,8 +42,7 @@ class CalibrationRun:
       output: Output directory.
       earlier: The result that was there.
       overwrites: Whether that is taken away.
-      max_failures: Most examples that may fail; None as in `failure_limit`.
-      metric_settings: What metrics need.
+      scoring: How losses are made.
       workers: Of the pipelines.
       is_unconfirmed: Whether what it finds is still to be confirmed, and so is no result yet.
     """
@@ -54,8 +53,7 @@ class CalibrationRun:
     output: str
     earlier: EarlierResult
     overwrites: bool
-    max_failures: int | None
-    metric_settings: MetricSettings
+    scoring: Scoring
     workers: Workers
     is_unconfirmed: bool = False
 
@@ -109,8 +107,7 @@ class CalibrationRun:
                     provenance=self.provenance,
                     stored=block.stored,
                     tested=len(block.thresholds) if is_part else len(self.plan.thresholds),
-                    max_failures=self.max_failures,
-                    metric_settings=self.metric_settings,
+                    scoring=self.scoring,
                 )
                 | "WriteManifest" >> WriteManifest(self.result, self.replaced())
             )

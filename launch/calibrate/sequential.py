@@ -5,7 +5,6 @@ round has counted stands in a file beside its generations, so the run knows noth
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Collection, Sequence
 
@@ -17,9 +16,7 @@ from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import EarlierEnd, Manifest, Objective, Plan, SequentialRecord
-from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import STOPPED, FinishedSweep
-from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.storage import joined, make_folder, remove_file
 from calm_beam.text import counted
 
@@ -114,7 +111,7 @@ class SequentialRun:
                 scored_by=scored_by(run.plan),
                 division=division,
                 rounds=rounds,
-                metric_settings=run.metric_settings,
+                scoring=run.scoring,
             )
             metrics = run_pipeline(pipeline)
         run.tell(metrics, seconds=time.monotonic() - start)
@@ -126,14 +123,13 @@ class SequentialRun:
 
     def _check(self, found: Watched, rounds: Sequence[Round]) -> None:
         """Refuses more failures than may be among all examples, and metrics that prove everything and tell nothing."""
-        limit = failure_limit(self.run.max_failures, examples=rounds[-1].examples)
-        check_failures(found.totals.failures, failed=found.totals.failed, limit=limit)
+        totals = found.totals
+        self.run.scoring.check_failures(totals.failures, failed=totals.failed, examples=rounds[-1].examples)
         # Earlier it may be chance. From there on only others need more rounds; alone, it would have ended there.
         self._check_contrast(found, among=proved_objectives(found.calibrations, self.run.plan))
 
     def _check_contrast(self, found: Watched, *, among: Collection[Objective] | None = None) -> None:
-        metric_of = functools.partial(get_metric, settings=self.run.metric_settings)
-        found.totals.contrast.check(layout_of(self.run.plan).objectives, metric_of, among=among)
+        found.totals.contrast.check(layout_of(self.run.plan).objectives, self.run.scoring.metric, among=among)
 
     def _end(self, found: Watched, rounds: Sequence[Round]) -> str | None:
         """Returns what ends the calibration now; None if nothing does."""

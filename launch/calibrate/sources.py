@@ -11,6 +11,7 @@ from calm_beam.calibration.asked_data import AskedData, DecodedExamples, FilesTo
 from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
+from calm_beam.calibration.scoring import Scoring
 from calm_beam.calibration.variants import variants_together
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings
@@ -22,7 +23,6 @@ from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import Plan
 from calm_beam.manifest.plan_list import home_of
-from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
@@ -166,7 +166,7 @@ class DecodedSource:
         scored_by: Mapping[str, str],
         division: str | None,
         rounds: range,
-        metric_settings: MetricSettings,
+        scoring: Scoring,
     ) -> beam.PCollection:
         """Adds to a pipeline what decodes some rounds, by number, and counts them; all else as in `CountRounds`."""
         return (
@@ -181,7 +181,7 @@ class DecodedSource:
                 first=rounds[0],
                 last=rounds[-1],
                 progress=progress,
-                metric_settings=metric_settings,
+                scoring=scoring,
                 devices=self._workers.devices,
             )
         )

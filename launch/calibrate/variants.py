@@ -77,8 +77,7 @@ class VariantsRun:
                 plan_digest=run.plan.digest,
                 provenance=run.provenance,
                 stored=stored,
-                max_failures=run.max_failures,
-                metric_settings=run.metric_settings,
+                scoring=run.scoring,
             )
             | "WriteManifest" >> WriteManifest(run.result, run.replaced())
         )

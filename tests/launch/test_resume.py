@@ -661,7 +661,7 @@ def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, FinishedSweep]:
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
     plan = build_plan(specs, job.settings)
     stored = StoredGenerations(directory=str(folder), job=job)
-    scorer = ShardScorer(plan, stored, max_failures=None)
+    scorer = ShardScorer(plan, stored)
     scorer.setup()
     return scorer, finished
 

@@ -80,8 +80,7 @@ def _results(run: PreparedSplits, pipeline: beam.Pipeline, *, directory: str) ->
         splits=run.splits,
         trials_path=trials,
         grid_path=grid,
-        max_failures=run.max_failures,
-        metric_settings=run.metric_settings,
+        scoring=run.scoring,
     )
     run_pipeline(pipeline)
     num_layers = run.sources[0].num_layers

@@ -9,6 +9,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.asked_data import DecodedExamples
 from calm_beam.calibration.plan import PlanTerms, plan_of_job
+from calm_beam.calibration.scoring import Scoring
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
@@ -29,7 +30,6 @@ from calm_beam.manifest import ManifestError, PlannedTest, content_digest
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
-from calm_beam.metrics.settings import MetricSettings
 from calm_beam.outputs import StoredGenerations
 from calm_beam.report.figures import check_plots_available
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
@@ -66,8 +66,7 @@ class PreparedSplits:
       sources: The same, with what is counted of each and how it is tested.
       model: Their model; None if it is not there, and nothing needs it.
       workers: Who scores.
-      max_failures: Most examples of a measure that may fail; None as in `failure_limit`.
-      metric_settings: What metrics need.
+      scoring: How losses are made.
       speedup_prompts: Prompts that are timed; None measures no speedup.
     """
 
@@ -78,8 +77,7 @@ class PreparedSplits:
     sources: tuple[SplitSource, ...]
     model: ModelOfGenerations | None
     workers: Workers
-    max_failures: int | None
-    metric_settings: MetricSettings
+    scoring: Scoring
     speedup_prompts: int | None
 
     def provenance(self) -> dict[str, Any]:
@@ -168,8 +166,7 @@ def prepare(request: SplitsRequest, options: PipelineOptions, *, files: Sequence
         sources=sources,
         model=model,
         workers=workers,
-        max_failures=request.max_failures,
-        metric_settings=metric_settings(request),
+        scoring=Scoring(max_failures=request.max_failures, metric_settings=metric_settings(request)),
         speedup_prompts=request.speedup_prompts if request.speedup else None,
     )
 

@@ -142,7 +142,7 @@ def test_python_takes_every_option_of_the_command() -> None:
 def test_every_option_is_in_a_kind() -> None:
     """What the runs below compare leaves out only what goes on with an earlier result, or replaces it."""
     tried = {"output", *(name for kind in _KINDS.values() for name in kind)}
-    assert {name for name, _ in options_of(CertifyRequest)} - tried == {"overwrite", "resume"}
+    assert {name for name, _ in options_of(CertifyRequest)} - tried == {"overwrite", "resume", "verbose"}
 
 
 @pytest.mark.parametrize("kind", _KINDS)

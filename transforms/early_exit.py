@@ -4,7 +4,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 from calm_beam import transforms
 
-handler = transforms.EarlyExitModelHandler("demo/manifest.json", "model", consistency="textual", delta=0.05)
+handler = transforms.EarlyExitModelHandler("demo/manifest.json", consistency="textual", delta=0.05)
 with beam.Pipeline() as pipeline:
 _ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference(handler) | beam.Map(print)
 """
@@ -58,7 +58,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
     def __init__(
         self,
         manifest: str | os.PathLike[str],
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
         *,
         declared: "Declared | None" = None,
         vocabulary: str | os.PathLike[str] | None = None,
@@ -81,7 +81,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
 
         Args:
           manifest: File of the manifest, where the launcher and workers can read it.
-          model: Folder of the model that was calibrated, where workers can read it.
+          model: Folder of the model that was calibrated, where workers can read it; by default the one that the
+            manifest names.
           declared: As in `Generator.from_manifest`, like the next six.
           vocabulary: As there.
           batch_size: As there.
@@ -130,7 +131,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         read = read_manifest(self._first)
         with naming_arguments(HostedModel):
             self._model = HostedModel(
-                checkpoint=os.fspath(model),
+                checkpoint=read.model.uri if model is None else os.fspath(model),
                 fingerprint=read.model.fingerprint,
                 declared=declared or Declared(),
                 vocabulary=None if vocabulary is None else os.fspath(vocabulary),

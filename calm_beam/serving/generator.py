@@ -112,7 +112,7 @@ class Generator:
     def from_manifest(
         cls,
         manifest: Manifest | str | os.PathLike[str],
-        checkpoint: Checkpoint | str | os.PathLike[str],
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         *,
         declared: Declared = _NOTHING,
         vocabulary: str | os.PathLike[str] | None = None,
@@ -129,7 +129,7 @@ class Generator:
 
         Args:
           manifest: The manifest, or its file.
-          checkpoint: The model that was calibrated, or its folder.
+          checkpoint: The model that was calibrated, or its folder; by default the folder that the manifest names.
           declared: What the checkpoint's files do not say of the model, if it was calibrated with more than T5's.
           vocabulary: SentencePiece model; by default the one in or beside the checkpoint.
           choice: Which entry, as one value.
@@ -176,7 +176,8 @@ class Generator:
         choice = dataclasses.replace(choice, **words)
         entry = manifest.calibration(choice)
         if not isinstance(checkpoint, Checkpoint):
-            checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
+            folder = manifest.model.uri if checkpoint is None else os.fspath(checkpoint)
+            checkpoint = load_checkpoint(folder, declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(
             manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=choice.confidence

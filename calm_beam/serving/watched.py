@@ -66,6 +66,21 @@ def read_losses(lines: IO[str], name: str, *, watched: Watched) -> Iterator[floa
         yield loss
 
 
+def entry_of_row(line: str, *, digest: str) -> int | None:
+    """Returns the place of the entry that a row of a `LossProbe` is about; None for a line that is none of a manifest.
+
+    Args:
+      line: Whatever stands in a file of losses.
+      digest: Of the manifest.
+    """
+    try:
+        row = strict_json.loads(line)
+    except ValueError:
+        return None
+    place = row.get("calibration") if isinstance(row, dict) and row.get("manifest") == digest else None
+    return place if isinstance(place, int) and not isinstance(place, bool) and place >= 0 else None
+
+
 def _loss(line: str, watched: Watched) -> float | None:
     """Returns the loss in a line: a number, or a row that a `LossProbe` wrote for the same promise; None if missing."""
     if line.strip() == _MISSING:

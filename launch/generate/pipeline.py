@@ -1,6 +1,7 @@
 """Answering prompts in shards, by a Beam pipeline: check everything, run, tell."""
 
 import functools
+import shlex
 import time
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> Fini
         if workers.template:
             return workers.template
         finished = FinishedAnswers.read(output, prepared.job)
-    _tell(finished, assignment, metrics=metrics, seconds=time.monotonic() - start)
+    _tell(finished, assignment, manifest=request.manifest, metrics=metrics, seconds=time.monotonic() - start)
     return finished
 
 
@@ -166,9 +167,14 @@ def _run(prepared: "PreparedAnswers", assignment: AnswerAssignment, *, workers: 
 
 
 def _tell(
-    finished: FinishedAnswers, assignment: AnswerAssignment, *, metrics: RunMetrics | None, seconds: float
+    finished: FinishedAnswers,
+    assignment: AnswerAssignment,
+    *,
+    manifest: str,
+    metrics: RunMetrics | None,
+    seconds: float,
 ) -> None:
-    """Says what became of all prompts, and what the workers of this run have done of it."""
+    """Says what became of all prompts, and what the workers of this run have done of it; `manifest` is its path."""
     say(_work_in_words(metrics, seconds=seconds))
     known = {entry.group for entry in assignment.manifest.of_same_promise(assignment.entry)}
     unknown = [name for name in finished.tallies if name is not None and name not in known]
@@ -179,7 +185,8 @@ def _tell(
             say(f"group {printable_line(name)}: {tally.in_words()}")
     for calibration, losses in finished.losses.items():
         path = assignment.job.losses_path(assignment.directory, calibration)
-        say(f"{counted(losses, 'loss', several='losses')} measured: calm-beam monitor --losses={path}")
+        named = f"--manifest={shlex.quote(manifest)} --losses={shlex.quote(path)}"
+        say(f"{counted(losses, 'loss', several='losses')} measured: calm-beam monitor {named}")
     total = finished.total
     if total.failed:
         say(

@@ -1,10 +1,14 @@
 """Finding the promise that losses are held against, and saying what the losses have to be of."""
 
+import io
+
 from calm_beam.errors import UsageError
+from calm_beam.inputs.examples import bounded_lines
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.manifest import entry_choice, entry_in_words, find_manifest
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import (
+    ANY_ENTRY,
     Calibration,
     EntryChoice,
     Manifest,
@@ -13,8 +17,8 @@ from calm_beam.manifest import (
     read_any_manifest,
 )
 from calm_beam.risk.monitor import WatchedPromise
-from calm_beam.serving.watched import Watched
-from calm_beam.storage import is_file, why_no_file
+from calm_beam.serving.watched import Watched, entry_of_row
+from calm_beam.storage import is_file, open_input, why_no_file
 from calm_beam.text import printable_line
 
 from .request import STREAM, MonitorRequest
@@ -27,12 +31,25 @@ def prepare(request: MonitorRequest) -> Watched:
       UsageError: If there is no such entry, or no file of losses.
     """
     manifest = read_any_manifest(find_manifest(request.manifest))
-    watched = _watched(manifest, entry_choice(request, manifest))
+    choice = entry_choice(request, manifest)
     with naming("--losses"):
         if request.losses != STREAM and not is_file(request.losses):
             raise UsageError(f"--losses {request.losses}: {why_no_file(request.losses)} Pass - for standard input.")
+        if choice == ANY_ENTRY and request.losses != STREAM:
+            choice = _choice_of_rows(request.losses, manifest)
+    watched = _watched(manifest, choice)
     _say_what_losses_are(manifest, watched)
     return watched
+
+
+def _choice_of_rows(path: str, manifest: Manifest | SettingManifest) -> EntryChoice:
+    """Returns the entry that the first row of a probe is about, if it is one of this manifest; else any entry."""
+    with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
+        first = next((line for _, line in bounded_lines(file, name=path)), "")
+    place = entry_of_row(first, digest=manifest.digest)
+    if place is None or place >= len(manifest.calibrations):
+        return ANY_ENTRY
+    return EntryChoice.named_by(manifest.calibrations[place])
 
 
 def _watched(manifest: Manifest | SettingManifest, choice: EntryChoice) -> Watched:

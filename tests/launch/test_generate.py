@@ -51,7 +51,7 @@ def _flags(folder: pathlib.Path, *more: str) -> list[str]:
 
 def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys: pytest.CaptureFixture[str]) -> None:
     """The text alone goes to standard output; what was served and saved is said beside it."""
-    assert main(_flags(folder, f"--prompt={_TEXTS[0]}")) == 0
+    assert main(_flags(folder, f"--prompt={_TEXTS[0]}", "--verbose")) == 0
     printed = capsys.readouterr()
     answer = generator.generate(_TEXTS[0])
     assert printed.out == f"{answer.text}\n"

@@ -5,6 +5,7 @@ import inspect
 import json
 import pathlib
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +58,7 @@ def test_answers_in_shards_are_those_of_a_file(
 ) -> None:
     """A slash at the end of --output makes shards, whose rows are those of a file; what was served is summed up."""
     output = tmp_path / "answers"
-    assert main(_flags(folder, output, "--output_format=jsonl")) == 0
+    assert main(_flags(folder, output, "--output_format=jsonl", "--verbose")) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = printed.err.splitlines()
@@ -207,7 +208,9 @@ def test_losses_are_watched(folder: pathlib.Path, tmp_path: pathlib.Path, capsys
     output = tmp_path / "answers"
     flags = _flags(folder, output, "--probe_share=50%", "--probe_salt=secret")
     assert main(flags) == 0
-    assert f"losses measured: calm-beam monitor --losses={output}/losses.jsonl" in capsys.readouterr().err
+    _, _, command = capsys.readouterr().err.partition("losses measured: calm-beam ")
+    # Nothing trained the model: its losses may be an alarm.
+    assert main(shlex.split(command.splitlines()[0])) in (0, 3)
     rows = [json.loads(line) for line in (output / "losses.jsonl").read_text().splitlines()]
     names = [row["id"] for row in rows]
     assert 0 < len(names) == len(set(names)) < 40

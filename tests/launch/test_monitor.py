@@ -260,6 +260,23 @@ def test_one_of_several_entries_is_chosen(tmp_path: pathlib.Path, capsys: pytest
     assert "what was asked for says never exit: there is no risk to watch." in capsys.readouterr().err
 
 
+def test_rows_of_a_probe_name_their_entry(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They need no flag; rows of another manifest, or of a place that is none, decide nothing."""
+    entries = (build_calibration(), build_calibration(metric="token_f1"))
+    manifest = build_manifest(calibrations=entries)
+    write_manifest(manifest, tmp_path / "manifest.json")
+    losses = tmp_path / "losses.jsonl"
+    flags = ["monitor", f"--manifest={tmp_path}", f"--losses={losses}"]
+    row = {"manifest": manifest.digest, "calibration": 1, "loss": 0.25, "failure": None}
+    losses.write_text(f"{json.dumps(row)}\n", encoding="utf-8")
+    assert main(flags) == 0
+    assert "textual, token_f1, delta 0.1, epsilon 0.05 (threshold 0.8): 1 loss, mean 0.2500" in capsys.readouterr().out
+    for wrong in ({"manifest": "sha256:0"}, {"calibration": 2}, {"calibration": True}, {"calibration": -1}):
+        losses.write_text(f"{json.dumps({**row, **wrong})}\n", encoding="utf-8")
+        assert main(flags) == 2
+        assert "2 entries of the manifest have a threshold and match what was asked" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -26,7 +26,8 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import ENGINE_CHOICES
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 
 from .machine import describe_machine

@@ -17,7 +17,8 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine_choice import ENGINE_CHOICES
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 
 from .differences import compare

@@ -17,7 +17,7 @@ import tempfile
 
 import calm_beam as calm
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.decoding.settings import uniform_grid
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 

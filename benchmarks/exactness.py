@@ -20,7 +20,8 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.result import BranchResult, PromptResult
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 

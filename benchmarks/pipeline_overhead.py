@@ -40,8 +40,9 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.work import Work
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples

@@ -23,7 +23,8 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult, PromptResult
-from calm_beam.decoding.settings import DecodeSettings, descending_grid
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.grid import descending_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode

@@ -21,7 +21,7 @@ _PUBLIC = {
     "calibrate": "calm_beam.launch.calibrate.call:calibrate",
     "Guarantee": "calm_beam.calibration.guarantee:Guarantee",
     "ExitRule": "calm_beam.exits.rule:ExitRule",
-    "grid": "calm_beam.decoding.settings:uniform_grid",
+    "grid": "calm_beam.exits.grid:uniform_grid",
     "suitability": "calm_beam.launch.suitability.call:suitability",
     # Manifests and serving.
     "verify": "calm_beam.launch.verify.call:verify",

@@ -10,8 +10,9 @@ import apache_beam as beam
 
 from calm_beam.calibration.asked_data import AskedData, DecodedExamples, FilesToDecode
 from calm_beam.calibration.publish import EarlierResult, withdraw
-from calm_beam.decoding.settings import descending_grid, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
+from calm_beam.exits.grid import descending_grid, uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.set_parts import SetPart
 from calm_beam.manifest.plan_list import PlanList, home_of
@@ -131,7 +132,8 @@ class Sweep(SweepOptions, beam.PTransform):
         return examples | DecodeExamples([prepared.assignment(self.folder)], self.progress)
 
     def _request(self, num_shards: int, part: SetPart | None) -> SweepRequest:
-        settings = self.settings_of(self.exits.with_source(), descending_grid(listed(self.thresholds)))
+        thresholds = descending_grid(listed(self.thresholds))
+        settings = DecodeSettings.of(self, self.exits.with_source(), thresholds=thresholds)
         return SweepRequest.asked_by(self, settings, model=self.model, num_shards=num_shards, part=part)
 
 

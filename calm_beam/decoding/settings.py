@@ -2,20 +2,38 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable
-from decimal import Decimal
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol, Self
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.exits.grid import descending_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
+from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 
-# Every threshold is decoded for every prompt.
-_FINEST_STEP = 0.001
+
+class AskedOutputs(Protocol):
+    """What is asked of outputs besides the exit rule and its thresholds."""
+
+    @property
+    def max_input_length(self) -> int | None:
+        """Most tokens of a prompt; None for the usual number."""
+        ...
+
+    @property
+    def max_decode_length(self) -> int:
+        """Most tokens of an output."""
+        ...
+
+    @property
+    def task_prefix(self) -> str:
+        """Put before every textual prompt."""
+        ...
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """In which numbers the model computes."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +70,22 @@ class DecodeSettings:
         except UnicodeEncodeError as error:
             raise ValueError(f"task_prefix must be text that UTF-8 can hold, got {self.task_prefix!a:.80}.") from error
 
+    @classmethod
+    def of(cls, asked: AskedOutputs, rule: ExitRule, *, thresholds: tuple[float, ...]) -> Self:
+        """Returns what determines the outputs that are asked for, by a rule and at thresholds.
+
+        Raises:
+          ValueError: If a value or a combination is wrong.
+        """
+        return cls(
+            rule=rule,
+            thresholds=thresholds,
+            max_input_length=asked.max_input_length or USUAL_INPUT_LENGTH,
+            max_decode_length=asked.max_decode_length,
+            task_prefix=asked.task_prefix,
+            arithmetic=asked.arithmetic,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, without what is as it always was: fingerprints made before stand."""
         content = dataclasses.asdict(self)
@@ -74,53 +108,6 @@ class DecodeSettings:
         """
         content = json.dumps([self.to_dict(), self.arithmetic.dtype, model, vocabulary], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
-
-
-def descending_grid(thresholds: Iterable[float]) -> tuple[float, ...]:
-    """Returns thresholds in the order in which they are tested: strictly descending.
-
-    Args:
-      thresholds: Any order, at least one.
-
-    Raises:
-      ValueError: If there is none, one is outside [0, 1] or NaN, or two are equal (also when only as float32, the type
-        that confidences are compared in).
-    """
-    grid = tuple(sorted((float(threshold) for threshold in thresholds), reverse=True))
-    if not grid:
-        raise ValueError("thresholds must not be empty.")
-    for threshold in grid:
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"thresholds must be in [0, 1], got {threshold}.")
-    for upper, lower in itertools.pairwise(grid):
-        if np.float32(upper) == np.float32(lower):
-            raise ValueError(f"thresholds must be distinct in float32, got {upper} and {lower}.")
-    return grid
-
-
-def uniform_grid(step: float) -> tuple[float, ...]:
-    """Returns the multiples of `step` below 1, descending to 0.
-
-    1 itself is left out: next to "never exit", which is always the fallback, it would cost a full decode for almost
-    nothing. `--thresholds` takes any grid.
-
-    Args:
-      step: In [0.001, 1).
-
-    Raises:
-      ValueError: If the step is outside that range.
-
-    >>> uniform_grid(0.25)
-    (0.75, 0.5, 0.25, 0.0)
-    """
-    if not _FINEST_STEP <= step < 1:
-        raise ValueError(
-            f"grid_step must be in [{_FINEST_STEP}, 1), got {step}. It is the distance of two thresholds, e.g. 0.05."
-        )
-    # In decimal, so that the grid holds 0.15 and not 0.15000000000000002.
-    exact = Decimal(repr(float(step)))
-    multiples = [index * exact for index in range(int(1 / exact) + 1)]
-    return tuple(float(value) for value in reversed(multiples) if np.float32(value) < 1)
 
 
 def check_sizes(**sizes: int | None) -> None:

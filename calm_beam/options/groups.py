@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError
@@ -28,9 +28,6 @@ from .kinds import (
     whole_number,
 )
 from .option import Options, again, option, shared, switch
-
-if TYPE_CHECKING:
-    from calm_beam.decoding.settings import DecodeSettings
 
 _OF_MODEL = ("checkpoint", "generations")
 MODEL_AND_DATA = "model and data"
@@ -226,24 +223,6 @@ class Precision(Options):
 class OutputSettings(Lengths, Precision):
     """What determines outputs besides the exit rule and its thresholds."""
 
-    def settings_of(self, rule: ExitRule, thresholds: tuple[float, ...]) -> "DecodeSettings":
-        """Returns what determines the outputs, by a rule and at thresholds.
-
-        Raises:
-          ValueError: If a value or a combination is wrong.
-        """
-        # Here, since it computes with numpy, and help does without.
-        from calm_beam.decoding.settings import DecodeSettings
-
-        return DecodeSettings(
-            rule=rule,
-            thresholds=thresholds,
-            max_input_length=self.max_input_length or USUAL_INPUT_LENGTH,
-            max_decode_length=self.max_decode_length,
-            task_prefix=self.task_prefix,
-            arithmetic=self.arithmetic,
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory(Options):
@@ -342,7 +321,7 @@ class ExitGrid(Options):
           ValueError: If they are no grid.
         """
         # Here, since they compute with numpy, and help does without.
-        from calm_beam.decoding.settings import descending_grid, uniform_grid
+        from calm_beam.exits.grid import descending_grid, uniform_grid
 
         if isinstance(self.thresholds, tuple):
             return descending_grid(self.thresholds)

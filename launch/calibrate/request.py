@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from calm_beam.calibration.guarantee import Guarantee, every_guarantee, specs_of
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading
 from calm_beam.inputs.demo import embedded
@@ -264,7 +265,7 @@ class CalibrateRequest(
           ValueError: If a value or a combination is wrong.
         """
         default = embedded.THRESHOLDS if self.is_demo else uniform_grid(GRID_STEP)
-        return self.settings_of(self.rules[0].with_source(), self.grid or default)
+        return DecodeSettings.of(self, self.rules[0].with_source(), thresholds=self.grid or default)
 
 
 _LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")

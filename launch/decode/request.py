@@ -31,4 +31,4 @@ class DecodeRequest(TaskRequest, OneRule, Failures, Spread, Replacing, Job):
         """
         if self.grid is None:
             raise UsageError("--thresholds is missing: exit thresholds, comma-separated (or --grid_step).")
-        return self.settings_of(self.rule_by(self.confidence).with_source(), self.grid)
+        return DecodeSettings.of(self, self.rule_by(self.confidence).with_source(), thresholds=self.grid)

@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
+from calm_beam.exits.grid import descending_grid, uniform_grid
 from calm_beam.exits.measures import COMPARABLE
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags.accelerators import Job
@@ -65,7 +66,7 @@ class SampleRequest(Experiment, Result, TaskRequest, Sample, MetricFiles):
 
     def settings(self) -> DecodeSettings:
         """Returns what determines the outputs: those of the full model, unless the experiment exits."""
-        return self.settings_of(ExitRule(), (1.0,))
+        return DecodeSettings.of(self, ExitRule(), thresholds=(1.0,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class PropagationRequest(SweptRequest, NoisyCache):
         """
         assert isinstance(self.thresholds, tuple), "lists are kept as tuples"
         rule = ExitRule(confidence=self.confidence, token_from="last_layer")
-        return self.settings_of(rule, descending_grid(self.thresholds))
+        return DecodeSettings.of(self, rule, thresholds=descending_grid(self.thresholds))
 
 
 def _positions(value: Any) -> tuple[int, ...]:
@@ -182,7 +183,8 @@ class TradeoffRequest(SweptRequest, Compared, ExitLayers):
         Raises:
           ValueError: If a value or a combination is wrong.
         """
-        return self.settings_of(self.rule_by(COMPARABLE[0]).with_source(), self.grid or uniform_grid(GRID_STEP))
+        rule = self.rule_by(COMPARABLE[0]).with_source()
+        return DecodeSettings.of(self, rule, thresholds=self.grid or uniform_grid(GRID_STEP))
 
 
 REQUESTS: dict[str, type[SampleRequest]] = {

@@ -38,4 +38,4 @@ class SuitabilityRequest(TaskRequest, Device):
 
     def settings(self) -> DecodeSettings:
         """Returns what determines the outputs of the full model: nothing exits."""
-        return self.settings_of(ExitRule(), (1.0,))
+        return DecodeSettings.of(self, ExitRule(), thresholds=(1.0,))

@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from calm_beam.calibration.guarantee import every_guarantee, specs_of
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
+from calm_beam.exits.grid import uniform_grid
 from calm_beam.inputs.demo import embedded
 from calm_beam.launch.calibrate.options import Guarantees, Tails, Tests, Variants
 from calm_beam.launch.evaluate.request import Experiment, Result
@@ -207,7 +208,7 @@ class SplitsRequest(
           ValueError: If a value or a combination is wrong.
         """
         default = embedded.THRESHOLDS if self.is_demo else uniform_grid(GRID_STEP)
-        return self.settings_of(self.rule_by(measure).with_source(), self.grid or default)
+        return DecodeSettings.of(self, self.rule_by(measure).with_source(), thresholds=self.grid or default)
 
 
 def _listed(values: float | Sequence[float]) -> tuple[float, ...]:

@@ -152,7 +152,7 @@ def test_what_is_told(
 ) -> None:
     """What was chosen and not confirmed is told by table, inspect, report and files, with its p-value."""
     asked = ("--confirm_share=10%", "--seed=1", "--p_value=hoeffding_bentkus")
-    assert _calibrate(model, data, tmp_path / "out", *asked) == 0
+    assert _calibrate(model, data, tmp_path / "out", *asked, "--verbose") == 0
     printed, manifest = capsys.readouterr(), _manifest(tmp_path / "out")
     assert f"plan {manifest.plan.digest}" in printed.err if manifest.plan else False
     told = [entry for entry in manifest.calibrations if entry.confirmation is not None]

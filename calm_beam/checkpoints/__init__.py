@@ -23,6 +23,7 @@ from .stored_array import pieces as pieces
 
 if TYPE_CHECKING:
     from .cloud import store_model as store_model
+    from .hugging_face import write_hugging_face as write_hugging_face
     from .load import find_model as find_model
     from .load import load_checkpoint as load_checkpoint
     from .load import missing_folder as missing_folder
@@ -33,6 +34,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "cloud": ("store_model",),
+        "hugging_face": ("write_hugging_face",),
         "load": ("find_model", "load_checkpoint", "missing_folder"),
         "native": ("write_native",),
         "t5x": ("write_t5x",),

@@ -17,8 +17,9 @@ from calm_beam.checkpoints.stored import StoredModel
 from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, parameter_shapes
 
+from .described import EMBEDDING, Described, written_ends
 from .generation import read_generation
-from .rope import read_rope
+from .rope import read_rope, written_rope
 from .tensors import check_names, read_tensors
 
 
@@ -83,12 +84,14 @@ FAMILIES = {
 
 # What would be computed in another way than here, if it were on.
 _OFF = ("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention")
-# What transformers calls the activations; its "gelu" is not the tanh form.
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+# What transformers calls the activations, those that are written first; its "gelu" is not the tanh form.
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
 
-_EMBEDDING = "token_embedder/embedding"
+# What a layer is called, by whether it has the window.
+_KINDS = {False: "full_attention", True: "sliding_attention"}
+
 _OUTSIDE_OF_LAYERS = {
-    _EMBEDDING: "model.embed_tokens.weight",
+    EMBEDDING: "model.embed_tokens.weight",
     "decoder/decoder_norm/scale": "model.norm.weight",
     "decoder/logits_dense/kernel": "lm_head.weight",
 }
@@ -144,13 +147,87 @@ def read_decoder_only(
     return StoredModel(
         config=config,
         arrays=stored.of(
-            {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+            {ours: tensors[theirs] if ours == EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
         ),
         stated=(
             f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",
             *generation.not_followed(),
         ),
     )
+
+
+def describe_decoder_only(config: LlamaConfig) -> Described:
+    """Returns a decoder-only model as transformers describes it: of the first family that computes the same.
+
+    Args:
+      config: Of the model, which has nothing of its own for exits.
+
+    Raises:
+      ValueError: If none computes the same; says how the nearest one differs.
+    """
+    nearest: list[tuple[list[str], str]] = []
+    for model_type, family in FAMILIES.items():
+        fields = _fields(config, model_type, family=family)
+        try:
+            found = _config(pathlib.Path("config.json"), fields, family=family, end_ids=config.end_ids)
+        except ValueError:
+            # Something that the family does not know.
+            continue
+        differing = [
+            f"{field.name} is {getattr(found, field.name)!r} there and {getattr(config, field.name)!r} here"
+            for field in dataclasses.fields(LlamaConfig)
+            if getattr(found, field.name) != getattr(config, field.name)
+        ]
+        if not differing:
+            return Described(
+                fields=fields,
+                generation={"eos_token_id": fields["eos_token_id"]},
+                names={name: _their_name(name) for name in parameter_shapes(config)},
+            )
+        nearest.append((differing, model_type))
+    differing, model_type = min(nearest, key=lambda each: len(each[0]))
+    raise ValueError(
+        f"transformers has no model that computes the same; the nearest is {model_type}: {', '.join(differing)}."
+    )
+
+
+def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str, Any]:
+    """Returns what `config.json` says of a model of a family, if it is of that family."""
+    activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
+    theta, scaling = written_rope(config)
+    fields: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.emb_dim,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_decoder_layers,
+        "rms_norm_eps": config.norm_epsilon,
+        "max_position_embeddings": config.max_positions,
+        "hidden_act": activation,
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": config.tied_head,
+        # Left out, some are ids that the vocabulary may not have.
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "eos_token_id": written_ends(config.end_ids),
+    }
+    if family.activations:
+        fields["hidden_activation"] = activation
+    if family.sliding_window is not None:
+        fields["sliding_window"] = config.sliding_window
+    if family.windows_are_chosen:
+        depth, windowed = config.num_decoder_layers, config.windowed_layers
+        fields |= {
+            "use_sliding_window": bool(windowed),
+            "max_window_layers": windowed[0] if windowed else depth,
+            "layer_types": [_KINDS[index in windowed] for index in range(depth)],
+        }
+    return fields
 
 
 def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, end_ids: tuple[int, ...]) -> LlamaConfig:
@@ -204,7 +281,7 @@ def _windows(
         is_on = _flag(path, fields, key="use_sliding_window", default=False)
         first = _whole(path, fields, key="max_window_layers", default=28, least=0)
     window = fields.get("sliding_window", family.sliding_window) if is_on else None
-    kinds = ["full_attention" if window is None or index < first else "sliding_attention" for index in range(depth)]
+    kinds = [_KINDS[window is not None and index >= first] for index in range(depth)]
     named = fields.get("layer_types")
     if named is not None and named != kinds:
         if not family.windows_are_chosen or not _are_kinds(named, depth) or window is None:
@@ -212,16 +289,12 @@ def _windows(
                 f"{path}: layer_types is {shortened(repr(named))}; expected {shortened(repr(kinds))}."
             )
         kinds = named
-    windowed = tuple(index for index, kind in enumerate(kinds) if kind == "sliding_attention")
+    windowed = tuple(index for index, kind in enumerate(kinds) if kind == _KINDS[True])
     return (window if windowed else None), windowed
 
 
 def _are_kinds(named: object, depth: int) -> bool:
-    return (
-        isinstance(named, list)
-        and len(named) == depth
-        and all(kind in ("full_attention", "sliding_attention") for kind in named)
-    )
+    return isinstance(named, list) and len(named) == depth and all(kind in _KINDS.values() for kind in named)
 
 
 def _activation(path: pathlib.Path, fields: Mapping[str, Any], family: Family) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import shortened
-from calm_beam.model.llama import ROPE_SCALINGS, RopeScaling
+from calm_beam.model.llama import ROPE_SCALINGS, LlamaConfig, RopeScaling
 
 _THETA = 10_000.0
 _ORIGINAL = "original_max_position_embeddings"
@@ -70,6 +70,19 @@ def read_rope(path: pathlib.Path, fields: Mapping[str, Any], *, max_positions: i
     if kind == "yarn":
         scaling["attention_factor"] = _attention_factor(path, scaling)
     return (_THETA if theta is None else theta), RopeScaling(kind=kind, **scaling)
+
+
+def written_rope(config: LlamaConfig) -> tuple[float, dict[str, Any] | None]:
+    """Returns `rope_theta` and `rope_scaling` of a model, in the form that versions 4 and 5 both read."""
+    kind, scaling = config.rope_scaling.kind, config.rope_scaling
+    if kind == "default":
+        return config.rope_theta, None
+    # YaRN's factor of cosines and sines is always said: what it is made of is not known here.
+    said = [key for key in (*_NEEDED[kind], *_OPTIONAL.get(kind, ())) if hasattr(scaling, key)]
+    written = {"rope_type": kind, **{key: getattr(scaling, key) for key in said}}
+    if _ORIGINAL in _OPTIONAL.get(kind, ()):
+        written[_ORIGINAL] = scaling.original_max_positions
+    return config.rope_theta, written
 
 
 def _parameters(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,10 @@ A Hugging Face, Orbax or T5X model in the native layout, in half the space:
 
     calm-beam convert --checkpoint=flan-t5-small --output=model --layout=native --dtype=float16
 
+A file of GGUF, dequantised, with the tokenizer and the chat template that it holds:
+
+    calm-beam convert --checkpoint=smollm2.gguf --output=smollm2 --layout=native
+
 A model with a head that only its training needed, without it:
 
     calm-beam convert --checkpoint=free_t5 --output=free_model --layout=native --drop_arrays='cm_head.*'
@@ -30,6 +34,7 @@ from calm_beam.checkpoints import (
     find_model,
     load_checkpoint,
     store_model,
+    write_gguf_tokenizer,
     write_hugging_face,
     write_native,
     write_t5x,
@@ -56,7 +61,7 @@ class Conversion(Options):
         ModelSource,
         "checkpoint",
         default=dataclasses.MISSING,
-        sentence="the model: native, Hugging Face, T5X or Orbax, or a folder of steps",
+        sentence="the model: native, Hugging Face, GGUF, T5X or Orbax, or a folder of steps",
     )
     drop_arrays: re.Pattern[str] | None = option(
         None,
@@ -116,25 +121,29 @@ class ConversionError(CalmBeamError, ValueError):
 def _convert(request: ConvertRequest) -> None:
     """Checks everything, writes, and reads back what was written."""
     path = os.fspath(request.output)
-    try:
-        checkpoint = load_checkpoint(
-            os.fspath(request.checkpoint), declared=declared(request), drop_arrays=request.drop_arrays
-        )
-        vocabulary_path = checkpoint.vocabulary_path
-        extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
-    except (CheckpointError, VocabularyError, OSError) as error:
-        raise UsageError(f"--checkpoint: {error}") from error
-    # Step 0 is a model that T5X would not find.
-    step = (request.step or checkpoint.step or 1) if request.layout == "t5x" else None
-    if is_cloud_path(path):
-        _check_cloud_output(path)
-        with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
-            _write(pathlib.Path(folder), checkpoint, request, extra_ids=extra_ids, step=step)
-            store_model(pathlib.Path(folder), path)
-    else:
-        output = pathlib.Path(path)
-        _check_output(output, layout=request.layout, step=step, overwrite=request.overwrite)
-        _write(output, checkpoint, request, extra_ids=extra_ids, step=step)
+    with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+        try:
+            checkpoint = load_checkpoint(
+                os.fspath(request.checkpoint), declared=declared(request), drop_arrays=request.drop_arrays
+            )
+            if checkpoint.layout == "gguf" and checkpoint.vocabulary_path is None:
+                tokenizer = write_gguf_tokenizer(checkpoint.directory, pathlib.Path(folder) / "tokenizer")
+                checkpoint = dataclasses.replace(checkpoint, vocabulary_path=tokenizer)
+            vocabulary_path = checkpoint.vocabulary_path
+            extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
+        except (CheckpointError, VocabularyError, OSError) as error:
+            raise UsageError(f"--checkpoint: {error}") from error
+        # Step 0 is a model that T5X would not find.
+        step = (request.step or checkpoint.step or 1) if request.layout == "t5x" else None
+        if is_cloud_path(path):
+            _check_cloud_output(path)
+            model = pathlib.Path(folder) / "model"
+            _write(model, checkpoint, request, extra_ids=extra_ids, step=step)
+            store_model(model, path)
+        else:
+            output = pathlib.Path(path)
+            _check_output(output, layout=request.layout, step=step, overwrite=request.overwrite)
+            _write(output, checkpoint, request, extra_ids=extra_ids, step=step)
     _report(checkpoint, load_checkpoint(path))
 
 

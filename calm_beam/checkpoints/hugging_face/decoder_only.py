@@ -84,8 +84,10 @@ FAMILIES = {
 
 # What would be computed in another way than here, if it were on.
 _OFF = ("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention")
-# What transformers calls the activations, those that are written first; its "gelu" is not the tanh form.
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
+# What transformers calls the activations; its "gelu" is not the tanh form.
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+# The names that are written.
+_WRITTEN = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 
 # What a layer is called, by whether it has the window.
 _KINDS = {False: "full_attention", True: "sliding_attention"}
@@ -193,7 +195,6 @@ def describe_decoder_only(config: LlamaConfig) -> Described:
 
 def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str, Any]:
     """Returns what `config.json` says of a model of a family, if it is of that family."""
-    activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     theta, scaling = written_rope(config)
     fields: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -207,7 +208,7 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
         "num_hidden_layers": config.num_decoder_layers,
         "rms_norm_eps": config.norm_epsilon,
         "max_position_embeddings": config.max_positions,
-        "hidden_act": activation,
+        "hidden_act": _WRITTEN[config.activation],
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": config.tied_head,
@@ -217,7 +218,7 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
         "eos_token_id": written_ends(config.end_ids),
     }
     if family.activations:
-        fields["hidden_activation"] = activation
+        fields["hidden_activation"] = _WRITTEN[config.activation]
     if family.sliding_window is not None:
         fields["sliding_window"] = config.sliding_window
     if family.windows_are_chosen:

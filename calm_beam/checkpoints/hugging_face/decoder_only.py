@@ -1,7 +1,7 @@
-"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen2, Qwen3 and Gemma.
+"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3, Granite.
 
-Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5 and many others, too. Whatever the config says that would be
-computed in another way than here is refused. Tensors are stored [out, in].
+Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5, Phi-4 and many others, too. Whatever the config says that
+would be computed in another way than here is refused. Tensors are stored [out, in].
 Source: transformers `configuration_<type>.py` and `modeling_<type>.py`, versions 4 and 5.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import shortened
 from calm_beam.checkpoints.stored import StoredModel
-from calm_beam.checkpoints.stored_array import Array, are_equal
-from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, parameter_shapes
+from calm_beam.checkpoints.stored_array import Array, are_equal, rows_of
+from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, RopeScaling, layer_shapes, parameter_shapes
 
 from .described import EMBEDDING, Described, written_ends
 from .generation import read_generation
@@ -32,9 +32,15 @@ class Family:
       max_positions: What transformers takes for `max_position_embeddings` if it is left out.
       num_kv_heads: The same of `num_key_value_heads`; None for as many as heads.
       head_dim: The same of `head_dim`; None for the width by the number of heads.
-      sliding_window: The same of `sliding_window`; None where that key means nothing.
+      has_window: Whether `sliding_window` means anything: a window in all layers, unless it is null.
+      sliding_window: What transformers takes for it if it is left out.
       windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` say which layers have the window.
       settled: Fields of `LlamaConfig` that are always so.
+      factors: Numbers that it has by other keys, by fields of `LlamaConfig`; left out, they are 1.
+      sublayers: What it calls parts of layers that others call otherwise, or do not have, by our names.
+      fused: Parts that it stores as one, in their order, by the name of that one.
+      turns_some: Whether `partial_rotary_factor` means anything.
+      norm_epsilon: What transformers takes for `rms_norm_eps` if it is left out.
       is_tied: What transformers takes for `tie_word_embeddings` if it is left out.
       end_id: The same of `eos_token_id`.
       activations: Names of activations that mean another one here.
@@ -44,9 +50,15 @@ class Family:
     max_positions: int
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    has_window: bool = False
     sliding_window: int | None = None
     windows_are_chosen: bool = False
     settled: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sublayers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    turns_some: bool = False
+    norm_epsilon: float = 1e-6
     is_tied: bool = False
     end_id: int | None = None
     activations: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -56,6 +68,7 @@ _QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     max_positions=32768,
     num_kv_heads=32,
+    has_window=True,
     sliding_window=4096,
     windows_are_chosen=True,
     settled={"attention_bias": True},
@@ -63,7 +76,12 @@ _QWEN2 = Family(
 FAMILIES = {
     "llama": Family(architecture="LlamaForCausalLM", max_positions=2048, end_id=2),
     "mistral": Family(
-        architecture="MistralForCausalLM", max_positions=131072, num_kv_heads=8, sliding_window=4096, end_id=2
+        architecture="MistralForCausalLM",
+        max_positions=131072,
+        num_kv_heads=8,
+        has_window=True,
+        sliding_window=4096,
+        end_id=2,
     ),
     "qwen2": _QWEN2,
     "qwen3": dataclasses.replace(
@@ -79,6 +97,40 @@ FAMILIES = {
         end_id=1,
         # The first files say so and mean the tanh form.
         activations={"gelu": "gelu"},
+    ),
+    "olmo2": Family(
+        architecture="Olmo2ForCausalLM",
+        max_positions=2048,
+        settled={"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True},
+        sublayers={
+            "post_self_attention_layer_norm": "post_attention_layernorm",
+            "post_mlp_layer_norm": "post_feedforward_layernorm",
+        },
+        norm_epsilon=1e-5,
+        end_id=50279,
+    ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        max_positions=4096,
+        has_window=True,
+        fused={
+            "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+        },
+        turns_some=True,
+        norm_epsilon=1e-5,
+        end_id=32000,
+    ),
+    "granite": Family(
+        architecture="GraniteForCausalLM",
+        max_positions=2048,
+        factors={
+            "embedding_factor": "embedding_multiplier",
+            "residual_factor": "residual_multiplier",
+            "query_factor": "attention_multiplier",
+            "logits_divisor": "logits_scaling",
+        },
+        end_id=2,
     ),
 }
 
@@ -111,6 +163,7 @@ _SUBLAYERS = {
     "mlp/wi_1": "mlp.up_proj",
     "mlp/wo": "mlp.down_proj",
 }
+_KERNEL_IN_LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)\.weight")
 # Frequencies that older files hold, and transformers computes anew.
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
@@ -144,7 +197,9 @@ def read_decoder_only(
     tensors = {name: tensor for name, tensor in stored.items() if not _UNUSED.fullmatch(name)}
     if config.tied_head:
         _take_tied_head(directory, tensors)
-    names = {name: _their_name(name) for name in parameter_shapes(config)}
+    if family.fused:
+        tensors = _parted(directory, tensors, family=family, config=config)
+    names = {name: _their_name(name, family) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model=family.architecture)
     return StoredModel(
         config=config,
@@ -167,8 +222,16 @@ def describe_decoder_only(config: LlamaConfig) -> Described:
     Raises:
       ValueError: If none computes the same; says how the nearest one differs.
     """
+    if config.rope_scaling.kind == "longrope":
+        raise ValueError(
+            "of longrope, the factors beyond the positions of the first training are not kept, and transformers needs "
+            "them."
+        )
     nearest: list[tuple[list[str], str]] = []
     for model_type, family in FAMILIES.items():
+        if family.fused:
+            # What it computes, others do that store parts by themselves.
+            continue
         fields = _fields(config, model_type, family=family)
         try:
             found = _config(pathlib.Path("config.json"), fields, family=family, end_ids=config.end_ids)
@@ -184,7 +247,7 @@ def describe_decoder_only(config: LlamaConfig) -> Described:
             return Described(
                 fields=fields,
                 generation={"eos_token_id": fields["eos_token_id"]},
-                names={name: _their_name(name) for name in parameter_shapes(config)},
+                names={name: _their_name(name, family) for name in parameter_shapes(config)},
             )
         nearest.append((differing, model_type))
     differing, model_type = min(nearest, key=lambda each: len(each[0]))
@@ -219,7 +282,10 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
     }
     if family.activations:
         fields["hidden_activation"] = _WRITTEN[config.activation]
-    if family.sliding_window is not None:
+    fields |= {key: getattr(config, ours) for ours, key in family.factors.items()}
+    if "query_factor" in family.factors and config.query_factor is None:
+        fields[family.factors["query_factor"]] = config.head_dim**-0.5
+    if family.has_window:
         fields["sliding_window"] = config.sliding_window
     if family.windows_are_chosen:
         depth, windowed = config.num_decoder_layers, config.windowed_layers
@@ -247,37 +313,52 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
     depth = _whole(path, fields, key="num_hidden_layers", most=MOST_LAYERS)
     max_positions = _whole(path, fields, key="max_position_embeddings", default=family.max_positions)
     kv_default = num_heads if "num_key_value_heads" in fields or not family.num_kv_heads else family.num_kv_heads
-    theta, scaling = read_rope(path, fields, max_positions=max_positions)
+    theta, scaling, turned_share = read_rope(path, fields, max_positions=max_positions, turns_some=family.turns_some)
+    head_dim = _whole(path, fields, key="head_dim", default=family.head_dim or width // num_heads)
+    turned_dim = int(head_dim * turned_share)
     window, windowed_layers = _windows(path, fields, family=family, depth=depth)
-    epsilon = fields.get("rms_norm_eps", 1e-6)
+    epsilon = fields.get("rms_norm_eps", family.norm_epsilon)
+    factors = {ours: fields.get(key, 1.0) for ours, key in family.factors.items()}
+    if factors.get("query_factor") == head_dim**-0.5:
+        # What it is for every other family.
+        del factors["query_factor"]
     return LlamaConfig(
         vocab_size=_whole(path, fields, key="vocab_size"),
         emb_dim=width,
         num_heads=num_heads,
         num_kv_heads=_whole(path, fields, key="num_key_value_heads", default=kv_default),
-        head_dim=_whole(path, fields, key="head_dim", default=family.head_dim or width // num_heads),
+        head_dim=head_dim,
         mlp_dim=_whole(path, fields, key="intermediate_size"),
         num_decoder_layers=depth,
         norm_epsilon=epsilon,
         rope_theta=theta,
         rope_scaling=scaling,
-        # YaRN's files name what the model was first trained on, or what it has been stretched to.
-        max_positions=max(max_positions, int(scaling.factor * scaling.original_max_positions)),
+        max_positions=_positions(max_positions, scaling),
         end_ids=end_ids,
         tied_head=tied_head,
         sliding_window=window,
         windowed_layers=windowed_layers,
         activation=_activation(path, fields, family),
+        turned_dim=None if turned_dim == head_dim else turned_dim,
+        **factors,
         **family.settled,
     )
+
+
+def _positions(max_positions: int, scaling: RopeScaling) -> int:
+    """Returns how many positions a model has."""
+    if scaling.kind == "longrope":
+        # Beyond, all positions of a prompt would be turned by other factors.
+        return min(max_positions, scaling.original_max_positions)
+    # YaRN's files name what the model was first trained on, or what it has been stretched to.
+    return max(max_positions, int(scaling.factor * scaling.original_max_positions))
 
 
 def _windows(
     path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, depth: int
 ) -> tuple[int | None, tuple[int, ...]]:
     """Returns the sliding window, and the layers that have it."""
-    is_on = family.sliding_window is not None
-    first = 0
+    is_on, first = family.has_window, 0
     if family.windows_are_chosen:
         is_on = _flag(path, fields, key="use_sliding_window", default=False)
         first = _whole(path, fields, key="max_window_layers", default=28, least=0)
@@ -344,15 +425,46 @@ def _flag(path: pathlib.Path, fields: Mapping[str, Any], *, key: str, default: b
     return value
 
 
-def _their_name(name: str) -> str:
+def _parted(
+    directory: pathlib.Path, tensors: Mapping[str, Array], *, family: Family, config: LlamaConfig
+) -> dict[str, Array]:
+    """Returns tensors with those that hold several parts cut into these, by the names that they have elsewhere."""
+    rows = {
+        _SUBLAYERS[name.removesuffix("/kernel")]: shape[-1]
+        for name, shape in layer_shapes(config).items()
+        if name.endswith("/kernel")
+    }
+    parted: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        match = _KERNEL_IN_LAYER.fullmatch(name)
+        parts = family.fused.get(match.group(2), ()) if match else ()
+        if not parts or match is None:
+            parted[name] = tensor
+            continue
+        sizes = [rows[part] for part in parts]
+        if tensor.shape[:1] != (sum(sizes),):
+            raise CheckpointError(
+                f"{directory}: {name} has shape {tensor.shape}, expected {sum(sizes)} rows: {' and '.join(parts)}."
+            )
+        first = 0
+        for part, size in zip(parts, sizes, strict=True):
+            parted[f"{match.group(1)}.{part}.weight"] = rows_of(tensor, first, first + size)
+            first += size
+    return parted
+
+
+def _their_name(name: str, family: Family) -> str:
     """Returns what transformers calls a parameter.
 
-    >>> _their_name("decoder/layers_3/self_attention/query/kernel"), _their_name("decoder/layers_3/mlp/wo/kernel")
-    ('model.layers.3.self_attn.q_proj.weight', 'model.layers.3.mlp.down_proj.weight')
+    >>> _their_name("decoder/layers_3/self_attention/query/kernel", FAMILIES["llama"])
+    'model.layers.3.self_attn.q_proj.weight'
+    >>> _their_name("decoder/layers_3/post_mlp_layer_norm/scale", FAMILIES["olmo2"])
+    'model.layers.3.post_feedforward_layernorm.weight'
     """
     if name in _OUTSIDE_OF_LAYERS:
         return _OUTSIDE_OF_LAYERS[name]
     match = _IN_LAYER.fullmatch(name)
     assert match is not None, name
     index, sublayer, bias = match.groups()
-    return f"model.layers.{index}.{_SUBLAYERS[sublayer]}.{bias or 'weight'}"
+    theirs = {**_SUBLAYERS, **family.sublayers}[sublayer]
+    return f"model.layers.{index}.{theirs}.{bias or 'weight'}"

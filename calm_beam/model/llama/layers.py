@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
@@ -39,17 +40,23 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention and feed-forward, each normed before and added to its input."""
+    """Self-attention and feed-forward, each normed before, or after, or both, and added to its input."""
 
     config: LlamaConfig
     arithmetic: Arithmetic
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        self.pre_self_attention_layer_norm = RMSNorm(self.config, self.arithmetic)
-        self.self_attention = Attention(self.config, self.arithmetic)
-        self.pre_mlp_layer_norm = RMSNorm(self.config, self.arithmetic)
-        self.mlp = FeedForward(self.config, self.arithmetic)
+        config = self.config
+        if config.pre_norms:
+            self.pre_self_attention_layer_norm = RMSNorm(config, self.arithmetic)
+            self.pre_mlp_layer_norm = RMSNorm(config, self.arithmetic)
+        self.self_attention = Attention(config, self.arithmetic)
+        self.mlp = FeedForward(config, self.arithmetic)
+        if config.post_norms:
+            # Of float32 sums, which are rounded when they are added.
+            self.post_self_attention_layer_norm = RMSNorm(config)
+            self.post_mlp_layer_norm = RMSNorm(config)
 
     def keys_values(self, states: jax.Array, positions: Numbers) -> KeysValues:
         """Returns this layer's keys and values of (possibly propagated) states.
@@ -61,7 +68,7 @@ class DecoderLayer(nn.Module):
         Returns:
           Each of shape (..., heads of keys, head_dim).
         """
-        return self.self_attention.keys_values(self.pre_self_attention_layer_norm(states), positions)
+        return self.self_attention.keys_values(self._normed(states, "self_attention"), positions)
 
     def self_keys_values(self, states: jax.Array, *, position: Position) -> KeysValues:
         """Returns keys and values of packed states, (rows, width), each (heads of keys, rows, head_dim)."""
@@ -81,7 +88,7 @@ class DecoderLayer(nn.Module):
         mixed = self.self_attention.attend_in_prompt(
             self._queries(hidden, positions[None]), keys_values, is_seen=is_seen
         )
-        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed)))
+        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed), "self_attention"))
 
     def in_lanes(
         self,
@@ -110,7 +117,7 @@ class DecoderLayer(nn.Module):
             source=source,
             source_bias=source_bias,
         )
-        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed)))
+        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed), "self_attention"))
 
     def in_rows(
         self, hidden: jax.Array, *, position: Position, terms: jax.Array, path: Attended, sources: Sources
@@ -123,15 +130,26 @@ class DecoderLayer(nn.Module):
         queries = self._queries(hidden, positions)
         of_path = attention.share_of_path(queries, steps=position.steps, window=terms, path=path)
         of_source = attention.share_of_source(queries, positions=positions, window=terms, sources=sources)
-        return self._feed_forward(self._added(hidden, attention.output(of_path.merged(of_source))))
+        attended = attention.output(of_path.merged(of_source))
+        return self._feed_forward(self._added(hidden, attended, "self_attention"))
 
     def _queries(self, hidden: jax.Array, positions: Numbers) -> jax.Array:
-        return self.self_attention.queries(self.pre_self_attention_layer_norm(hidden), positions)
+        return self.self_attention.queries(self._normed(hidden, "self_attention"), positions)
 
     def _feed_forward(self, hidden: jax.Array) -> jax.Array:
-        return self._added(hidden, self.mlp(self.pre_mlp_layer_norm(hidden)))
+        return self._added(hidden, self.mlp(self._normed(hidden, "mlp")), "mlp")
 
-    def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
+    def _normed(self, hidden: jax.Array, name: str) -> jax.Array:
+        """Returns what a sub-layer takes of the residual stream."""
+        taken: jax.Array = getattr(self, f"pre_{name}_layer_norm")(hidden) if self.config.pre_norms else hidden
+        return taken
+
+    def _added(self, stream: jax.Array, values: jax.Array, name: str) -> jax.Array:
+        """Returns the stream with what a sub-layer gives."""
+        if self.config.post_norms:
+            values = getattr(self, f"post_{name}_layer_norm")(values)
+        if self.config.residual_factor != 1:
+            values = values * np.float32(self.config.residual_factor)
         return added(stream, values, self.arithmetic)
 
 

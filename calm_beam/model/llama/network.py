@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,11 +77,11 @@ class EarlyExitLlama(nn.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
         embedded = looked_up(self.token_embedder.embedding.astype(self.arithmetic.dtype), tokens)
-        if not self.config.scaled_embedding:
-            return embedded
-        # Gemma's own code, too, rounds the factor to the type of the states.
-        factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
-        return rounded(widened(embedded) * factor, self.arithmetic)
+        factor: Any = np.float32(self.config.embedding_factor)
+        if self.config.scaled_embedding:
+            # Gemma's own code, too, rounds the factor to the type of the states.
+            factor = factor * np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
+        return embedded if factor == 1 else rounded(widened(embedded) * factor, self.arithmetic)
 
     def prefill(
         self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
@@ -256,8 +257,10 @@ class EarlyExitLlama(nn.Module):
         return head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.arithmetic)
 
     def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
-        """Returns what the head's weights multiply, shape of `states`: the normed states."""
-        return normed(self.decoder, states, layer)
+        """Returns what the head's weights multiply, shape of `states`: the normed states, divided as logits are."""
+        inputs = normed(self.decoder, states, layer)
+        divisor = self.config.logits_divisor
+        return inputs if divisor == 1 else rounded(widened(inputs) / np.float32(divisor), self.arithmetic)
 
     def head_weights(self, layer: int) -> tuple[jax.Array, int]:
         """Returns the weights of the head after a layer as they are stored, and the axis of the vocabulary in them."""

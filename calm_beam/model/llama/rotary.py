@@ -20,11 +20,11 @@ def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
       config: Of the model.
 
     Returns:
-      float32, shape (head_dim / 2,).
+      float32, shape (turned / 2,).
 
     Source: Su et al. (2021), RoFormer, section 3.2.2; transformers `modeling_rope_utils.py` for the scalings.
     """
-    scaling, dim = config.rope_scaling, config.head_dim
+    scaling, dim = config.rope_scaling, config.turned
     plain: np.ndarray = config.rope_theta ** -(np.arange(0, dim, 2) / dim)
     if scaling.kind == "linear":
         plain = plain / scaling.factor
@@ -34,6 +34,8 @@ def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         stays = np.clip((rotations - low) / (high - low), 0, 1)
         plain = plain * stays + plain / scaling.factor * (1 - stays)
+    elif scaling.kind == "longrope":
+        plain = plain / np.array(scaling.pair_factors)
     elif scaling.kind == "yarn":
 
         def dimension(rotations: float) -> float:
@@ -52,18 +54,20 @@ def rotated(values: jax.Array, positions: Numbers, *, config: LlamaConfig) -> ja
     """Returns queries or keys turned by their positions.
 
     Args:
-      values: shape (..., heads, head_dim). Value i of a head is paired with value i + head_dim / 2.
+      values: shape (..., heads, head_dim). Of those that are turned, value i of a head is paired with value
+        i + turned / 2; the others come behind them and stay.
       positions: int32, shape (...), from 0.
       config: Of the model.
     """
-    # [..., 1, head_dim / 2]
+    # [..., 1, turned / 2]
     angles = jnp.asarray(positions)[..., None, None].astype(jnp.float32) * _of_rank(
         inverse_frequencies(config), values.ndim
     )
     factor = np.float32(config.rope_scaling.attention_factor)
     cosines, sines = jnp.cos(angles) * factor, jnp.sin(angles) * factor
-    first, second = jnp.split(values, 2, axis=-1)
-    return jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+    half = config.turned // 2
+    first, second, rest = jnp.split(values, (half, 2 * half), axis=-1)
+    return jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines, rest], axis=-1)
 
 
 def _of_rank(values: np.ndarray, rank: int) -> np.ndarray:

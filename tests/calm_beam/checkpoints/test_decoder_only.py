@@ -1,6 +1,7 @@
 """Decoder-only models that transformers saves: every family, every way of stretching positions, every refusal."""
 
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -13,7 +14,7 @@ from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
 from calm_beam.model.llama import RopeScaling
 from tests.calm_beam.checkpoints.decoder_only_folders import SIZES, build_tensors, write_decoder_only
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite")
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -36,19 +37,31 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 6)
     assert (config.norm_epsilon, config.rope_theta, config.max_positions) == (1e-5, 10000.0, 64)
     assert (config.tied_head, config.end_ids, config.sliding_window) == (tied, (2,), None)
-    assert (config.attention_bias, config.query_key_norms) == (model_type == "qwen2", model_type == "qwen3")
+    assert (config.attention_bias, config.query_key_norms) == (model_type == "qwen2", model_type in ("qwen3", "olmo2"))
+    assert (config.pre_norms, config.post_norms, config.whole_norms) == (
+        (False, True, True) if model_type == "olmo2" else (True, False, False)
+    )
     assert (config.scaled_embedding, config.unit_offset_norms) == ((model_type == "gemma"),) * 2
     assert config.activation == ("gelu" if model_type == "gemma" else "silu")
     assert config.rope_scaling == RopeScaling()
     assert checkpoint.layout == "hugging_face"
     assert "end with token 2" in checkpoint.stated[0]
-    tensors = build_tensors(model_type, SIZES, tied=tied)
-    assert len(checkpoint.arrays) == len(tensors)
+    stored = build_tensors(model_type, SIZES, tied=tied)
+    # Of Phi-3, 3 and 2 parts of a layer are stored as one.
+    assert len(checkpoint.arrays) == len(stored) + (6 if model_type == "phi3" else 0)
+    tensors = build_tensors("llama", SIZES, tied=tied) if model_type == "phi3" else stored
+    names = ("pre_self_attention_layer_norm/scale", "pre_mlp_layer_norm/scale")
+    theirs = ("input_layernorm", "post_attention_layernorm")
+    if model_type == "olmo2":
+        names = ("post_self_attention_layer_norm/scale", "post_mlp_layer_norm/scale")
+        theirs = ("post_attention_layernorm", "post_feedforward_layernorm")
     expected = {
+        **{
+            f"decoder/layers_1/{name}": tensors[f"model.layers.1.{their}.weight"]
+            for name, their in zip(names, theirs, strict=True)
+        },
         "token_embedder/embedding": tensors["model.embed_tokens.weight"],
         "decoder/decoder_norm/scale": tensors["model.norm.weight"],
-        "decoder/layers_1/pre_self_attention_layer_norm/scale": tensors["model.layers.1.input_layernorm.weight"],
-        "decoder/layers_1/pre_mlp_layer_norm/scale": tensors["model.layers.1.post_attention_layernorm.weight"],
         "decoder/layers_0/self_attention/query/kernel": tensors["model.layers.0.self_attn.q_proj.weight"].T,
         "decoder/layers_0/self_attention/key/kernel": tensors["model.layers.0.self_attn.k_proj.weight"].T,
         "decoder/layers_0/self_attention/value/kernel": tensors["model.layers.0.self_attn.v_proj.weight"].T,
@@ -151,6 +164,47 @@ def test_positions_are_read_as_both_versions_write_them(
     assert config.rope_scaling == scaling
 
 
+def test_longrope_has_the_positions_of_its_first_training(tmp_path: pathlib.Path) -> None:
+    """Up to there its short factors hold; a part of each head may be turned alone."""
+    scaling = {"type": "su", "short_factor": [1, 2.5], "long_factor": [3.0, 4.0]}
+    config = load_checkpoint(
+        write_decoder_only(
+            tmp_path,
+            "phi3",
+            max_position_embeddings=128,
+            original_max_position_embeddings=32,
+            partial_rotary_factor=0.7,
+            rope_scaling=scaling,
+        )
+    ).config
+    assert (config.max_positions, config.turned_dim) == (32, 4)
+    assert config.rope_scaling == RopeScaling(
+        kind="longrope",
+        original_max_positions=32,
+        pair_factors=(1.0, 2.5),
+        attention_factor=math.sqrt(1 + math.log(4) / math.log(32)),
+    )
+
+
+def test_granites_factors_are_read(tmp_path: pathlib.Path) -> None:
+    """Each under its key; the factor of queries that all models have is none of its own."""
+    factors = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 8.0}
+    folder = write_decoder_only(tmp_path, "granite", **factors, attention_multiplier=0.015625)
+    config = load_checkpoint(folder).config
+    assert (config.embedding_factor, config.residual_factor, config.logits_divisor) == (12.0, 0.22, 8.0)
+    assert config.query_factor == 0.015625
+    folder = write_decoder_only(tmp_path, "granite", attention_multiplier=6**-0.5)
+    assert load_checkpoint(folder).config.query_factor is None
+
+
+def test_fused_parts_of_other_sizes_are_refused(tmp_path: pathlib.Path) -> None:
+    """With the parts that were expected."""
+    tensors = build_tensors("phi3", SIZES, tied=False)
+    tensors["model.layers.1.self_attn.qkv_proj.weight"] = np.zeros((47, 12), np.float32)
+    with pytest.raises(CheckpointError, match=r"layers.1.self_attn.qkv_proj.weight has shape \(47, 12\), expected 48"):
+        load_checkpoint(write_decoder_only(tmp_path, "phi3", tensors=tensors))
+
+
 def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -> None:
     """A config that names what the model was first trained on allows all that the factor makes of it."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -163,10 +217,16 @@ def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -
     ("scaling", "message"),
     [
         (
-            {"rope_type": "longrope", "factor": 2.0},
-            "rope_type is 'longrope'; only default, linear, dynamic, llama3, yarn",
+            {"rope_type": "ntk", "factor": 2.0},
+            "rope_type is 'ntk'; only default, linear, dynamic, llama3, yarn, longrope",
         ),
-        ({"type": "su"}, "rope_type is 'su'; only"),
+        ({"rope_type": "longrope", "factor": 2.0}, "has factor that is unknown; short_factor, long_factor is missing"),
+        ({"type": "su"}, "of type longrope has nothing that is unknown; short_factor, long_factor is missing"),
+        ({"type": "su", "short_factor": 1, "long_factor": [1, 2, 3]}, "short_factor is 1; expected numbers"),
+        (
+            {"type": "longrope", "short_factor": [1, 2], "long_factor": [1, 2]},
+            "pair_factors must have a number for each of 3 pairs, got 2",
+        ),
         ({"rope_type": ["yarn"]}, r"rope_type is \['yarn'\]; only"),
         ({"rope_type": "linear"}, "of type linear has nothing that is unknown; factor is missing"),
         (

@@ -30,8 +30,8 @@ def _model(name: str) -> tuple[Checkpoint, dict[str, np.ndarray]]:
 def test_every_family_and_scaling_is_there() -> None:
     """So that a folder that is lost is missed."""
     scalings = {_model(name)[0].config.rope_scaling.kind for name in _FOLDERS}
-    assert scalings == {"default", "linear", "dynamic", "llama3", "yarn"}
-    assert {"llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma"} <= set(_FOLDERS)
+    assert scalings == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
+    assert {"llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite"} <= set(_FOLDERS)
 
 
 @_each_model

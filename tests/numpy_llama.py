@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.model.llama import RopeScaling
 from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder
 
 
@@ -57,7 +58,7 @@ class NumpyLlama(NumpyDecoder):
         normed = self._taken(state, f"{name}/pre_self_attention_layer_norm")
         key = self._projected(f"{name}/self_attention", "key", normed)
         value = self._projected(f"{name}/self_attention", "value", normed)
-        return self.rounded(self._turned(key, position)), self.rounded(value)
+        return self.rounded(self._turned(key, position, layer)), self.rounded(value)
 
     def decoder_layer(self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, context: None) -> np.ndarray:
         """Returns the layer's output, (width,), of a state at the last position of its memory."""
@@ -67,7 +68,7 @@ class NumpyLlama(NumpyDecoder):
         # [positions, heads of keys, head_dim]
         keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
         normed = self._taken(state, f"{name}/pre_self_attention_layer_norm")
-        queries = self._turned(self._projected(f"{name}/self_attention", "query", normed), position)
+        queries = self._turned(self._projected(f"{name}/self_attention", "query", normed), position, layer)
         queries = self.rounded(queries * (config.query_factor or 1 / math.sqrt(config.head_dim)))
         mixed = []
         for head in range(config.num_heads):
@@ -101,12 +102,16 @@ class NumpyLlama(NumpyDecoder):
             return self._norm(made, scale).reshape(-1, self.config.head_dim)
         return self._norm(made.reshape(-1, self.config.head_dim), scale)
 
-    def _turned(self, heads: np.ndarray, position: int) -> np.ndarray:
+    def _turned(self, heads: np.ndarray, position: int, layer: int) -> np.ndarray:
         """Returns heads, (heads, head_dim), in which each pair of values is turned as one complex number."""
-        scaling = self.config.rope_scaling
+        scaling, theta = self.config.rope_scaling, self.config.rope_theta
+        if layer - 1 in self.config.unturned_layers:
+            return heads
+        if self.config.local_rope_theta and layer - 1 in self.config.windowed_layers:
+            scaling, theta = RopeScaling(), self.config.local_rope_theta
         half = (self.config.turned_dim or self.config.head_dim) // 2
         factors = scaling.pair_factors or (scaling.factor,) * half
-        angles = [position / factor / self.config.rope_theta ** (i / half) for i, factor in enumerate(factors)]
+        angles = [position / factor / theta ** (i / half) for i, factor in enumerate(factors)]
         turns = np.array([cmath.rect(scaling.attention_factor, angle) for angle in angles])
         turned = (heads[:, :half] + 1j * heads[:, half : 2 * half]) * turns
         return np.concatenate([turned.real, turned.imag, heads[:, 2 * half :]], axis=1)

@@ -1,4 +1,4 @@
-"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3, Granite.
+"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3 and others.
 
 Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5, Phi-4 and many others, too. Whatever the config says that
 would be computed in another way than here is refused. Tensors are stored [out, in].
@@ -34,15 +34,22 @@ class Family:
       head_dim: The same of `head_dim`; None for the width by the number of heads.
       has_window: Whether `sliding_window` means anything: a window in all layers, unless it is null.
       sliding_window: What transformers takes for it if it is left out.
+      window_pattern: What transformers takes for `sliding_window_pattern` if that and `layer_types` are left out: every
+        so many-th layer has no window; None where that key means nothing.
       windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` say which layers have the window.
       settled: Fields of `LlamaConfig` that are always so.
       factors: Numbers that it has by other keys, by fields of `LlamaConfig`; left out, they are 1.
       sublayers: What it calls parts of layers that others call otherwise, or do not have, by our names.
       fused: Parts that it stores as one, in their order, by the name of that one.
       turns_some: Whether `partial_rotary_factor` means anything.
+      skips_turns: Whether `no_rope_layers` says which layers are not turned by positions.
+      theta: What transformers takes for `rope_theta` if it is left out.
+      local_theta: The same of `rope_local_base_freq`, in layers with the window; None where that key means nothing.
+      query_scalar: The same of `query_pre_attn_scalar`, by whose root queries are divided; None in the same way.
       norm_epsilon: What transformers takes for `rms_norm_eps` if it is left out.
       is_tied: What transformers takes for `tie_word_embeddings` if it is left out.
       end_id: The same of `eos_token_id`.
+      activation: The same of the activation.
       activations: Names of activations that mean another one here.
     """
 
@@ -52,15 +59,21 @@ class Family:
     head_dim: int | None = None
     has_window: bool = False
     sliding_window: int | None = None
+    window_pattern: int | None = None
     windows_are_chosen: bool = False
-    settled: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    settled: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sublayers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     turns_some: bool = False
+    skips_turns: bool = False
+    theta: float = 10_000.0
+    local_theta: float | None = None
+    query_scalar: int | None = None
     norm_epsilon: float = 1e-6
     is_tied: bool = False
     end_id: int | None = None
+    activation: str = "silu"
     activations: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -95,6 +108,7 @@ FAMILIES = {
         settled={"scaled_embedding": True, "unit_offset_norms": True},
         is_tied=True,
         end_id=1,
+        activation="gelu",
         # The first files say so and mean the tanh form.
         activations={"gelu": "gelu"},
     ),
@@ -108,6 +122,36 @@ FAMILIES = {
         },
         norm_epsilon=1e-5,
         end_id=50279,
+    ),
+    "smollm3": Family(
+        architecture="SmolLM3ForCausalLM",
+        max_positions=32768,
+        num_kv_heads=4,
+        skips_turns=True,
+        theta=2_000_000.0,
+        is_tied=True,
+        end_id=128001,
+    ),
+    "gemma3_text": Family(
+        architecture="Gemma3ForCausalLM",
+        max_positions=131072,
+        num_kv_heads=4,
+        head_dim=256,
+        has_window=True,
+        sliding_window=4096,
+        window_pattern=6,
+        settled={"scaled_embedding": True, "unit_offset_norms": True, "query_key_norms": True, "post_norms": True},
+        sublayers={
+            "post_self_attention_layer_norm": "post_attention_layernorm",
+            "pre_mlp_layer_norm": "pre_feedforward_layernorm",
+            "post_mlp_layer_norm": "post_feedforward_layernorm",
+        },
+        theta=1_000_000.0,
+        local_theta=10_000.0,
+        query_scalar=256,
+        is_tied=True,
+        end_id=1,
+        activation="gelu_pytorch_tanh",
     ),
     "phi3": Family(
         architecture="Phi3ForCausalLM",
@@ -135,7 +179,10 @@ FAMILIES = {
 }
 
 # What would be computed in another way than here, if it were on.
-_OFF = ("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention")
+_OFF = (
+    *("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+)
 # What transformers calls the activations; its "gelu" is not the tanh form.
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 # The names that are written.
@@ -280,13 +327,24 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
         "pad_token_id": None,
         "eos_token_id": written_ends(config.end_ids),
     }
-    if family.activations:
+    if family.activation != "silu":
         fields["hidden_activation"] = _WRITTEN[config.activation]
+    if family.skips_turns:
+        fields["no_rope_layers"] = [
+            int(index not in config.unturned_layers) for index in range(config.num_decoder_layers)
+        ]
+    if family.local_theta is not None:
+        fields["rope_local_base_freq"] = config.local_rope_theta or family.local_theta
+    if family.query_scalar is not None:
+        factor = config.query_factor or config.head_dim**-0.5
+        fields["query_pre_attn_scalar"] = round(factor**-2)
     fields |= {key: getattr(config, ours) for ours, key in family.factors.items()}
     if "query_factor" in family.factors and config.query_factor is None:
         fields[family.factors["query_factor"]] = config.head_dim**-0.5
     if family.has_window:
         fields["sliding_window"] = config.sliding_window
+    if family.window_pattern is not None:
+        fields["layer_types"] = [_KINDS[index in config.windowed_layers] for index in range(config.num_decoder_layers)]
     if family.windows_are_chosen:
         depth, windowed = config.num_decoder_layers, config.windowed_layers
         fields |= {
@@ -313,12 +371,18 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
     depth = _whole(path, fields, key="num_hidden_layers", most=MOST_LAYERS)
     max_positions = _whole(path, fields, key="max_position_embeddings", default=family.max_positions)
     kv_default = num_heads if "num_key_value_heads" in fields or not family.num_kv_heads else family.num_kv_heads
-    theta, scaling, turned_share = read_rope(path, fields, max_positions=max_positions, turns_some=family.turns_some)
+    rope_fields, local_theta = _rope_fields(path, fields, family)
+    theta, scaling, turned_share = read_rope(
+        path, rope_fields, default=family.theta, max_positions=max_positions, turns_some=family.turns_some
+    )
     head_dim = _whole(path, fields, key="head_dim", default=family.head_dim or width // num_heads)
     turned_dim = int(head_dim * turned_share)
     window, windowed_layers = _windows(path, fields, family=family, depth=depth)
     epsilon = fields.get("rms_norm_eps", family.norm_epsilon)
     factors = {ours: fields.get(key, 1.0) for ours, key in family.factors.items()}
+    if family.query_scalar is not None:
+        scalar = _whole(path, fields, key="query_pre_attn_scalar", default=family.query_scalar)
+        factors["query_factor"] = scalar**-0.5
     if factors.get("query_factor") == head_dim**-0.5:
         # What it is for every other family.
         del factors["query_factor"]
@@ -340,9 +404,47 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
         windowed_layers=windowed_layers,
         activation=_activation(path, fields, family),
         turned_dim=None if turned_dim == head_dim else turned_dim,
+        unturned_layers=_unturned(path, fields, depth=depth) if family.skips_turns else (),
+        local_rope_theta=local_theta if windowed_layers else None,
         **factors,
         **family.settled,
     )
+
+
+def _rope_fields(
+    path: pathlib.Path, fields: Mapping[str, Any], family: Family
+) -> tuple[Mapping[str, Any], float | None]:
+    """Returns what is said of rotary positions in layers without a window, and the base in those with one."""
+    if family.local_theta is None:
+        return fields, None
+    local, by_kind = fields.get("rope_local_base_freq"), fields.get("rope_parameters")
+    if isinstance(by_kind, dict) and by_kind.keys() <= set(_KINDS.values()):
+        # Version 5 says it of each kind of layer.
+        fields = {**fields, "rope_parameters": by_kind.get(_KINDS[False])}
+        of_windows = by_kind.get(_KINDS[True])
+        given = {**of_windows} if isinstance(of_windows, dict) else {}
+        if given.pop("rope_type", "default") != "default" or given.keys() > {"rope_theta"}:
+            raise CheckpointError(
+                f"{path}: rope_parameters of {_KINDS[True]} is {shortened(repr(of_windows))}; only a rope_theta is "
+                "supported."
+            )
+        local = given.get("rope_theta", local)
+    return fields, family.local_theta if local is None else local
+
+
+def _unturned(path: pathlib.Path, fields: Mapping[str, Any], *, depth: int) -> tuple[int, ...]:
+    """Returns the layers that positions do not turn."""
+    if fields.get("use_sliding_window"):
+        raise CheckpointError(f"{path}: use_sliding_window is True; that is not supported.")
+    turned = fields.get("no_rope_layers")
+    if turned is None:
+        interval = _whole(path, fields, key="no_rope_layer_interval", default=4)
+        turned = [int((index + 1) % interval != 0) for index in range(depth)]
+    if not isinstance(turned, list) or len(turned) != depth or not all(each in (0, 1) for each in turned):
+        raise CheckpointError(
+            f"{path}: no_rope_layers is {shortened(repr(turned))}; expected 0 or 1 for each of {depth} layers."
+        )
+    return tuple(index for index, is_turned in enumerate(turned) if not is_turned)
 
 
 def _positions(max_positions: int, scaling: RopeScaling) -> int:
@@ -363,10 +465,16 @@ def _windows(
         is_on = _flag(path, fields, key="use_sliding_window", default=False)
         first = _whole(path, fields, key="max_window_layers", default=28, least=0)
     window = fields.get("sliding_window", family.sliding_window) if is_on else None
-    kinds = [_KINDS[window is not None and index >= first] for index in range(depth)]
+    pattern = None
+    if family.window_pattern is not None:
+        pattern = _whole(path, fields, key="sliding_window_pattern", default=family.window_pattern)
+    kinds = [
+        _KINDS[window is not None and index >= first and (pattern is None or (index + 1) % pattern != 0)]
+        for index in range(depth)
+    ]
     named = fields.get("layer_types")
     if named is not None and named != kinds:
-        if not family.windows_are_chosen or not _are_kinds(named, depth) or window is None:
+        if not (family.windows_are_chosen or pattern) or not _are_kinds(named, depth) or window is None:
             raise CheckpointError(
                 f"{path}: layer_types is {shortened(repr(named))}; expected {shortened(repr(kinds))}."
             )
@@ -380,7 +488,7 @@ def _are_kinds(named: object, depth: int) -> bool:
 
 
 def _activation(path: pathlib.Path, fields: Mapping[str, Any], family: Family) -> str:
-    name = fields.get("hidden_activation") or fields.get("hidden_act") or ("gelu" if family.activations else "silu")
+    name = fields.get("hidden_activation") or fields.get("hidden_act") or family.activation
     known = {**_ACTIVATIONS, **family.activations}
     if not isinstance(name, str) or name not in known:
         raise CheckpointError(f"{path}: hidden_act is {shortened(repr(name))}; only {', '.join(known)} are supported.")

@@ -13,7 +13,6 @@ from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import shortened
 from calm_beam.model.llama import ROPE_SCALINGS, LlamaConfig, RopeScaling
 
-_THETA = 10_000.0
 _ORIGINAL = "original_max_position_embeddings"
 # Numbers that each kind must have, and those that it may have.
 _NEEDED = {
@@ -37,13 +36,14 @@ _SHARE = "partial_rotary_factor"
 
 
 def read_rope(
-    path: pathlib.Path, fields: Mapping[str, Any], *, max_positions: int, turns_some: bool
+    path: pathlib.Path, fields: Mapping[str, Any], *, default: float, max_positions: int, turns_some: bool
 ) -> tuple[float, RopeScaling, float]:
     """Returns the base of the rotary frequencies, how they are stretched, and which share of a head is turned.
 
     Args:
       path: The `config.json`, for messages.
       fields: What it says.
+      default: The base, if it says none.
       max_positions: Its `max_position_embeddings`, what a model was first trained on if nothing else is said.
       turns_some: Whether positions may turn a part of a head alone.
 
@@ -85,7 +85,7 @@ def read_rope(
         scaling["attention_factor"] = _attention_factor(path, scaling)
     if kind == "longrope":
         _take_factors(path, scaling, max_positions=max_positions)
-    return (_THETA if theta is None else theta), RopeScaling(kind=kind, **scaling), share
+    return (default if theta is None else theta), RopeScaling(kind=kind, **scaling), share
 
 
 def written_rope(config: LlamaConfig) -> tuple[float, dict[str, Any] | None]:

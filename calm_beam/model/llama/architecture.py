@@ -59,7 +59,7 @@ class LlamaArchitecture(Architecture):
         """Returns the decoder."""
         from .native import native_decoder
 
-        return native_decoder(config, parameters, windows=terms)
+        return native_decoder(config, parameters, terms=terms)
 
     def why_not_native(self, config: LlamaConfig) -> str | None:
         """Returns what native code does not compute, by the name of the field that says so."""

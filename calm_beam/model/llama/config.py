@@ -41,9 +41,19 @@ _ADDED_LATER = {
     "embedding_factor",
     "residual_factor",
     "logits_divisor",
+    "unturned_layers",
+    "local_rope_theta",
 }
 # Of these, those that native code does not compute.
-NOT_NATIVE = ("pre_norms", "post_norms", "whole_norms", "turned_dim", "residual_factor")
+NOT_NATIVE = (
+    "pre_norms",
+    "post_norms",
+    "whole_norms",
+    "turned_dim",
+    "residual_factor",
+    "unturned_layers",
+    "local_rope_theta",
+)
 _ADDED_TO_SCALINGS = {"pair_factors"}
 # Far more than any model has, and few enough to write out the names of all arrays.
 MOST_LAYERS = 1000
@@ -142,6 +152,9 @@ class LlamaConfig:
       pre_norms: Whether attention and feed-forward layers take normed states.
       post_norms: Whether what they give is normed before it is added, as in OLMo 2, which has no norms before them.
       turned_dim: How many values of a head positions turn, the first ones, as in Phi-4-mini; None for all.
+      unturned_layers: Layers without rotary positions, as in SmolLM3, counted and ordered as `windowed_layers`.
+      local_rope_theta: Base of the rotary frequencies in `windowed_layers`, where nothing is stretched, as in Gemma 3;
+        None for that of all layers.
       query_factor: What queries are multiplied by; None for head_dim**-0.5.
       embedding_factor: What embeddings are multiplied by, as in Granite; the tied head's are not.
       residual_factor: What attention and feed-forward layers give is multiplied by before it is added.
@@ -184,6 +197,8 @@ class LlamaConfig:
     post_norms: bool = False
     whole_norms: bool = False
     turned_dim: int | None = None
+    unturned_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
     query_factor: float | None = None
     embedding_factor: float = 1.0
     residual_factor: float = 1.0
@@ -228,8 +243,9 @@ class LlamaConfig:
                     f"turned_dim must be even and below head_dim, {self.head_dim}, got {self.turned_dim}; leave it out "
                     "if positions turn all values."
                 )
-        if self.query_factor is not None:
-            _set_positive(self, "query_factor", shown="query_factor")
+        for name in ("query_factor", "local_rope_theta"):
+            if getattr(self, name) is not None:
+                _set_positive(self, name, shown=name)
         factors = self.rope_scaling.pair_factors
         if self.rope_scaling.kind == "longrope" and len(factors) != self.turned // 2:
             raise ValueError(
@@ -246,6 +262,9 @@ class LlamaConfig:
 
     def _check_window(self) -> None:
         check_ids("windowed_layers", self.windowed_layers, below=self.num_decoder_layers)
+        check_ids("unturned_layers", self.unturned_layers, below=self.num_decoder_layers)
+        if self.local_rope_theta is not None and not self.windowed_layers:
+            raise ValueError("local_rope_theta is for windowed_layers, and there are none.")
         if (self.sliding_window is None) != (not self.windowed_layers):
             raise ValueError(
                 "sliding_window and windowed_layers go together, got "
@@ -274,7 +293,7 @@ def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
         values["rope_scaling"] = RopeScaling(**{**scaling, "pair_factors": tuple(scaling["pair_factors"])})
     else:
         values["rope_scaling"] = RopeScaling(**scaling)
-    for name in ("end_ids", "windowed_layers"):
+    for name in ("end_ids", "windowed_layers", "unturned_layers"):
         if isinstance(values.get(name), list):
             values[name] = tuple(values[name])
     return LlamaConfig(**values)

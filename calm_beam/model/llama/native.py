@@ -14,17 +14,17 @@ from .config import LlamaConfig
 from .rotary import inverse_frequencies
 
 
-def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, windows: Sequence[Any]) -> NativeDecoder:
+def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]) -> NativeDecoder:
     """Returns a model's decoder.
 
     Args:
       config: Of the model.
       parameters: All of its arrays, as a tree.
-      windows: Its `path_terms`: how many keys a position sees in each layer or in all.
+      terms: Its `path_terms`.
     """
     decoder, packing = parameters["decoder"], Packing()
     layers = [
-        _layer(config, decoder[f"layers_{index}"], int(of_layer(windows, index + 1)), packing)
+        _layer(config, decoder[f"layers_{index}"], int(of_layer(terms, index + 1).window), packing)
         for index in range(config.num_decoder_layers)
     ]
     return NativeDecoder(

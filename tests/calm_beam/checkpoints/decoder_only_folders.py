@@ -31,6 +31,8 @@ _ARCHITECTURES = {
     "gemma": "GemmaForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
 }
 
@@ -54,10 +56,12 @@ def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, see
             shapes[f"{layer}.self_attn.{letter}_proj.weight"] = (size, width)
             if model_type == "qwen2":
                 shapes[f"{layer}.self_attn.{letter}_proj.bias"] = (size,)
-            if model_type == "qwen3" and letter != "v":
+            if model_type in ("qwen3", "gemma3_text") and letter != "v":
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (head,)
             if model_type == "olmo2" and letter != "v":
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (size,)
+        if model_type == "gemma3_text":
+            shapes |= {f"{layer}.{side}_feedforward_layernorm.weight": (width,) for side in ("pre", "post")}
         shapes[f"{layer}.self_attn.o_proj.weight"] = (width, heads * head)
         shapes |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
         shapes[f"{layer}.mlp.down_proj.weight"] = (width, inner)

@@ -44,7 +44,11 @@ def test_logits_and_outputs(
 
 @pytest.mark.parametrize("seed", [31, 32])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama_tied", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma"]
+    "name",
+    [
+        *("llama", "llama_tied", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma"),
+        *("olmo2", "phi3", "granite", "smollm3", "gemma3"),
+    ],
 )
 def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_path: pathlib.Path) -> None:
     """Whatever transformers saves, every layer's logits are those of its hidden states, norm and head."""
@@ -91,8 +95,16 @@ def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib
         {"query_key_norms": True, "tied_head": True},
         {"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True},
         {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, attention_factor=1.2)},
+        {"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True},
+        {"embedding_factor": 3.0, "residual_factor": 0.4, "query_factor": 0.2, "logits_divisor": 2.0},
+        {"unturned_layers": (1,)},
+        {
+            **{"scaled_embedding": True, "unit_offset_norms": True, "query_key_norms": True, "post_norms": True},
+            **{"activation": "gelu", "tied_head": True, "query_factor": 24**-0.5},
+            **{"sliding_window": 5, "windowed_layers": (0, 2), "local_rope_theta": 100.0, "emb_dim": 24},
+        },
     ],
-    ids=["llama with exits", "qwen2", "qwen3", "gemma", "yarn"],
+    ids=["llama with exits", "qwen2", "qwen3", "gemma", "yarn", "olmo2", "granite", "smollm3", "gemma3"],
 )
 def test_it_generates_what_our_decoder_only_models_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """The same of decoder-only models."""

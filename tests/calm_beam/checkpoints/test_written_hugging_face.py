@@ -40,6 +40,22 @@ _LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "norms of heads": ("qwen3", {"query_key_norms": True, "tied_head": True}),
     "gemma": ("gemma", {"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True}),
     "OLMo 2": ("olmo2", {"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True}),
+    "SmolLM3": ("smollm3", {"unturned_layers": (1,)}),
+    "Gemma 3": (
+        "gemma3_text",
+        {
+            "scaled_embedding": True,
+            "unit_offset_norms": True,
+            "query_key_norms": True,
+            "post_norms": True,
+            "activation": "gelu",
+            "tied_head": True,
+            "query_factor": 24**-0.5,
+            "sliding_window": 5,
+            "windowed_layers": (0, 2),
+            "local_rope_theta": 100.0,
+        },
+    ),
     "Granite": (
         "granite",
         {"embedding_factor": 3.0, "residual_factor": 0.4, "query_factor": 0.2, "logits_divisor": 2.0},

@@ -108,6 +108,8 @@ def test_what_families_differ_in_adds_arrays(
         ({"turned_dim": 6}, "turned_dim must be even and below head_dim, 6, got 6"),
         ({"query_factor": 0}, "query_factor must be a number above 0.*got 0"),
         ({"residual_factor": -1.0}, "residual_factor must be a number above 0.*got -1.0"),
+        ({"unturned_layers": (3,)}, r"unturned_layers must be .*from 0 to 2.*got \(3,\)"),
+        ({"local_rope_theta": 5.0}, "local_rope_theta is for windowed_layers, and there are none"),
         ({"whole_norms": True}, "whole_norms is true, but without query_key_norms there are none"),
         (
             {
@@ -173,6 +175,7 @@ def test_rope_scalings_out_of_range_are_refused(fields: dict[str, Any], message:
         build_llama_config(),
         build_llama_config(rope_scaling=_YARN, end_ids=(2, 5), sliding_window=8, windowed_layers=(1, 2)),
         build_llama_config(post_norms=True, turned_dim=4, query_factor=0.5, rope_scaling=_LONGROPE),
+        build_llama_config(sliding_window=8, windowed_layers=(1,), local_rope_theta=5.0, unturned_layers=(0, 2)),
     ],
 )
 def test_a_config_comes_back_from_json(config: LlamaConfig) -> None:
@@ -238,6 +241,8 @@ def test_whatever_no_array_shows_is_told_apart(field: str) -> None:
         "rope_theta": 5e5,
         "turned_dim": 4,
         "query_factor": 0.5,
+        "unturned_layers": (2,),
+        "local_rope_theta": 100.0,
     }
     plain = build_llama_config(sliding_window=8, windowed_layers=(0,), query_key_norms=True)
     value = getattr(plain, field)

@@ -49,6 +49,15 @@ _KINDS: dict[str, dict[str, Any]] = {
             kind="longrope", original_max_positions=64, pair_factors=(1.5, 3.0), attention_factor=1.2
         ),
     },
+    "a layer that is not turned": {"unturned_layers": (1,)},
+    "windows of another base": {
+        "sliding_window": 3,
+        "windowed_layers": (0, 2),
+        "local_rope_theta": 50.0,
+        "rope_scaling": RopeScaling(kind="linear", factor=2.0),
+        "query_key_norms": True,
+        "post_norms": True,
+    },
     "linear": {"rope_scaling": RopeScaling(kind="linear", factor=2.5), "rope_theta": 50.0},
 }
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))

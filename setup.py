@@ -51,6 +51,9 @@ _SERVING = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
+# For models in a file of GGUF; what a field contains is said from this version on.
+_GGUF = ["gguf>=0.17,<1"]
+
 # For vocabularies in a tokenizer.json, and for chat templates. Out of the sandbox of older Jinjas, ways are known.
 _TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20.3,<0.24"]
 
@@ -99,6 +102,7 @@ _DEV = [
     *_METRICS,
     *_DASK,
     *_TOKENIZERS,
+    *_GGUF,
     *_SEQIO,
     *_GROUPS["lint"],
     *_GROUPS["wheels"],
@@ -133,6 +137,7 @@ _EXTRAS = {
     "dev": _DEV,
     "docs": _DOCS,
     "gcp": _GCP,
+    "gguf": _GGUF,
     "metrics": _METRICS,
     "plots": _PLOTS,
     "seqio": _SEQIO,

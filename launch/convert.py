@@ -4,6 +4,10 @@ A Hugging Face, Orbax or T5X model in the native layout, in half the space:
 
     calm-beam convert --checkpoint=flan-t5-small --output=model --layout=native --dtype=float16
 
+A file of GGUF, dequantised, with the tokenizer and the chat template that it holds:
+
+    calm-beam convert --checkpoint=smollm2.gguf --output=smollm2 --layout=native
+
 A model with a head that only its training needed, without it:
 
     calm-beam convert --checkpoint=free_t5 --output=free_model --layout=native --drop_arrays='cm_head.*'
@@ -11,6 +15,10 @@ A model with a head that only its training needed, without it:
 A trained model in T5X's layout, as step 2000, to be served or fine-tuned there (docs/t5x.md):
 
     calm-beam convert --checkpoint=model --output=t5x_model --layout=t5x --step=2000
+
+The same as a folder that Hugging Face's transformers loads:
+
+    calm-beam convert --checkpoint=model --output=hf_model --layout=hugging_face
 """
 
 import dataclasses
@@ -26,6 +34,8 @@ from calm_beam.checkpoints import (
     find_model,
     load_checkpoint,
     store_model,
+    write_gguf_tokenizer,
+    write_hugging_face,
     write_native,
     write_t5x,
 )
@@ -51,7 +61,7 @@ class Conversion(Options):
         ModelSource,
         "checkpoint",
         default=dataclasses.MISSING,
-        sentence="the model: native, Hugging Face, T5X or Orbax, or a folder of steps",
+        sentence="the model: native, Hugging Face, GGUF, T5X or Orbax, or a folder of steps",
     )
     drop_arrays: re.Pattern[str] | None = option(
         None,
@@ -60,12 +70,12 @@ class Conversion(Options):
         metavar="REGEX",
     )
     output: str | os.PathLike[str] = option(dataclasses.MISSING, "folder to write to")
-    layout: str = option(dataclasses.MISSING, "layout to write", choices=("native", "t5x"))
+    layout: str = option(dataclasses.MISSING, "layout to write", choices=("native", "hugging_face", "t5x"))
     step: int | None = option(
         None, "for t5x: number of the step; default: that of --checkpoint, or 1", kind=whole_number(1)
     )
     dtype: str | None = option(
-        None, "for native: precision as stored; default: float32", choices=("float32", "float16")
+        None, "for native and hugging_face: precision as stored; default: float32", choices=("float32", "float16")
     )
     overwrite: bool = again(
         Replacing, "overwrite", sentence="write even if --output holds files; replaces a model of that layout"
@@ -74,9 +84,11 @@ class Conversion(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layout == "t5x" and self.dtype is not None:
-            raise UsageError(f"--dtype={self.dtype} is for --layout=native: T5X's layout is written in float32.")
-        if self.layout == "native" and self.step is not None:
-            raise UsageError(f"--step={self.step} is for --layout=t5x: the native layout has no steps.")
+            raise UsageError(
+                f"--dtype={self.dtype} is for --layout=native and hugging_face: T5X's is written in float32."
+            )
+        if self.layout != "t5x" and self.step is not None:
+            raise UsageError(f"--step={self.step} is for --layout=t5x: the {self.layout} layout has no steps.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,38 +121,43 @@ class ConversionError(CalmBeamError, ValueError):
 def _convert(request: ConvertRequest) -> None:
     """Checks everything, writes, and reads back what was written."""
     path = os.fspath(request.output)
-    try:
-        checkpoint = load_checkpoint(
-            os.fspath(request.checkpoint), declared=declared(request), drop_arrays=request.drop_arrays
-        )
-        vocabulary_path = checkpoint.vocabulary_path
-        extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
-    except (CheckpointError, VocabularyError, OSError) as error:
-        raise UsageError(f"--checkpoint: {error}") from error
-    # Step 0 is a model that T5X would not find.
-    step = (request.step or checkpoint.step or 1) if request.layout == "t5x" else None
-    if is_cloud_path(path):
-        _check_cloud_output(path)
-        with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
-            _write(pathlib.Path(folder), checkpoint, extra_ids=extra_ids, step=step, dtype=request.dtype)
-            store_model(pathlib.Path(folder), path)
-    else:
-        output = pathlib.Path(path)
-        _check_output(output, layout=request.layout, step=step, overwrite=request.overwrite)
-        _write(output, checkpoint, extra_ids=extra_ids, step=step, dtype=request.dtype)
+    with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+        try:
+            checkpoint = load_checkpoint(
+                os.fspath(request.checkpoint), declared=declared(request), drop_arrays=request.drop_arrays
+            )
+            if checkpoint.layout == "gguf" and checkpoint.vocabulary_path is None:
+                tokenizer = write_gguf_tokenizer(checkpoint.directory, pathlib.Path(folder) / "tokenizer")
+                checkpoint = dataclasses.replace(checkpoint, vocabulary_path=tokenizer)
+            vocabulary_path = checkpoint.vocabulary_path
+            extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
+        except (CheckpointError, VocabularyError, OSError) as error:
+            raise UsageError(f"--checkpoint: {error}") from error
+        # Step 0 is a model that T5X would not find.
+        step = (request.step or checkpoint.step or 1) if request.layout == "t5x" else None
+        if is_cloud_path(path):
+            _check_cloud_output(path)
+            model = pathlib.Path(folder) / "model"
+            _write(model, checkpoint, request, extra_ids=extra_ids, step=step)
+            store_model(model, path)
+        else:
+            output = pathlib.Path(path)
+            _check_output(output, layout=request.layout, step=step, overwrite=request.overwrite)
+            _write(output, checkpoint, request, extra_ids=extra_ids, step=step)
     _report(checkpoint, load_checkpoint(path))
 
 
 def _write(
-    output: pathlib.Path, checkpoint: Checkpoint, *, extra_ids: int, step: int | None, dtype: str | None
+    output: pathlib.Path, checkpoint: Checkpoint, request: ConvertRequest, *, extra_ids: int, step: int | None
 ) -> None:
-    """Writes the model in the native layout, or as a step in T5X's."""
+    """Writes the model in the native layout or Hugging Face's, or as a step in T5X's."""
     config, arrays, vocabulary_path = checkpoint.config, checkpoint.arrays, checkpoint.vocabulary_path
-    if step is None:
-        dtype = dtype or "float32"
-        write_native(output, config, arrays=arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
-    else:
+    if step is not None:
         write_t5x(output, config, arrays=arrays, step=step, vocabulary_path=vocabulary_path, extra_ids=extra_ids)
+        return
+    write = {"native": write_native, "hugging_face": write_hugging_face}[request.layout]
+    dtype = request.dtype or "float32"
+    write(output, config, arrays=arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
 
 
 def _check_cloud_output(output: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.model.llama import RopeScaling
 from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder
 
 
@@ -33,14 +34,17 @@ class NumpyLlama(NumpyDecoder):
 
     def embed(self, token: int) -> np.ndarray:
         """Returns the embedding of a token."""
-        embedding = self.arrays["token_embedder/embedding"][token]
+        embedding = self.arrays["token_embedder/embedding"][token] * self.config.embedding_factor
         if not self.config.scaled_embedding:
-            return embedding
+            return self.rounded(embedding)
         return self.rounded(embedding * self.rounded(np.sqrt(np.float64(self.config.emb_dim))))
 
     def normed(self, state: np.ndarray, name: str) -> np.ndarray:
-        """Returns a decoder layer's output as the norm of a name leaves it, rounded as whatever is multiplied."""
-        return self._factor(state, name)
+        """Returns a decoder layer's output as the norm of a name leaves it, rounded as whatever is multiplied.
+
+        Whatever logits are divided by, it is divided by.
+        """
+        return self.rounded(self._factor(state, name) / self.config.logits_divisor)
 
     def shared_logits(self, normed: np.ndarray) -> np.ndarray:
         """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
@@ -51,10 +55,10 @@ class NumpyLlama(NumpyDecoder):
     def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
         """Returns the key, turned by its position, and the value that a layer makes of one state."""
         name = f"decoder/layers_{layer - 1}"
-        normed = self._factor(state, f"{name}/pre_self_attention_layer_norm")
+        normed = self._taken(state, f"{name}/pre_self_attention_layer_norm")
         key = self._projected(f"{name}/self_attention", "key", normed)
         value = self._projected(f"{name}/self_attention", "value", normed)
-        return self.rounded(self._turned(key, position)), self.rounded(value)
+        return self.rounded(self._turned(key, position, layer)), self.rounded(value)
 
     def decoder_layer(self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, context: None) -> np.ndarray:
         """Returns the layer's output, (width,), of a state at the last position of its memory."""
@@ -63,20 +67,21 @@ class NumpyLlama(NumpyDecoder):
             memory = memory[-config.sliding_window :]
         # [positions, heads of keys, head_dim]
         keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
-        normed = self._factor(state, f"{name}/pre_self_attention_layer_norm")
-        queries = self._turned(self._projected(f"{name}/self_attention", "query", normed), position)
-        queries = self.rounded(queries / math.sqrt(config.head_dim))
+        normed = self._taken(state, f"{name}/pre_self_attention_layer_norm")
+        queries = self._turned(self._projected(f"{name}/self_attention", "query", normed), position, layer)
+        queries = self.rounded(queries * (config.query_factor or 1 / math.sqrt(config.head_dim)))
         mixed = []
         for head in range(config.num_heads):
             shared = head // (config.num_heads // config.num_kv_heads)
             weights = np.exp(keys[:, shared] @ queries[head])
             mixed.append(self.rounded(weights) @ values[:, shared] / weights.sum())
         attended = self.rounded(np.concatenate(mixed)) @ self.arrays[f"{name}/self_attention/out/kernel"]
-        state = self.rounded(state + attended)
-        normed = self._factor(state, f"{name}/pre_mlp_layer_norm")
+        state = self.rounded(state + self._given(attended, f"{name}/post_self_attention_layer_norm"))
+        normed = self._taken(state, f"{name}/pre_mlp_layer_norm")
         gate, linear = (normed @ self.arrays[f"{name}/mlp/{kernel}/kernel"] for kernel in ("wi_0", "wi_1"))
         activated = np.maximum(gate, 0) if config.activation == "relu" else gate / (1 + np.exp(-gate))
-        return self.rounded(state + self.rounded(activated * linear) @ self.arrays[f"{name}/mlp/wo/kernel"])
+        made = self.rounded(activated * linear) @ self.arrays[f"{name}/mlp/wo/kernel"]
+        return self.rounded(state + self._given(made, f"{name}/post_mlp_layer_norm"))
 
     def _go_through(self, token: int, kept: list[list[KeyValue]]) -> list[np.ndarray]:
         """Returns the outputs of all layers for the next token, of which all of them keep their own."""
@@ -90,19 +95,35 @@ class NumpyLlama(NumpyDecoder):
     def _projected(self, name: str, kind: str, normed: np.ndarray) -> np.ndarray:
         """Returns queries, keys or values, (heads, head_dim)."""
         made = normed @ self.arrays[f"{name}/{kind}/kernel"] + self.arrays.get(f"{name}/{kind}/bias", 0)
-        by_head = made.reshape(-1, self.config.head_dim)
         scale = f"{name}/{kind}_norm"
-        return self._norm(by_head, scale) if f"{scale}/scale" in self.arrays else by_head
+        if f"{scale}/scale" not in self.arrays:
+            return made.reshape(-1, self.config.head_dim)
+        if self.config.whole_norms:
+            return self._norm(made, scale).reshape(-1, self.config.head_dim)
+        return self._norm(made.reshape(-1, self.config.head_dim), scale)
 
-    def _turned(self, heads: np.ndarray, position: int) -> np.ndarray:
+    def _turned(self, heads: np.ndarray, position: int, layer: int) -> np.ndarray:
         """Returns heads, (heads, head_dim), in which each pair of values is turned as one complex number."""
-        half = self.config.head_dim // 2
-        angles = [
-            position / self.config.rope_scaling.factor / self.config.rope_theta ** (i / half) for i in range(half)
-        ]
-        turns = np.array([cmath.rect(1, angle) for angle in angles])
-        turned = (heads[:, :half] + 1j * heads[:, half:]) * turns
-        return np.concatenate([turned.real, turned.imag], axis=1)
+        scaling, theta = self.config.rope_scaling, self.config.rope_theta
+        if layer - 1 in self.config.unturned_layers:
+            return heads
+        if self.config.local_rope_theta and layer - 1 in self.config.windowed_layers:
+            scaling, theta = RopeScaling(), self.config.local_rope_theta
+        half = (self.config.turned_dim or self.config.head_dim) // 2
+        factors = scaling.pair_factors or (scaling.factor,) * half
+        angles = [position / factor / theta ** (i / half) for i, factor in enumerate(factors)]
+        turns = np.array([cmath.rect(scaling.attention_factor, angle) for angle in angles])
+        turned = (heads[:, :half] + 1j * heads[:, half : 2 * half]) * turns
+        return np.concatenate([turned.real, turned.imag, heads[:, 2 * half :]], axis=1)
+
+    def _taken(self, state: np.ndarray, name: str) -> np.ndarray:
+        """Returns what a sub-layer takes of a state: normed, unless the model has no such norm."""
+        return self._factor(state, name) if f"{name}/scale" in self.arrays else state
+
+    def _given(self, values: np.ndarray, name: str) -> np.ndarray:
+        """Returns what is added to a state of what a sub-layer gives."""
+        normed = self._norm(values, name) if f"{name}/scale" in self.arrays else values
+        return normed * self.config.residual_factor
 
     def _factor(self, state: np.ndarray, name: str) -> np.ndarray:
         return self.rounded(self._norm(state, name))

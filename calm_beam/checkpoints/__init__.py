@@ -1,4 +1,4 @@
-"""Reading and writing model weights: the native layout, T5X's, Orbax's and Hugging Face's.
+"""Reading and writing model weights: the native layout, T5X's, Orbax's and Hugging Face's; and reading GGUF.
 
 Weights in memory need neither readers nor writers. Those, and the packages that know their formats, are loaded when
 they are first used.
@@ -23,6 +23,8 @@ from .stored_array import pieces as pieces
 
 if TYPE_CHECKING:
     from .cloud import store_model as store_model
+    from .gguf_tokenizer import write_gguf_tokenizer as write_gguf_tokenizer
+    from .hugging_face import write_hugging_face as write_hugging_face
     from .load import find_model as find_model
     from .load import load_checkpoint as load_checkpoint
     from .load import missing_folder as missing_folder
@@ -33,6 +35,8 @@ __getattr__ = on_first_use(
     __name__,
     {
         "cloud": ("store_model",),
+        "gguf_tokenizer": ("write_gguf_tokenizer",),
+        "hugging_face": ("write_hugging_face",),
         "load": ("find_model", "load_checkpoint", "missing_folder"),
         "native": ("write_native",),
         "t5x": ("write_t5x",),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calm_beam.model import T5Config, default_activation, infer_config
-from calm_beam.model.llama import LlamaConfig, check_parameters, config_of, unseen
+from calm_beam.model.llama import LlamaConfig, check_parameters, config_of, stored_fields, unseen
 
 from .declared import Declared
 
@@ -117,6 +117,9 @@ class _T5(StoredArchitecture):
 
 class _Llama(StoredArchitecture):
     name = "llama"
+
+    def fields(self, config: LlamaConfig) -> Mapping[str, Any]:
+        return stored_fields(config)
 
     def config_of(self, fields: Mapping[str, Any]) -> LlamaConfig:
         return config_of(fields)

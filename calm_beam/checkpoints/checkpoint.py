@@ -27,10 +27,10 @@ class Checkpoint:
     Attributes:
       config: Sizes of the model.
       arrays: float32 arrays by name, in memory or read on demand (names as in `calm_beam.model.parameter_shapes`).
-      directory: The local folder that holds the weights themselves.
+      directory: The local folder that holds the weights themselves; of GGUF, the file.
       vocabulary_path: `sentencepiece.model`, `spiece.model` or `tokenizer.json` in or beside that folder, or None; the
         last comes first in a folder of transformers.
-      layout: `native`, `hugging_face`, `t5x` or `orbax`.
+      layout: `native`, `hugging_face`, `gguf`, `t5x` or `orbax`.
       step: The training step that the folder is named by, or None.
       cloud_directory: The folder on Cloud Storage that `directory` is a copy of, or None.
       cloud_vocabulary: The file on Cloud Storage that `vocabulary_path` is a copy of, or None.

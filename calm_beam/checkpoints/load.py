@@ -17,6 +17,7 @@ from .checkpoint import Checkpoint
 from .cloud import STEP, VOCABULARIES, fetch_model
 from .declared import Declared
 from .error import CheckpointError
+from .gguf_file import SUFFIX, read_gguf
 from .hugging_face import is_hugging_face, read_hugging_face
 from .maxtext import is_maxtext, read_maxtext
 from .native import read_native
@@ -39,8 +40,8 @@ class FoundModel:
     """A model that is in a folder, before it is read.
 
     Attributes:
-      layout: `native`, `hugging_face`, `t5x` or `orbax`.
-      directory: The folder that holds it.
+      layout: `native`, `hugging_face`, `gguf`, `t5x` or `orbax`.
+      directory: The folder that holds it; of GGUF, the file.
       step: The training step that this folder is named by, or None.
     """
 
@@ -54,6 +55,8 @@ def find_model(directory: pathlib.Path) -> FoundModel | None:
     if (directory / "config.json").is_file():
         layout = "hugging_face" if is_hugging_face(directory) else "native"
         return FoundModel(layout=layout, directory=directory, step=None)
+    if len(files := sorted(directory.glob(f"*{SUFFIX}"))) == 1:
+        return FoundModel(layout="gguf", directory=files[0], step=None)
     steps = [found for child in directory.iterdir() if (found := _find_step(child)) and found.step is not None]
     return _find_step(directory) or max(steps, key=lambda found: found.step or 0, default=None)
 
@@ -65,7 +68,8 @@ def load_checkpoint(
 
     Args:
       path: A native folder, one of Hugging Face's, a step's folder of T5X or Orbax, or a folder of those, of which the
-        latest is read; local, or on Cloud Storage, of which a local copy is kept.
+        latest is read; local, or on Cloud Storage, of which a local copy is kept. Or a local file of GGUF, or a folder
+        with one.
       declared: What no array shows, for layouts that do not say it.
       drop_arrays: Arrays to leave out if their whole name, as it is stored, matches.
 
@@ -94,12 +98,14 @@ def load_checkpoint(
             assumed=tuple(text.replace(str(fetched.root), fetched.cloud_root) for text in checkpoint.assumed),
         )
     directory = _resolved(path)
-    found = find_model(directory)
+    is_file = directory.is_file()
+    found = FoundModel(layout="gguf", directory=directory, step=None) if is_file else find_model(directory)
     if found is None:
         names = ", ".join(sorted(child.name for child in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(
             f"checkpoint {path}: no model here. Expected config.json with model.safetensors (native or Hugging Face), "
-            f"checkpoint_<step>/checkpoint (T5X) or checkpoint_<step> with _METADATA in it (Orbax); found {names}."
+            f"one file of GGUF, checkpoint_<step>/checkpoint (T5X) or checkpoint_<step> with _METADATA in it (Orbax); "
+            f"found {names}."
         )
     dropped: list[str] = []
 
@@ -139,7 +145,10 @@ def missing_folder(path: str | pathlib.Path, *, expected: str = "directory") -> 
 
 
 def _resolved(path: str | pathlib.Path) -> pathlib.Path:
-    """Returns an existing folder, absolute: workers have folders of their own, and TensorStore takes no other."""
+    """Returns an existing folder, or file of GGUF, absolute.
+
+    Workers have folders of their own, and TensorStore takes no other.
+    """
     try:
         directory = pathlib.Path(path).resolve(strict=True)
     except FileNotFoundError:
@@ -147,7 +156,7 @@ def _resolved(path: str | pathlib.Path) -> pathlib.Path:
     # Links in circles, and characters that no path has.
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path}: cannot be opened: {error}.") from error
-    if not directory.is_dir():
+    if not directory.is_dir() and not (directory.suffix == SUFFIX and directory.is_file()):
         raise CheckpointError(f"checkpoint {path}: no such directory.")
     return directory
 
@@ -188,6 +197,10 @@ def _read_hugging_face(found: FoundModel, declared: Declared, keeps: Callable[[s
     return _agreed(found, declared, read_hugging_face(found.directory, keeps=keeps))
 
 
+def _read_gguf(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _agreed(found, declared, read_gguf(found.directory, keeps=keeps))
+
+
 def _read_t5x(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
     return _described(found, declared, arrays=read_t5x(found.directory, keeps=keeps))
 
@@ -207,6 +220,7 @@ def _read_orbax(found: FoundModel, declared: Declared, keeps: Callable[[str], bo
 _READERS: Mapping[str, Callable[[FoundModel, Declared, Callable[[str], bool]], StoredModel]] = {
     "native": _read_native,
     "hugging_face": _read_hugging_face,
+    "gguf": _read_gguf,
     "t5x": _read_t5x,
     "orbax": _read_orbax,
 }
@@ -217,7 +231,7 @@ def _agreed(found: FoundModel, declared: Declared, stored: StoredModel) -> Store
     declared.check(
         activation=stored.config.activation,
         relative_max_distance=getattr(stored.config, "relative_max_distance", None),
-        source=str(found.directory / "config.json"),
+        source=str(found.directory if found.layout == "gguf" else found.directory / "config.json"),
     )
     return stored
 
@@ -259,11 +273,12 @@ def _folders(found: FoundModel) -> tuple[pathlib.Path, ...]:
     """Returns where files beside the weights may be: with them, or shared by the steps of a run."""
     if found.layout in ("t5x", "orbax"):
         return (found.directory, found.directory.parent)
-    return (found.directory,)
+    return (found.directory.parent,) if found.layout == "gguf" else (found.directory,)
 
 
 def _find_vocabulary(found: FoundModel) -> pathlib.Path | None:
     # What transformers reads of its own folders: tokenizer.json has tokens that were added, spiece.model has not.
-    names = sorted(VOCABULARIES, key=lambda name: name != TOKENIZER) if found.layout == "hugging_face" else VOCABULARIES
+    is_theirs = found.layout in ("hugging_face", "gguf")
+    names = sorted(VOCABULARIES, key=lambda name: name != TOKENIZER) if is_theirs else VOCABULARIES
     paths = [folder / name for folder in _folders(found) for name in names]
     return next((path for path in paths if path.is_file()), None)

@@ -8,7 +8,7 @@ Source: MaxText `layers/attentions.py`, `layers/embeddings.py`, `models/qwen2.py
 import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from .metadata import read_json, read_text, shortened
 from .scanned import unstack_layers
 from .stored import StoredModel
 from .stored_array import Array, StoredArray, StoredArrays
+from .turned_heads import changed, turned
 
 CONFIG = "config.yml"
 GENERATION = "generation_config.json"
@@ -82,7 +83,7 @@ def read_maxtext(arrays: StoredArrays, folders: tuple[pathlib.Path, ...]) -> Sto
     for name, array in ours.items():
         if match := _QUERY_OR_KEY.fullmatch(name):
             scale = np.float32(factor if match.group(1) == "query" else 1)
-            ours[name] = _changed(array, _turned(head_dim, scale=scale, neighbours=neighbours))
+            ours[name] = changed(array, turned(head_dim, scale=scale, neighbours=neighbours))
     try:
         config = LlamaConfig(
             vocab_size=ours[_EMBEDDING].shape[0],
@@ -195,31 +196,6 @@ def _activation(path: pathlib.Path, fields: Mapping[str, Any]) -> str:
             f"{', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[named[0]]
-
-
-def _turned(head_dim: int, *, scale: np.float32, neighbours: bool) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what makes our queries' or keys' kernels, (..., heads * head_dim), of MaxText's."""
-
-    def change(values: np.ndarray) -> np.ndarray:
-        if neighbours:
-            # [..., heads, pairs, 2] -> [..., heads, 2, pairs]
-            pairs = values.reshape(*values.shape[:-1], -1, head_dim // 2, 2)
-            values = np.swapaxes(pairs, -1, -2).reshape(values.shape)
-        return values * scale
-
-    return change
-
-
-def _changed(array: Array, change: Callable[[np.ndarray], np.ndarray]) -> Array:
-    """Returns an array whose rows are changed, each by itself, when they are read."""
-    if not isinstance(array, StoredArray) or array.ndim == 1:
-        return change(np.asarray(array))
-    return StoredArray(
-        array.shape,
-        array.stored_dtype,
-        read=lambda slices: change(array[slices[0]])[:, slices[1]],
-        chunk=(array.chunk[0], array.shape[1]),
-    )
 
 
 def _flat(array: Array) -> Array:

@@ -4,25 +4,19 @@ Tensor names are those of the T5X tree, with slashes. Weights are float32 or flo
 since rounding to it changes far more outputs than float16 does.
 """
 
-import json
 import pathlib
 from collections.abc import Callable
-
-import numpy as np
-
-from calm_beam.storage import replacing
 
 from .architectures import BY_NAME, Config, stored_architecture
 from .checkpoint import Arrays
 from .error import CheckpointError
 from .metadata import read_json, shortened
-from .safetensors_files import read_safetensors, write_safetensors
+from .model_folder import CONFIG, WEIGHTS, check_range, replacing_model, write_weights
+from .safetensors_files import read_safetensors
 from .stored import StoredModel
-from .stored_array import StoredArrays, pieces
 from .vocabulary_files import write_vocabulary
 
 _FORMAT = "calm-beam/model/v1"
-_WRITABLE = ("float32", "float16")
 # Of models that do not name theirs: there was one when they were written, and it still does not.
 _FIRST_ARCHITECTURE = "t5"
 
@@ -37,7 +31,7 @@ def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> Sto
     Raises:
       CheckpointError: If either file is missing, malformed or of an unknown format.
     """
-    path = directory / "config.json"
+    path = directory / CONFIG
     expected = f'a JSON object with "format": "{_FORMAT}", or with "model_type": "t5" (Hugging Face)'
     fields = read_json(path, constants_allowed=False, expected=expected)
     if fields.pop("format", None) != _FORMAT:
@@ -51,7 +45,7 @@ def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> Sto
         config = BY_NAME[name].config_of(fields)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {shortened(error)}") from error
-    return StoredModel(config=config, arrays=read_safetensors(directory / "model.safetensors", keeps=keeps))
+    return StoredModel(config=config, arrays=read_safetensors(directory / WEIGHTS, keeps=keeps))
 
 
 def write_native(
@@ -77,22 +71,9 @@ def write_native(
     Raises:
       ValueError: If `dtype` is another one, or a weight is not finite in it.
     """
-    if dtype not in _WRITABLE:
-        raise ValueError(f"dtype must be one of {', '.join(_WRITABLE)}, got {dtype!r}.")
-    limit = np.finfo(dtype).max
-    for name, array in arrays.items():
-        if not all(np.all(np.abs(values) <= limit) for values in pieces(array)):
-            raise ValueError(f"{name} has values that are not finite in {dtype} (its largest is {limit}).")
-    directory.mkdir(parents=True, exist_ok=True)
-    # An overwritten model is no model until its last file is there.
-    (directory / "config.json").unlink(missing_ok=True)
+    check_range(arrays, dtype)
     name = stored_architecture(config).name
     head = {"format": _FORMAT} if name == _FIRST_ARCHITECTURE else {"format": _FORMAT, "architecture": name}
-    config_text = json.dumps({**head, **stored_architecture(config).fields(config)}, indent=2) + "\n"
-    write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
-    with replacing(directory / "model.safetensors") as temporary:
-        write_safetensors(temporary, arrays, dtype=dtype)
-        if isinstance(arrays, StoredArrays):
-            arrays.check_unchanged()
-    with replacing(directory / "config.json") as temporary:
-        temporary.write_text(config_text, encoding="utf-8")
+    with replacing_model(directory, {**head, **stored_architecture(config).fields(config)}):
+        write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
+        write_weights(directory / WEIGHTS, arrays, source=arrays, dtype=dtype)

@@ -127,6 +127,18 @@ class StoredArray:
 Array = np.ndarray | StoredArray
 
 
+def rows_of(array: Array, first: int, end: int) -> Array:
+    """Returns some rows of an array, as unread as it is; they must not cut what is stored together."""
+    if not isinstance(array, StoredArray):
+        return array[first:end]
+    shape = (end - first, *array.shape[1:])
+
+    def read(slices: Slices) -> np.ndarray:
+        return array[(slice(first + slices[0].start, first + slices[0].stop), *slices[1:])]
+
+    return StoredArray(shape, array.stored_dtype, read=read, chunk=array.chunk)
+
+
 def pieces(array: Array) -> Iterator[np.ndarray]:
     """Yields an array in C order as float32, by pieces of some rows that lie together in memory.
 

@@ -18,7 +18,7 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ENGINES, LOOP, EngineRecord
-from calm_beam.model import ModelConfig, native_decoder
+from calm_beam.model import ModelConfig, architecture_of, native_decoder
 from calm_beam.model.native import library
 from calm_beam.model.native.build import TUNED
 from calm_beam.storage.free_memory import has_accelerators
@@ -115,7 +115,8 @@ def chosen_engine(
     if is_unknown:
         engine = "xla"
     lacks = None if machine is None else machine.lacks
-    why_not = lacks or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
+    why_not = lacks or architecture_of(config).why_not_native(config)
+    why_not = why_not or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
     if engine == "native" and why_not:
         raise UsageError(f"engine is native, but native code cannot decode: {why_not}. Take --engine=xla, or auto.")
     form = "exact"

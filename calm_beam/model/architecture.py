@@ -120,6 +120,10 @@ class Architecture(abc.ABC):
           terms: The network's `path_terms`.
         """
 
+    def why_not_native(self, config: Any) -> str | None:
+        """Returns what a model has that native code does not compute; None if there is nothing."""
+        return None
+
     @abc.abstractmethod
     def encoder_width(self, config: Any) -> int:
         """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""

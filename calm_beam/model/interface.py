@@ -119,8 +119,14 @@ class PackedLayer(Protocol):
     def apply(self, variables: Any, *args: Any, **arguments: Any) -> Any:
         """Calls a method, as Flax does."""
 
-    def self_keys_values(self, states: jax.Array, *, position: Position) -> KeysValues:
-        """Returns keys and values of (possibly propagated) states, (rows, width), each (heads, rows, head_dim)."""
+    def self_keys_values(self, states: jax.Array, *, position: Position, terms: Any) -> KeysValues:
+        """Returns keys and values of (possibly propagated) states, (rows, width), each (heads, rows, head_dim).
+
+        Args:
+          states: shape (rows, width).
+          position: Of each row, (rows,).
+          terms: As of `in_rows`.
+        """
 
     def in_rows(
         self, hidden: jax.Array, *, position: Position, terms: Any, path: Attended, sources: Sources

@@ -14,6 +14,7 @@ EXTRAS = {
     "dask": "--runner=DaskRunner",
     "dataflow": "--runner=DataflowRunner",
     "gcp": "paths that begin with gs://",
+    "gguf": "models in a file of GGUF",
     "metrics": "the metrics chrf, sentence_bleu and edit_distance; BLEU in evaluate",
     "plots": "figures of plan and evaluate",
     "seqio": "--seqio_task",

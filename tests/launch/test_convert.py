@@ -69,13 +69,13 @@ def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 
 
 def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
-    """Sentinels that Hugging Face keeps beside a vocabulary, and added tokens, go along to both layouts."""
+    """Sentinels that Hugging Face keeps beside a vocabulary, and added tokens, go along to all layouts."""
     config = build_config(num_encoder_layers=1)
     source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
     train_vocabulary(source / "spiece.model")
     (source / "tokenizer_config.json").write_text('{"extra_ids": 5}')
     (source / "added_tokens.json").write_text('{"{": 53}')
-    for layout in ("native", "t5x"):
+    for layout in ("native", "hugging_face", "t5x"):
         output = tmp_path / layout
         assert main(["convert", f"--checkpoint={source}", f"--output={output}", f"--layout={layout}"]) == 0
         vocabulary = open_vocabulary(output / "spiece.model")
@@ -86,7 +86,7 @@ def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
 def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model without a vocabulary is converted without one, and that is said."""
     model = write_model(tmp_path / "model")
-    for layout in ("native", "t5x"):
+    for layout in ("native", "hugging_face", "t5x"):
         output = tmp_path / layout
         assert main(["convert", f"--checkpoint={model}", f"--output={output}", f"--layout={layout}"]) == 0
         assert "There is no vocabulary in or beside the model, so none was copied." in capsys.readouterr().out
@@ -110,7 +110,7 @@ def test_rounding_is_told(model: pathlib.Path, tmp_path: pathlib.Path, capsys: p
 def test_overwriting(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """With --overwrite, a model of the same layout and step is replaced, its vocabulary included."""
     other = write_model(tmp_path / "other", seed=1)
-    for layout, flags in (("native", []), ("t5x", ["--step=5"])):
+    for layout, flags in (("native", []), ("hugging_face", []), ("t5x", ["--step=5"])):
         output = tmp_path / layout
         for checkpoint in (model, other):
             command = ["convert", f"--checkpoint={checkpoint}", f"--output={output}", f"--layout={layout}", *flags]
@@ -127,11 +127,15 @@ def test_overwriting(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
         (["--checkpoint={model}", "--output={tmp}/x", "--layout=native", "--dtyp=float16"], "Did you mean --dtype?"),
         (
             ["--checkpoint={model}", "--output={tmp}/x", "--layout=t5x", "--dtype=float16"],
-            "--dtype=float16 is for --layout=native: T5X's layout is written in float32.",
+            "--dtype=float16 is for --layout=native and hugging_face: T5X's is written in float32.",
         ),
         (
             ["--checkpoint={model}", "--output={tmp}/x", "--layout=native", "--step=3"],
             "--step=3 is for --layout=t5x: the native layout has no steps.",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/x", "--layout=hugging_face", "--step=3"],
+            "--step=3 is for --layout=t5x: the hugging_face layout has no steps.",
         ),
         (
             ["--checkpoint={model}", "--output={tmp}/x", "--layout=t5x", "--step=0"],
@@ -262,7 +266,8 @@ def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pyte
     write_hugging_face(tmp_path / "flan-t5-small", config, build_arrays(config, 0))
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    calm-beam (convert .+)$", calm_beam.launch.convert.__doc__ or "", re.MULTILINE)
-    assert len(commands) == 3
+    commands = [command for command in commands if ".gguf" not in command]
+    assert len(commands) == 4
     free = write_hugging_face(tmp_path / "free_t5", config, build_arrays(config, 0))
     tensors = safetensors.numpy.load_file(free / "model.safetensors")
     extra = {"cm_head.bias": np.zeros(2, np.float32)}

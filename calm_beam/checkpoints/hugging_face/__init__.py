@@ -2,3 +2,4 @@
 
 from .folder import is_hugging_face as is_hugging_face
 from .folder import read_hugging_face as read_hugging_face
+from .written import write_hugging_face as write_hugging_face

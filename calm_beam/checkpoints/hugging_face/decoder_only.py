@@ -1,7 +1,7 @@
-"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen2, Qwen3 and Gemma.
+"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3 and others.
 
-Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5 and many others, too. Whatever the config says that would be
-computed in another way than here is refused. Tensors are stored [out, in].
+Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5, Phi-4 and many others, too. Whatever the config says that
+would be computed in another way than here is refused. Tensors are stored [out, in].
 Source: transformers `configuration_<type>.py` and `modeling_<type>.py`, versions 4 and 5.
 """
 
@@ -14,11 +14,12 @@ from typing import Any
 from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import shortened
 from calm_beam.checkpoints.stored import StoredModel
-from calm_beam.checkpoints.stored_array import Array, are_equal
-from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, parameter_shapes
+from calm_beam.checkpoints.stored_array import Array, are_equal, rows_of
+from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, RopeScaling, layer_shapes, parameter_shapes
 
+from .described import EMBEDDING, Described, written_ends
 from .generation import read_generation
-from .rope import read_rope
+from .rope import read_rope, written_rope
 from .tensors import check_names, read_tensors
 
 
@@ -31,11 +32,24 @@ class Family:
       max_positions: What transformers takes for `max_position_embeddings` if it is left out.
       num_kv_heads: The same of `num_key_value_heads`; None for as many as heads.
       head_dim: The same of `head_dim`; None for the width by the number of heads.
-      sliding_window: The same of `sliding_window`; None where that key means nothing.
+      has_window: Whether `sliding_window` means anything: a window in all layers, unless it is null.
+      sliding_window: What transformers takes for it if it is left out.
+      window_pattern: What transformers takes for `sliding_window_pattern` if that and `layer_types` are left out: every
+        so many-th layer has no window; None where that key means nothing.
       windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` say which layers have the window.
       settled: Fields of `LlamaConfig` that are always so.
+      factors: Numbers that it has by other keys, by fields of `LlamaConfig`; left out, they are 1.
+      sublayers: What it calls parts of layers that others call otherwise, or do not have, by our names.
+      fused: Parts that it stores as one, in their order, by the name of that one.
+      turns_some: Whether `partial_rotary_factor` means anything.
+      skips_turns: Whether `no_rope_layers` says which layers are not turned by positions.
+      theta: What transformers takes for `rope_theta` if it is left out.
+      local_theta: The same of `rope_local_base_freq`, in layers with the window; None where that key means nothing.
+      query_scalar: The same of `query_pre_attn_scalar`, by whose root queries are divided; None in the same way.
+      norm_epsilon: What transformers takes for `rms_norm_eps` if it is left out.
       is_tied: What transformers takes for `tie_word_embeddings` if it is left out.
       end_id: The same of `eos_token_id`.
+      activation: The same of the activation.
       activations: Names of activations that mean another one here.
     """
 
@@ -43,11 +57,23 @@ class Family:
     max_positions: int
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    has_window: bool = False
     sliding_window: int | None = None
+    window_pattern: int | None = None
     windows_are_chosen: bool = False
-    settled: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    settled: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sublayers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    turns_some: bool = False
+    skips_turns: bool = False
+    theta: float = 10_000.0
+    local_theta: float | None = None
+    query_scalar: int | None = None
+    norm_epsilon: float = 1e-6
     is_tied: bool = False
     end_id: int | None = None
+    activation: str = "silu"
     activations: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -55,6 +81,7 @@ _QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     max_positions=32768,
     num_kv_heads=32,
+    has_window=True,
     sliding_window=4096,
     windows_are_chosen=True,
     settled={"attention_bias": True},
@@ -62,7 +89,12 @@ _QWEN2 = Family(
 FAMILIES = {
     "llama": Family(architecture="LlamaForCausalLM", max_positions=2048, end_id=2),
     "mistral": Family(
-        architecture="MistralForCausalLM", max_positions=131072, num_kv_heads=8, sliding_window=4096, end_id=2
+        architecture="MistralForCausalLM",
+        max_positions=131072,
+        num_kv_heads=8,
+        has_window=True,
+        sliding_window=4096,
+        end_id=2,
     ),
     "qwen2": _QWEN2,
     "qwen3": dataclasses.replace(
@@ -76,19 +108,91 @@ FAMILIES = {
         settled={"scaled_embedding": True, "unit_offset_norms": True},
         is_tied=True,
         end_id=1,
+        activation="gelu",
         # The first files say so and mean the tanh form.
         activations={"gelu": "gelu"},
+    ),
+    "olmo2": Family(
+        architecture="Olmo2ForCausalLM",
+        max_positions=2048,
+        settled={"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True},
+        sublayers={
+            "post_self_attention_layer_norm": "post_attention_layernorm",
+            "post_mlp_layer_norm": "post_feedforward_layernorm",
+        },
+        norm_epsilon=1e-5,
+        end_id=50279,
+    ),
+    "smollm3": Family(
+        architecture="SmolLM3ForCausalLM",
+        max_positions=32768,
+        num_kv_heads=4,
+        skips_turns=True,
+        theta=2_000_000.0,
+        is_tied=True,
+        end_id=128001,
+    ),
+    "gemma3_text": Family(
+        architecture="Gemma3ForCausalLM",
+        max_positions=131072,
+        num_kv_heads=4,
+        head_dim=256,
+        has_window=True,
+        sliding_window=4096,
+        window_pattern=6,
+        settled={"scaled_embedding": True, "unit_offset_norms": True, "query_key_norms": True, "post_norms": True},
+        sublayers={
+            "post_self_attention_layer_norm": "post_attention_layernorm",
+            "pre_mlp_layer_norm": "pre_feedforward_layernorm",
+            "post_mlp_layer_norm": "post_feedforward_layernorm",
+        },
+        theta=1_000_000.0,
+        local_theta=10_000.0,
+        query_scalar=256,
+        is_tied=True,
+        end_id=1,
+        activation="gelu_pytorch_tanh",
+    ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        max_positions=4096,
+        has_window=True,
+        fused={
+            "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+        },
+        turns_some=True,
+        norm_epsilon=1e-5,
+        end_id=32000,
+    ),
+    "granite": Family(
+        architecture="GraniteForCausalLM",
+        max_positions=2048,
+        factors={
+            "embedding_factor": "embedding_multiplier",
+            "residual_factor": "residual_multiplier",
+            "query_factor": "attention_multiplier",
+            "logits_divisor": "logits_scaling",
+        },
+        end_id=2,
     ),
 }
 
 # What would be computed in another way than here, if it were on.
-_OFF = ("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention")
+_OFF = (
+    *("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+)
 # What transformers calls the activations; its "gelu" is not the tanh form.
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+# The names that are written.
+_WRITTEN = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 
-_EMBEDDING = "token_embedder/embedding"
+# What a layer is called, by whether it has the window.
+_KINDS = {False: "full_attention", True: "sliding_attention"}
+
 _OUTSIDE_OF_LAYERS = {
-    _EMBEDDING: "model.embed_tokens.weight",
+    EMBEDDING: "model.embed_tokens.weight",
     "decoder/decoder_norm/scale": "model.norm.weight",
     "decoder/logits_dense/kernel": "lm_head.weight",
 }
@@ -106,6 +210,7 @@ _SUBLAYERS = {
     "mlp/wi_1": "mlp.up_proj",
     "mlp/wo": "mlp.down_proj",
 }
+_KERNEL_IN_LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)\.weight")
 # Frequencies that older files hold, and transformers computes anew.
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
@@ -139,18 +244,115 @@ def read_decoder_only(
     tensors = {name: tensor for name, tensor in stored.items() if not _UNUSED.fullmatch(name)}
     if config.tied_head:
         _take_tied_head(directory, tensors)
-    names = {name: _their_name(name) for name in parameter_shapes(config)}
+    if family.fused:
+        tensors = _parted(directory, tensors, family=family, config=config)
+    names = {name: _their_name(name, family) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model=family.architecture)
     return StoredModel(
         config=config,
         arrays=stored.of(
-            {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+            {ours: tensors[theirs] if ours == EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
         ),
         stated=(
             f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",
             *generation.not_followed(),
         ),
     )
+
+
+def describe_decoder_only(config: LlamaConfig) -> Described:
+    """Returns a decoder-only model as transformers describes it: of the first family that computes the same.
+
+    Args:
+      config: Of the model, which has nothing of its own for exits.
+
+    Raises:
+      ValueError: If none computes the same; says how the nearest one differs.
+    """
+    if config.rope_scaling.kind == "longrope":
+        raise ValueError(
+            "of longrope, the factors beyond the positions of the first training are not kept, and transformers needs "
+            "them."
+        )
+    nearest: list[tuple[list[str], str]] = []
+    for model_type, family in FAMILIES.items():
+        if family.fused:
+            # What it computes, others do that store parts by themselves.
+            continue
+        fields = _fields(config, model_type, family=family)
+        try:
+            found = _config(pathlib.Path("config.json"), fields, family=family, end_ids=config.end_ids)
+        except ValueError:
+            # Something that the family does not know.
+            continue
+        differing = [
+            f"{field.name} is {getattr(found, field.name)!r} there and {getattr(config, field.name)!r} here"
+            for field in dataclasses.fields(LlamaConfig)
+            if getattr(found, field.name) != getattr(config, field.name)
+        ]
+        if not differing:
+            return Described(
+                fields=fields,
+                generation={"eos_token_id": fields["eos_token_id"]},
+                names={name: _their_name(name, family) for name in parameter_shapes(config)},
+            )
+        nearest.append((differing, model_type))
+    differing, model_type = min(nearest, key=lambda each: len(each[0]))
+    raise ValueError(
+        f"transformers has no model that computes the same; the nearest is {model_type}: {', '.join(differing)}."
+    )
+
+
+def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str, Any]:
+    """Returns what `config.json` says of a model of a family, if it is of that family."""
+    theta, scaling = written_rope(config)
+    fields: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.emb_dim,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_decoder_layers,
+        "rms_norm_eps": config.norm_epsilon,
+        "max_position_embeddings": config.max_positions,
+        "hidden_act": _WRITTEN[config.activation],
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": config.tied_head,
+        # Left out, some are ids that the vocabulary may not have.
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "eos_token_id": written_ends(config.end_ids),
+    }
+    if family.activation != "silu":
+        fields["hidden_activation"] = _WRITTEN[config.activation]
+    if family.skips_turns:
+        fields["no_rope_layers"] = [
+            int(index not in config.unturned_layers) for index in range(config.num_decoder_layers)
+        ]
+    if family.local_theta is not None:
+        fields["rope_local_base_freq"] = config.local_rope_theta or family.local_theta
+    if family.query_scalar is not None:
+        factor = config.query_factor or config.head_dim**-0.5
+        fields["query_pre_attn_scalar"] = round(factor**-2)
+    fields |= {key: getattr(config, ours) for ours, key in family.factors.items()}
+    if "query_factor" in family.factors and config.query_factor is None:
+        fields[family.factors["query_factor"]] = config.head_dim**-0.5
+    if family.has_window:
+        fields["sliding_window"] = config.sliding_window
+    if family.window_pattern is not None:
+        fields["layer_types"] = [_KINDS[index in config.windowed_layers] for index in range(config.num_decoder_layers)]
+    if family.windows_are_chosen:
+        depth, windowed = config.num_decoder_layers, config.windowed_layers
+        fields |= {
+            "use_sliding_window": bool(windowed),
+            "max_window_layers": windowed[0] if windowed else depth,
+            "layer_types": [_KINDS[index in windowed] for index in range(depth)],
+        }
+    return fields
 
 
 def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, end_ids: tuple[int, ...]) -> LlamaConfig:
@@ -169,63 +371,124 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
     depth = _whole(path, fields, key="num_hidden_layers", most=MOST_LAYERS)
     max_positions = _whole(path, fields, key="max_position_embeddings", default=family.max_positions)
     kv_default = num_heads if "num_key_value_heads" in fields or not family.num_kv_heads else family.num_kv_heads
-    theta, scaling = read_rope(path, fields, max_positions=max_positions)
+    rope_fields, local_theta = _rope_fields(path, fields, family)
+    theta, scaling, turned_share = read_rope(
+        path, rope_fields, default=family.theta, max_positions=max_positions, turns_some=family.turns_some
+    )
+    head_dim = _whole(path, fields, key="head_dim", default=family.head_dim or width // num_heads)
+    turned_dim = int(head_dim * turned_share)
     window, windowed_layers = _windows(path, fields, family=family, depth=depth)
-    epsilon = fields.get("rms_norm_eps", 1e-6)
+    epsilon = fields.get("rms_norm_eps", family.norm_epsilon)
+    factors = {ours: fields.get(key, 1.0) for ours, key in family.factors.items()}
+    if family.query_scalar is not None:
+        scalar = _whole(path, fields, key="query_pre_attn_scalar", default=family.query_scalar)
+        factors["query_factor"] = scalar**-0.5
+    if factors.get("query_factor") == head_dim**-0.5:
+        # What it is for every other family.
+        del factors["query_factor"]
     return LlamaConfig(
         vocab_size=_whole(path, fields, key="vocab_size"),
         emb_dim=width,
         num_heads=num_heads,
         num_kv_heads=_whole(path, fields, key="num_key_value_heads", default=kv_default),
-        head_dim=_whole(path, fields, key="head_dim", default=family.head_dim or width // num_heads),
+        head_dim=head_dim,
         mlp_dim=_whole(path, fields, key="intermediate_size"),
         num_decoder_layers=depth,
         norm_epsilon=epsilon,
         rope_theta=theta,
         rope_scaling=scaling,
-        # YaRN's files name what the model was first trained on, or what it has been stretched to.
-        max_positions=max(max_positions, int(scaling.factor * scaling.original_max_positions)),
+        max_positions=_positions(max_positions, scaling),
         end_ids=end_ids,
         tied_head=tied_head,
         sliding_window=window,
         windowed_layers=windowed_layers,
         activation=_activation(path, fields, family),
+        turned_dim=None if turned_dim == head_dim else turned_dim,
+        unturned_layers=_unturned(path, fields, depth=depth) if family.skips_turns else (),
+        local_rope_theta=local_theta if windowed_layers else None,
+        **factors,
         **family.settled,
     )
+
+
+def _rope_fields(
+    path: pathlib.Path, fields: Mapping[str, Any], family: Family
+) -> tuple[Mapping[str, Any], float | None]:
+    """Returns what is said of rotary positions in layers without a window, and the base in those with one."""
+    if family.local_theta is None:
+        return fields, None
+    local, by_kind = fields.get("rope_local_base_freq"), fields.get("rope_parameters")
+    if isinstance(by_kind, dict) and by_kind.keys() <= set(_KINDS.values()):
+        # Version 5 says it of each kind of layer.
+        fields = {**fields, "rope_parameters": by_kind.get(_KINDS[False])}
+        of_windows = by_kind.get(_KINDS[True])
+        given = {**of_windows} if isinstance(of_windows, dict) else {}
+        if given.pop("rope_type", "default") != "default" or given.keys() > {"rope_theta"}:
+            raise CheckpointError(
+                f"{path}: rope_parameters of {_KINDS[True]} is {shortened(repr(of_windows))}; only a rope_theta is "
+                "supported."
+            )
+        local = given.get("rope_theta", local)
+    return fields, family.local_theta if local is None else local
+
+
+def _unturned(path: pathlib.Path, fields: Mapping[str, Any], *, depth: int) -> tuple[int, ...]:
+    """Returns the layers that positions do not turn."""
+    if fields.get("use_sliding_window"):
+        raise CheckpointError(f"{path}: use_sliding_window is True; that is not supported.")
+    turned = fields.get("no_rope_layers")
+    if turned is None:
+        interval = _whole(path, fields, key="no_rope_layer_interval", default=4)
+        turned = [int((index + 1) % interval != 0) for index in range(depth)]
+    if not isinstance(turned, list) or len(turned) != depth or not all(each in (0, 1) for each in turned):
+        raise CheckpointError(
+            f"{path}: no_rope_layers is {shortened(repr(turned))}; expected 0 or 1 for each of {depth} layers."
+        )
+    return tuple(index for index, is_turned in enumerate(turned) if not is_turned)
+
+
+def _positions(max_positions: int, scaling: RopeScaling) -> int:
+    """Returns how many positions a model has."""
+    if scaling.kind == "longrope":
+        # Beyond, all positions of a prompt would be turned by other factors.
+        return min(max_positions, scaling.original_max_positions)
+    # YaRN's files name what the model was first trained on, or what it has been stretched to.
+    return max(max_positions, int(scaling.factor * scaling.original_max_positions))
 
 
 def _windows(
     path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, depth: int
 ) -> tuple[int | None, tuple[int, ...]]:
     """Returns the sliding window, and the layers that have it."""
-    is_on = family.sliding_window is not None
-    first = 0
+    is_on, first = family.has_window, 0
     if family.windows_are_chosen:
         is_on = _flag(path, fields, key="use_sliding_window", default=False)
         first = _whole(path, fields, key="max_window_layers", default=28, least=0)
     window = fields.get("sliding_window", family.sliding_window) if is_on else None
-    kinds = ["full_attention" if window is None or index < first else "sliding_attention" for index in range(depth)]
+    pattern = None
+    if family.window_pattern is not None:
+        pattern = _whole(path, fields, key="sliding_window_pattern", default=family.window_pattern)
+    kinds = [
+        _KINDS[window is not None and index >= first and (pattern is None or (index + 1) % pattern != 0)]
+        for index in range(depth)
+    ]
     named = fields.get("layer_types")
     if named is not None and named != kinds:
-        if not family.windows_are_chosen or not _are_kinds(named, depth) or window is None:
+        if not (family.windows_are_chosen or pattern) or not _are_kinds(named, depth) or window is None:
             raise CheckpointError(
                 f"{path}: layer_types is {shortened(repr(named))}; expected {shortened(repr(kinds))}."
             )
         kinds = named
-    windowed = tuple(index for index, kind in enumerate(kinds) if kind == "sliding_attention")
+    windowed = tuple(index for index, kind in enumerate(kinds) if kind == _KINDS[True])
     return (window if windowed else None), windowed
 
 
 def _are_kinds(named: object, depth: int) -> bool:
-    return (
-        isinstance(named, list)
-        and len(named) == depth
-        and all(kind in ("full_attention", "sliding_attention") for kind in named)
-    )
+    return isinstance(named, list) and len(named) == depth and all(kind in _KINDS.values() for kind in named)
 
 
 def _activation(path: pathlib.Path, fields: Mapping[str, Any], family: Family) -> str:
-    name = fields.get("hidden_activation") or fields.get("hidden_act") or ("gelu" if family.activations else "silu")
+    name = fields.get("hidden_activation") or fields.get("hidden_act") or family.activation
     known = {**_ACTIVATIONS, **family.activations}
     if not isinstance(name, str) or name not in known:
         raise CheckpointError(f"{path}: hidden_act is {shortened(repr(name))}; only {', '.join(known)} are supported.")
@@ -270,15 +533,46 @@ def _flag(path: pathlib.Path, fields: Mapping[str, Any], *, key: str, default: b
     return value
 
 
-def _their_name(name: str) -> str:
+def _parted(
+    directory: pathlib.Path, tensors: Mapping[str, Array], *, family: Family, config: LlamaConfig
+) -> dict[str, Array]:
+    """Returns tensors with those that hold several parts cut into these, by the names that they have elsewhere."""
+    rows = {
+        _SUBLAYERS[name.removesuffix("/kernel")]: shape[-1]
+        for name, shape in layer_shapes(config).items()
+        if name.endswith("/kernel")
+    }
+    parted: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        match = _KERNEL_IN_LAYER.fullmatch(name)
+        parts = family.fused.get(match.group(2), ()) if match else ()
+        if not parts or match is None:
+            parted[name] = tensor
+            continue
+        sizes = [rows[part] for part in parts]
+        if tensor.shape[:1] != (sum(sizes),):
+            raise CheckpointError(
+                f"{directory}: {name} has shape {tensor.shape}, expected {sum(sizes)} rows: {' and '.join(parts)}."
+            )
+        first = 0
+        for part, size in zip(parts, sizes, strict=True):
+            parted[f"{match.group(1)}.{part}.weight"] = rows_of(tensor, first, first + size)
+            first += size
+    return parted
+
+
+def _their_name(name: str, family: Family) -> str:
     """Returns what transformers calls a parameter.
 
-    >>> _their_name("decoder/layers_3/self_attention/query/kernel"), _their_name("decoder/layers_3/mlp/wo/kernel")
-    ('model.layers.3.self_attn.q_proj.weight', 'model.layers.3.mlp.down_proj.weight')
+    >>> _their_name("decoder/layers_3/self_attention/query/kernel", FAMILIES["llama"])
+    'model.layers.3.self_attn.q_proj.weight'
+    >>> _their_name("decoder/layers_3/post_mlp_layer_norm/scale", FAMILIES["olmo2"])
+    'model.layers.3.post_feedforward_layernorm.weight'
     """
     if name in _OUTSIDE_OF_LAYERS:
         return _OUTSIDE_OF_LAYERS[name]
     match = _IN_LAYER.fullmatch(name)
     assert match is not None, name
     index, sublayer, bias = match.groups()
-    return f"model.layers.{index}.{_SUBLAYERS[sublayer]}.{bias or 'weight'}"
+    theirs = {**_SUBLAYERS, **family.sublayers}[sublayer]
+    return f"model.layers.{index}.{theirs}.{bias or 'weight'}"

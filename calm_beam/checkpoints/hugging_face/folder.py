@@ -9,6 +9,7 @@ from calm_beam.checkpoints.metadata import read_json, shortened
 from calm_beam.checkpoints.stored import StoredModel
 
 from . import decoder_only, t5
+from .exits import with_exits
 
 # What reads each model_type.
 _READERS = {
@@ -39,7 +40,8 @@ def read_hugging_face(directory: pathlib.Path, *, keeps: Callable[[str], bool]) 
     """Returns config and float32 weights of a folder that transformers saved.
 
     Args:
-      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index.
+      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index; and, if exits have
+        something of their own, what `write_hugging_face` wrote of that.
       keeps: Which tensors to read, by name.
 
     Returns:
@@ -60,7 +62,7 @@ def read_hugging_face(directory: pathlib.Path, *, keeps: Callable[[str], bool]) 
             f"{', '.join(map(repr, _READERS))}."
         )
     _check_is_plain(path, fields)
-    return reader(directory, fields, keeps=keeps)
+    return with_exits(directory, reader(directory, fields, keeps=keeps), keeps=keeps)
 
 
 def _check_is_plain(path: pathlib.Path, fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import read_json, shortened
 
-_GENERATION = "generation_config.json"
+GENERATION = "generation_config.json"
 # Settings under which transformers generates other tokens than the most likely ones, and values that change nothing.
 _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
     "do_sample": (False,),
@@ -79,7 +79,7 @@ class Generation:
         key = "decoder_start_token_id"
         name, named = self._said(key)
         if self.file is not None and self.file.get(key) is None and self.file.get("bos_token_id") is not None:
-            name, key, named = _GENERATION, "bos_token_id", self.file["bos_token_id"]
+            name, key, named = GENERATION, "bos_token_id", self.file["bos_token_id"]
         if named is None:
             named = default
         if isinstance(named, list) and len(named) == 1:
@@ -93,7 +93,7 @@ class Generation:
 
     def not_followed(self) -> tuple[str, ...]:
         """Returns a sentence on settings under which transformers does not take the most likely token, if any."""
-        name, fields = ("config.json", self.config) if self.file is None else (_GENERATION, self.file)
+        name, fields = ("config.json", self.config) if self.file is None else (GENERATION, self.file)
         found = [
             key
             for key, neutral in _NOT_FOLLOWED.items()
@@ -109,7 +109,7 @@ class Generation:
     def _said(self, key: str) -> tuple[str, Any]:
         """Returns the name of the file that counts for a key, and what it says."""
         if self.file is not None and self.file.get(key) is not None:
-            return _GENERATION, self.file[key]
+            return GENERATION, self.file[key]
         return "config.json", self.config.get(key)
 
 
@@ -123,5 +123,5 @@ def read_generation(directory: pathlib.Path, config: Mapping[str, Any]) -> Gener
     Raises:
       CheckpointError: If `generation_config.json` is there and cannot be read.
     """
-    path = directory / _GENERATION
+    path = directory / GENERATION
     return Generation(directory=directory, config=config, file=read_json(path) if path.is_file() else None)

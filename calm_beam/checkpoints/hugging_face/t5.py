@@ -17,7 +17,9 @@ from calm_beam.checkpoints.metadata import shortened
 from calm_beam.checkpoints.stored import StoredModel
 from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model import T5Config, parameter_shapes
+from calm_beam.model.t5.config import PAD_ID
 
+from .described import EMBEDDING, Described, written_ends
 from .generation import read_generation
 from .tensors import check_names, prefix_in_words, read_tensors
 
@@ -45,12 +47,12 @@ TYPES: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 _FIXED = {
     "layer_norm_epsilon": 1e-6,
     "is_encoder_decoder": True,
-    "pad_token_id": 0,
+    "pad_token_id": PAD_ID,
 }
 # What begins and ends outputs if no file says so.
 _START_ID = 0
 _END_ID = 1
-# What transformers calls the activations; its "gelu" is not the tanh form.
+# What transformers calls the activations, those that are written first; its "gelu" is not the tanh form.
 _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
 
 _SUBLAYERS = {
@@ -66,9 +68,8 @@ _SUBLAYERS = {
     "decoder/mlp": "2.DenseReluDense",
 }
 _KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o"}
-_EMBEDDING = "token_embedder/embedding"
 _OUTSIDE_OF_LAYERS = {
-    _EMBEDDING: "shared.weight",
+    EMBEDDING: "shared.weight",
     "encoder/relpos_bias/rel_embedding": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     "encoder/encoder_norm/scale": "encoder.final_layer_norm.weight",
     "decoder/relpos_bias/rel_embedding": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -138,8 +139,45 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
     config = T5Config(**sizes, **settled, tied_head=head is None)
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model="T5")
-    arrays = {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+    arrays = {ours: tensors[theirs] if ours == EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
     return StoredModel(config=config, arrays=stored.of(arrays), stated=stated)
+
+
+def describe_t5(config: T5Config) -> Described:
+    """Returns a T5 as transformers describes it: as a `t5`, or a `umt5` if every layer has a table of positions.
+
+    Args:
+      config: Of the model, which has nothing of its own for exits.
+
+    Raises:
+      ValueError: If transformers cannot hold it.
+    """
+    if config.relative_bias_per_layer and config.tied_head:
+        raise ValueError(
+            "every layer of the model has a table of relative positions, which of transformers' T5s only umt5 has, and "
+            "its head is tied: what umt5 computes then depends on the version of transformers."
+        )
+    name = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
+    # In T5, "gated-gelu" has always meant the tanh form.
+    gated_name = "gelu" if config.activation == "gelu" else name
+    model_type = "umt5" if config.relative_bias_per_layer else "t5"
+    ends = written_ends(config.end_ids)
+    return Described(
+        fields={
+            "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
+            "model_type": model_type,
+            **{key: getattr(config, ours) for ours, (key, _) in _SIZES.items()},
+            "feed_forward_proj": f"gated-{gated_name}" if config.gated_mlp else name,
+            "is_gated_act": config.gated_mlp,
+            "dense_act_fn": name,
+            "tie_word_embeddings": config.tied_head,
+            **_FIXED,
+            "decoder_start_token_id": config.start_id,
+            "eos_token_id": ends,
+        },
+        generation={"decoder_start_token_id": config.start_id, "eos_token_id": ends, "pad_token_id": PAD_ID},
+        names={ours: _their_name(ours) for ours in parameter_shapes(config)},
+    )
 
 
 def _check_head_is_its_own(path: pathlib.Path, fields: Mapping[str, Any]) -> None:

@@ -122,6 +122,7 @@ class XlaEngine:
         self._cache[1:] = steps.fill_skipped(
             self._model,
             self._weights.layers[1:],
+            terms=[self._weights.path_terms(layer) for layer in range(2, len(self._cache) + 1)],
             cache=self._cache[1:],
             states=self._states,
             rows=SkippedRows(

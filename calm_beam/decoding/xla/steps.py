@@ -180,7 +180,8 @@ def run_layer(
         states, cache, confidences = made
         some = LayerRows.of(joined)
         inputs = _looked_up(states, layer - 1, some.below)
-        cache = _written(model, cache, apply(inputs, position=some.position, method="self_keys_values"), some.nodes)
+        kept = apply(inputs, position=some.position, terms=terms, method="self_keys_values")
+        cache = _written(model, cache, kept, some.nodes)
         output = apply(
             inputs,
             position=some.position,
@@ -303,6 +304,7 @@ def fill_skipped(
     model: EarlyExitModel,
     parameters: list[Parameters],
     *,
+    terms: list[Any],
     cache: list[KeysValues],
     states: jax.Array,
     rows: jax.Array,
@@ -312,6 +314,7 @@ def fill_skipped(
     Args:
       model: The network.
       parameters: Of layers 2 to L.
+      terms: Of layers 2 to L, each one of the network's `path_terms`.
       cache: Of layers 2 to L.
       states: The buffer of states.
       rows: `SkippedRows`, joined.
@@ -321,15 +324,18 @@ def fill_skipped(
     def of_tile(cache: list[KeysValues], joined: jax.Array, _: Numbers) -> list[KeysValues]:
         some = SkippedRows.of(joined)
         kept = _looked_up(states, some.layers, some.lanes)
-        return [
-            _written(
-                model,
-                pair,
-                layer_module.apply({"params": of_layer}, kept, position=some.position, method="self_keys_values"),
-                some.nodes[:, index],
+
+        def of_layer(index: int, pair: KeysValues) -> KeysValues:
+            made = layer_module.apply(
+                {"params": parameters[index]},
+                kept,
+                position=some.position,
+                terms=terms[index],
+                method="self_keys_values",
             )
-            for index, (of_layer, pair) in enumerate(zip(parameters, cache, strict=True))
-        ]
+            return _written(model, pair, made, some.nodes[:, index])
+
+        return [of_layer(index, pair) for index, pair in enumerate(cache)]
 
     stores = [tuple(pair) for pair in cache]
     made: list[KeysValues] = over_tiles(of_tile, stores, rows, count=_count(states, SkippedRows.of(rows)))

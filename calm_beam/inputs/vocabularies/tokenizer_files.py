@@ -15,13 +15,13 @@ from calm_beam.storage import is_file, joined, open_input, parent, strict_json
 from .model import VocabularyError
 
 TOKENIZER = "tokenizer.json"
-_CONFIG = "tokenizer_config.json"
+CONFIG = "tokenizer_config.json"
 _SPECIAL = "special_tokens_map.json"
 _ADDED = "added_tokens.json"
-_TEMPLATE = "chat_template.jinja"
+TEMPLATE = "chat_template.jinja"
 _MODEL_CONFIG = "config.json"
 # Files that belong to a tokenizer; the first is the tokenizer itself.
-TOKENIZER_FILES = (TOKENIZER, _CONFIG, _SPECIAL, _ADDED, _TEMPLATE)
+TOKENIZER_FILES = (TOKENIZER, CONFIG, _SPECIAL, _ADDED, TEMPLATE)
 
 # Special tokens that have a name; templates see them by it.
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -75,7 +75,7 @@ def read_tokenizer_files(tokenizer: str) -> TokenizerFiles:
       VocabularyError: If a file cannot be read, or says something that is not understood.
     """
     folder = parent(tokenizer)
-    path = joined(folder, _CONFIG)
+    path = joined(folder, CONFIG)
     config = _read_json(path)
     special_path = joined(folder, _SPECIAL)
     special = _read_json(special_path)
@@ -105,7 +105,7 @@ def read_tokenizer_files(tokenizer: str) -> TokenizerFiles:
         tokenizer_class=_tokenizer_class(folder, path, config),
         splits_special=bool(_flag(path, config, "split_special_tokens")),
         cleans_up=bool(_flag(path, config, "clean_up_tokenization_spaces")),
-        chat_template=_chat_template(joined(folder, _TEMPLATE), path, config),
+        chat_template=_chat_template(joined(folder, TEMPLATE), path, config),
     )
 
 
@@ -183,9 +183,7 @@ def _parted(folder: str, said: Mapping[str, Any], *, lists: _Lists, is_whole: bo
         f"they stand in {_ADDITIONAL}, of which version 5 takes nothing where there is {_EXTRA}": _texts(
             lists.in_both_forms
         ),
-        f"{_SPECIAL} adds to the {_ADDITIONAL} of {_CONFIG}, which version 5 does not read": _texts(
-            lists.beside_config
-        ),
+        f"{_SPECIAL} adds to the {_ADDITIONAL} of {CONFIG}, which version 5 does not read": _texts(lists.beside_config),
     }
     if not is_whole:
         older = _read_json(joined(folder, _ADDED))

@@ -10,5 +10,7 @@ from .config import LlamaConfig as LlamaConfig
 from .config import RopeScaling as RopeScaling
 from .config import check_parameters as check_parameters
 from .config import config_of as config_of
+from .config import layer_shapes as layer_shapes
 from .config import parameter_shapes as parameter_shapes
+from .config import stored_fields as stored_fields
 from .config import unseen as unseen

@@ -9,7 +9,7 @@ from calm_beam.model.architecture import Architecture
 from calm_beam.text import counted
 
 from .chunks import chunk_numbers
-from .config import LlamaConfig, parameter_shapes
+from .config import NOT_NATIVE, LlamaConfig, parameter_shapes
 
 if TYPE_CHECKING:
     from calm_beam.model.native_decoder import NativeDecoder
@@ -59,7 +59,16 @@ class LlamaArchitecture(Architecture):
         """Returns the decoder."""
         from .native import native_decoder
 
-        return native_decoder(config, parameters, windows=terms)
+        return native_decoder(config, parameters, terms=terms)
+
+    def why_not_native(self, config: LlamaConfig) -> str | None:
+        """Returns what native code does not compute, by the name of the field that says so."""
+        differing = [
+            f"{name}={getattr(config, name)}"
+            for name in NOT_NATIVE
+            if getattr(config, name) != getattr(LlamaConfig, name)
+        ]
+        return f"it does not compute models with {', '.join(differing)}" if differing else None
 
     def encoder_width(self, config: LlamaConfig) -> int:
         """Returns 0: there is no encoder."""

@@ -12,7 +12,7 @@ from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
 
 from .config import LlamaConfig
 from .norm import RMSNorm
-from .rotary import rotated
+from .rotary import Turning, rotated
 from .share import Share
 
 _LOG_2 = np.float32(np.log(2))
@@ -42,20 +42,18 @@ class Attention(nn.Module):
                 setattr(self, f"{name}_norm", RMSNorm(config))
         self.out = Dense(config.emb_dim, self.arithmetic)
 
-    def queries(self, inputs: jax.Array, positions: Numbers) -> jax.Array:
+    def queries(self, inputs: jax.Array, positions: Numbers, *, turning: Turning) -> jax.Array:
         """Returns scaled, turned queries, (..., heads, head_dim), of normed states, (..., width), and positions."""
-        queries = self._split(self.query(inputs), self.config.num_heads)
-        if self.config.query_key_norms:
-            queries = self.query_norm(queries)
-        turned = rotated(queries, positions, config=self.config)
-        return self._rounded(turned * np.float32(self.config.head_dim**-0.5))
+        config = self.config
+        queries = self._normed("query", self.query(inputs), config.num_heads)
+        factor = config.head_dim**-0.5 if config.query_factor is None else config.query_factor
+        return self._rounded(rotated(queries, positions, turning=turning) * np.float32(factor))
 
-    def keys_values(self, inputs: jax.Array, positions: Numbers) -> KeysValues:
+    def keys_values(self, inputs: jax.Array, positions: Numbers, *, turning: Turning) -> KeysValues:
         """Returns turned keys, and values, each (..., heads of keys, head_dim); arguments as of `queries`."""
-        keys, values = (self._split(made, self.config.num_kv_heads) for made in (self.key(inputs), self.value(inputs)))
-        if self.config.query_key_norms:
-            keys = self.key_norm(keys)
-        return self._rounded(rotated(keys, positions, config=self.config)), self._rounded(values)
+        keys = self._normed("key", self.key(inputs), self.config.num_kv_heads)
+        values = self._split(self.value(inputs), self.config.num_kv_heads)
+        return self._rounded(rotated(keys, positions, turning=turning)), self._rounded(values)
 
     def output(self, mixed: jax.Array) -> jax.Array:
         """Returns what is added to the residual, float32, (..., width), of float32 (..., heads, head_dim)."""
@@ -186,6 +184,16 @@ class Attention(nn.Module):
 
     def _rounded(self, values: jax.Array) -> jax.Array:
         return rounded(values, self.arithmetic)
+
+    def _normed(self, name: str, projected: jax.Array, heads: int) -> jax.Array:
+        """Returns queries or keys by head, normed if the model has such norms: in each head, or before."""
+        if not self.config.query_key_norms:
+            return self._split(projected, heads)
+        norm = getattr(self, f"{name}_norm")
+        if self.config.whole_norms:
+            return self._split(norm(projected), heads)
+        normed: jax.Array = norm(self._split(projected, heads))
+        return normed
 
     def _split(self, projected: jax.Array, heads: int) -> jax.Array:
         return projected.reshape(*projected.shape[:-1], heads, self.config.head_dim)

@@ -20,6 +20,7 @@ _SCALINGS = {
     "dynamic": ("factor",),
     "llama3": ("factor", "original_max_positions", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_positions", "beta_fast", "beta_slow", "attention_factor"),
+    "longrope": ("original_max_positions", "pair_factors", "attention_factor"),
 }
 ROPE_SCALINGS = tuple(_SCALINGS)
 
@@ -30,6 +31,30 @@ _SEEN = {"vocab_size", "emb_dim", "mlp_dim", "num_decoder_layers", "tied_head", 
     "exit_norms",
     "exit_heads",
 }
+# Fields that came after models had been written and fingerprinted: where they change nothing, nothing is said of them.
+_ADDED_LATER = {
+    "pre_norms",
+    "post_norms",
+    "whole_norms",
+    "turned_dim",
+    "query_factor",
+    "embedding_factor",
+    "residual_factor",
+    "logits_divisor",
+    "unturned_layers",
+    "local_rope_theta",
+}
+# Of these, those that native code does not compute.
+NOT_NATIVE = (
+    "pre_norms",
+    "post_norms",
+    "whole_norms",
+    "turned_dim",
+    "residual_factor",
+    "unturned_layers",
+    "local_rope_theta",
+)
+_ADDED_TO_SCALINGS = {"pair_factors"}
 # Far more than any model has, and few enough to write out the names of all arrays.
 MOST_LAYERS = 1000
 # What indices on devices are made of.
@@ -48,14 +73,15 @@ class RopeScaling:
     Attributes:
       kind: `default` (not at all), `linear` (all divided by `factor`), `dynamic` (as `default` up to the model's
         `max_positions`, with a base that grows with the length beyond), `llama3` or `yarn` (low ones divided, high ones
-        not, those between in part).
+        not, those between in part), `longrope` (each divided by a factor of its own).
       factor: By how much, at least 1.
       original_max_positions: Positions the model was first trained on.
       low_freq_factor: Of `llama3`: wavelengths above `original_max_positions / low_freq_factor` are divided whole.
       high_freq_factor: Of `llama3`: those below `original_max_positions / high_freq_factor` stay.
       beta_fast: Of `yarn`: frequencies with more rotations than this in `original_max_positions` stay.
       beta_slow: Of `yarn`: those with fewer rotations are divided whole.
-      attention_factor: Of `yarn`: what cosines and sines are multiplied by.
+      attention_factor: Of `yarn` and `longrope`: what cosines and sines are multiplied by.
+      pair_factors: Of `longrope`: the factors, one for each pair of values.
     """
 
     kind: str = "default"
@@ -66,6 +92,7 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    pair_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in _SCALINGS:
@@ -81,6 +108,8 @@ class RopeScaling:
                     )
             elif field.type is int:
                 _check_size(f"rope_scaling: {field.name}", value)
+            elif field.name == "pair_factors":
+                _check_factors(value)
             else:
                 _set_positive(self, field.name, shown=f"rope_scaling: {field.name}")
         if self.factor < 1:
@@ -119,6 +148,17 @@ class LlamaConfig:
       end_ids: Token ids of which each ends an output.
       attention_bias: Whether queries, keys and values have biases, as in Qwen2.
       query_key_norms: Whether queries and keys are normed in each head, before positions, as in Qwen3.
+      whole_norms: Whether these norms are of all heads together, as in OLMo 2.
+      pre_norms: Whether attention and feed-forward layers take normed states.
+      post_norms: Whether what they give is normed before it is added, as in OLMo 2, which has no norms before them.
+      turned_dim: How many values of a head positions turn, the first ones, as in Phi-4-mini; None for all.
+      unturned_layers: Layers without rotary positions, as in SmolLM3, counted and ordered as `windowed_layers`.
+      local_rope_theta: Base of the rotary frequencies in `windowed_layers`, where nothing is stretched, as in Gemma 3;
+        None for that of all layers.
+      query_factor: What queries are multiplied by; None for head_dim**-0.5.
+      embedding_factor: What embeddings are multiplied by, as in Granite; the tied head's are not.
+      residual_factor: What attention and feed-forward layers give is multiplied by before it is added.
+      logits_divisor: What logits are divided by.
       tied_head: Whether the output head is the transposed embedding.
       sliding_window: Keys that a position sees in `windowed_layers`, itself included; None if it sees all everywhere.
       windowed_layers: Those layers, counted from 0 as in names of parameters, in ascending order.
@@ -153,6 +193,16 @@ class LlamaConfig:
     exit_classifier: int = 0
     exit_norms: bool = False
     exit_heads: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    whole_norms: bool = False
+    turned_dim: int | None = None
+    unturned_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
+    query_factor: float | None = None
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    logits_divisor: float = 1.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -186,9 +236,35 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}: rotary positions turn pairs of values.")
+        if self.turned_dim is not None:
+            _check_size("turned_dim", self.turned_dim)
+            if self.turned_dim % 2 or self.turned_dim >= self.head_dim:
+                raise ValueError(
+                    f"turned_dim must be even and below head_dim, {self.head_dim}, got {self.turned_dim}; leave it out "
+                    "if positions turn all values."
+                )
+        for name in ("query_factor", "local_rope_theta"):
+            if getattr(self, name) is not None:
+                _set_positive(self, name, shown=name)
+        factors = self.rope_scaling.pair_factors
+        if self.rope_scaling.kind == "longrope" and len(factors) != self.turned // 2:
+            raise ValueError(
+                f"rope_scaling: pair_factors must have a number for each of {self.turned // 2} pairs, got "
+                f"{len(factors)}."
+            )
+        if self.whole_norms and not self.query_key_norms:
+            raise ValueError("whole_norms is true, but without query_key_norms there are none.")
+
+    @property
+    def turned(self) -> int:
+        """How many values of a head positions turn."""
+        return self.turned_dim or self.head_dim
 
     def _check_window(self) -> None:
         check_ids("windowed_layers", self.windowed_layers, below=self.num_decoder_layers)
+        check_ids("unturned_layers", self.unturned_layers, below=self.num_decoder_layers)
+        if self.local_rope_theta is not None and not self.windowed_layers:
+            raise ValueError("local_rope_theta is for windowed_layers, and there are none.")
         if (self.sliding_window is None) != (not self.windowed_layers):
             raise ValueError(
                 "sliding_window and windowed_layers go together, got "
@@ -213,16 +289,31 @@ def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
     if not isinstance(scaling, dict):
         raise ValueError(f"rope_scaling must be an object, got {_cut(repr(scaling))}.")
     _check_fields(RopeScaling, scaling, shown="rope_scaling: ")
-    values["rope_scaling"] = RopeScaling(**scaling)
-    for name in ("end_ids", "windowed_layers"):
+    if isinstance(scaling.get("pair_factors"), list):
+        values["rope_scaling"] = RopeScaling(**{**scaling, "pair_factors": tuple(scaling["pair_factors"])})
+    else:
+        values["rope_scaling"] = RopeScaling(**scaling)
+    for name in ("end_ids", "windowed_layers", "unturned_layers"):
         if isinstance(values.get(name), list):
             values[name] = tuple(values[name])
     return LlamaConfig(**values)
 
 
+def stored_fields(config: LlamaConfig) -> dict[str, Any]:
+    """Returns the fields of a config, without those that came later and change nothing: older readers take the rest."""
+    fields = _without_defaults(config, _ADDED_LATER)
+    return {**fields, "rope_scaling": _without_defaults(config.rope_scaling, _ADDED_TO_SCALINGS)}
+
+
+def _without_defaults(config: Any, names: set[str]) -> dict[str, Any]:
+    values = dataclasses.asdict(config)
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return {name: value for name, value in values.items() if name not in names or value != defaults[name]}
+
+
 def unseen(config: LlamaConfig) -> str:
     """Returns all that decides what a model computes and that its arrays do not show, in one line of JSON."""
-    fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _SEEN}
+    fields = {name: value for name, value in stored_fields(config).items() if name not in _SEEN}
     return json.dumps(fields, sort_keys=True)
 
 
@@ -237,22 +328,9 @@ def parameter_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
       kernels are [in, out].
     """
     width = config.emb_dim
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    projections = {"query": queries, "key": keys, "value": keys}
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, width)}
     for index in range(config.num_decoder_layers):
-        layer = f"decoder/layers_{index}"
-        attention = f"{layer}/self_attention"
-        shapes[f"{layer}/pre_self_attention_layer_norm/scale"] = (width,)
-        shapes |= {f"{attention}/{name}/kernel": (width, size) for name, size in projections.items()}
-        if config.attention_bias:
-            shapes |= {f"{attention}/{name}/bias": (size,) for name, size in projections.items()}
-        if config.query_key_norms:
-            shapes |= {f"{attention}/{name}_norm/scale": (config.head_dim,) for name in ("query", "key")}
-        shapes[f"{attention}/out/kernel"] = (queries, width)
-        shapes[f"{layer}/pre_mlp_layer_norm/scale"] = (width,)
-        shapes |= {f"{layer}/mlp/{name}/kernel": (width, config.mlp_dim) for name in ("wi_0", "wi_1")}
-        shapes[f"{layer}/mlp/wo/kernel"] = (config.mlp_dim, width)
+        shapes |= {f"decoder/layers_{index}/{name}": shape for name, shape in layer_shapes(config).items()}
     shapes["decoder/decoder_norm/scale"] = (width,)
     if not config.tied_head:
         shapes["decoder/logits_dense/kernel"] = (width, config.vocab_size)
@@ -260,6 +338,34 @@ def parameter_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         shapes["decoder/meta_cls/kernel"] = (width, config.exit_classifier)
         shapes["decoder/meta_cls/bias"] = (config.exit_classifier,)
     return shapes | exit_shapes(config)
+
+
+def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Returns name and shape of every parameter of a layer, without what they begin with: `decoder/layers_0/`."""
+    width = config.emb_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projections = {"query": queries, "key": keys, "value": keys}
+    if config.pre_norms:
+        shapes["pre_self_attention_layer_norm/scale"] = (width,)
+    shapes |= {f"self_attention/{name}/kernel": (width, size) for name, size in projections.items()}
+    if config.attention_bias:
+        shapes |= {f"self_attention/{name}/bias": (size,) for name, size in projections.items()}
+    if config.query_key_norms:
+        for name in ("query", "key"):
+            shapes[f"self_attention/{name}_norm/scale"] = (
+                projections[name] if config.whole_norms else config.head_dim,
+            )
+    shapes["self_attention/out/kernel"] = (queries, width)
+    if config.post_norms:
+        shapes["post_self_attention_layer_norm/scale"] = (width,)
+    if config.pre_norms:
+        shapes["pre_mlp_layer_norm/scale"] = (width,)
+    shapes |= {f"mlp/{name}/kernel": (width, config.mlp_dim) for name in ("wi_0", "wi_1")}
+    shapes["mlp/wo/kernel"] = (config.mlp_dim, width)
+    if config.post_norms:
+        shapes["post_mlp_layer_norm/scale"] = (width,)
+    return shapes
 
 
 def check_parameters(config: LlamaConfig, found: Shapes) -> None:
@@ -308,6 +414,16 @@ def _set_positive(config: object, name: str, *, shown: str) -> None:
     if type(value) not in (int, float) or not 0 < value < _LARGEST_NUMBER:
         raise ValueError(f"{shown} must be a number above 0 and below 1e30, got {_cut(repr(value))}.")
     object.__setattr__(config, name, float(value))
+
+
+def _check_factors(values: object) -> None:
+    is_list = isinstance(values, tuple) and all(
+        type(value) is float and 0 < value < _LARGEST_NUMBER for value in values
+    )
+    if not is_list:
+        raise ValueError(
+            f"rope_scaling: pair_factors must be numbers above 0 and below 1e30, got {_cut(repr(values))}."
+        )
 
 
 def _few(names: list[str]) -> str:

@@ -14,26 +14,26 @@ from .config import LlamaConfig
 from .rotary import inverse_frequencies
 
 
-def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, windows: Sequence[Any]) -> NativeDecoder:
+def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]) -> NativeDecoder:
     """Returns a model's decoder.
 
     Args:
       config: Of the model.
       parameters: All of its arrays, as a tree.
-      windows: Its `path_terms`: how many keys a position sees in each layer or in all.
+      terms: Its `path_terms`.
     """
     decoder, packing = parameters["decoder"], Packing()
     layers = [
-        _layer(config, decoder[f"layers_{index}"], int(of_layer(windows, index + 1)), packing)
+        _layer(config, decoder[f"layers_{index}"], int(of_layer(terms, index + 1).window), packing)
         for index in range(config.num_decoder_layers)
     ]
     return NativeDecoder(
         layers,
         norms=[_scale(config, norm) for norm in norms_before_heads(config, decoder)],
-        factors=[1.0] * config.num_decoder_layers,
+        factors=[1 / config.logits_divisor] * config.num_decoder_layers,
         epsilon=config.norm_epsilon,
         embedding=np.asarray(parameters["token_embedder"]["embedding"]),
-        embedding_factor=math.sqrt(config.emb_dim) if config.scaled_embedding else 1.0,
+        embedding_factor=config.embedding_factor * (math.sqrt(config.emb_dim) if config.scaled_embedding else 1.0),
         frequencies=inverse_frequencies(config),
         turn_factor=config.rope_scaling.attention_factor,
         packing=packing,
@@ -59,7 +59,7 @@ def _layer(config: LlamaConfig, layer: Mapping[str, Any], window: int, packing: 
         first=1,
         window=window,
         epsilon=config.norm_epsilon,
-        query_scale=config.head_dim**-0.5,
+        query_scale=config.head_dim**-0.5 if config.query_factor is None else config.query_factor,
     )
     if config.attention_bias:
         for name in ("query", "key", "value"):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,9 @@ from calm_beam.model.partitioning import divided, looked_up
 
 from .chunks import chunk_positions
 from .config import LlamaConfig
-from .layers import DecoderLayer, positions_of
+from .layers import DecoderLayer, LayerTerms, positions_of
 from .norm import RMSNorm
+from .rotary import Turning, turnings
 
 # More keys than any position has.
 _ALL = np.int32(2**30)
@@ -76,11 +78,11 @@ class EarlyExitLlama(nn.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
         embedded = looked_up(self.token_embedder.embedding.astype(self.arithmetic.dtype), tokens)
-        if not self.config.scaled_embedding:
-            return embedded
-        # Gemma's own code, too, rounds the factor to the type of the states.
-        factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
-        return rounded(widened(embedded) * factor, self.arithmetic)
+        factor: Any = np.float32(self.config.embedding_factor)
+        if self.config.scaled_embedding:
+            # Gemma's own code, too, rounds the factor to the type of the states.
+            factor = factor * np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
+        return embedded if factor == 1 else rounded(widened(embedded) * factor, self.arithmetic)
 
     def prefill(
         self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
@@ -184,15 +186,19 @@ class EarlyExitLlama(nn.Module):
         positions = jnp.arange(tokens.shape[1]) + first
         hidden, states, keys_values = self.embed(tokens), [], []
         rates = layer_dropout_rates(self.config.num_decoder_layers, 0.0 if deterministic else self.layer_dropout)
-        for layer, rate, window, earlier in itertools.zip_longest(self.decoder.layers, rates, self._windows(), kept):
-            seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))
+        for layer, rate, window, turning, earlier in itertools.zip_longest(
+            self.decoder.layers, rates, self._windows(), turnings(self.config), kept
+        ):
+            made = layer.keys_values(hidden, positions[None], turning=turning)
+            seen = tuple(jnp.swapaxes(part, 1, 2) for part in made)
             if earlier is not None:
                 seen = tuple(
                     self._placed(jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=2))
                     for old, new in zip(earlier, seen, strict=True)
                 )
             age = positions[:, None] - jnp.arange(seen[0].shape[2])[None]
-            after = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            is_seen = (age >= 0) & (age < window)
+            after = layer.in_prompt(hidden, seen, positions=positions, turning=turning, is_seen=is_seen)
             hidden = passed_by(hidden, after, rate=rate, key=self.make_rng("dropout")) if rate else after
             keys_values.append(seen)
             states.append(hidden)
@@ -213,9 +219,14 @@ class EarlyExitLlama(nn.Module):
             for window in self._distinct_windows()
         ]
 
-    def path_terms(self, length: int) -> list[jax.Array]:
-        """Returns how many keys a position sees, its own included: int32 scalars, of each layer or of all."""
-        return [jnp.int32(window) for window in self._distinct_windows()]
+    def path_terms(self, length: int) -> list[LayerTerms]:
+        """Returns what packed layers need, of each layer or of all."""
+        if not (self.config.unturned_layers or self.config.local_rope_theta):
+            return [LayerTerms(jnp.int32(window), None) for window in self._distinct_windows()]
+        return [
+            LayerTerms(jnp.int32(window), Turning(jnp.asarray(turning.frequencies), jnp.asarray(turning.factor)))
+            for window, turning in zip(self._windows(), turnings(self.config), strict=True)
+        ]
 
     def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
         """Returns what hides padding, and what is before the window, from queries: (batch, 1, 1, source) each."""
@@ -228,7 +239,8 @@ class EarlyExitLlama(nn.Module):
 
     def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
         """Returns what a layer keeps of one position of every lane, each (batch, lanes, heads of keys, head_dim)."""
-        return self.decoder.layers[layer - 1].keys_values(states, positions_of(position)[:, None])
+        turning = turnings(self.config)[layer - 1]
+        return self.decoder.layers[layer - 1].keys_values(states, positions_of(position)[:, None], turning=turning)
 
     def decoder_layer(
         self,
@@ -249,6 +261,7 @@ class EarlyExitLlama(nn.Module):
             source=source_keys_values,
             source_bias=source_bias,
             position=position,
+            turning=turnings(self.config)[layer - 1],
         )
 
     def head(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
@@ -256,8 +269,10 @@ class EarlyExitLlama(nn.Module):
         return head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.arithmetic)
 
     def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
-        """Returns what the head's weights multiply, shape of `states`: the normed states."""
-        return normed(self.decoder, states, layer)
+        """Returns what the head's weights multiply, shape of `states`: the normed states, divided as logits are."""
+        inputs = normed(self.decoder, states, layer)
+        divisor = self.config.logits_divisor
+        return inputs if divisor == 1 else rounded(widened(inputs) / np.float32(divisor), self.arithmetic)
 
     def head_weights(self, layer: int) -> tuple[jax.Array, int]:
         """Returns the weights of the head after a layer as they are stored, and the axis of the vocabulary in them."""

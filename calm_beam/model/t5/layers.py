@@ -135,10 +135,12 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
-    def self_keys_values(self, states: jax.Array, *, position: Position | None = None) -> KeysValues:
+    def self_keys_values(
+        self, states: jax.Array, *, position: Position | None = None, terms: jax.Array | None = None
+    ) -> KeysValues:
         """Returns this layer's self-attention keys and values of (possibly propagated) states, (..., width).
 
-        T5's do not depend on their position: it decides the biases.
+        T5's do not depend on their position: it decides the biases, which the terms are.
         """
         return self.self_attention.keys_values(self.pre_self_attention_layer_norm(states))
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,11 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
 
 
@@ -42,19 +48,40 @@ def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, see
     }
     if not tied:
         shapes["lm_head.weight"] = (vocabulary, width)
+    first_norm = "post_feedforward_layernorm" if model_type == "olmo2" else "input_layernorm"
     for index in range(fields["num_hidden_layers"]):
         layer = f"model.layers.{index}"
-        shapes |= {f"{layer}.input_layernorm.weight": (width,), f"{layer}.post_attention_layernorm.weight": (width,)}
+        shapes |= {f"{layer}.{first_norm}.weight": (width,), f"{layer}.post_attention_layernorm.weight": (width,)}
         for letter, size in (("q", heads * head), ("k", kv * head), ("v", kv * head)):
             shapes[f"{layer}.self_attn.{letter}_proj.weight"] = (size, width)
             if model_type == "qwen2":
                 shapes[f"{layer}.self_attn.{letter}_proj.bias"] = (size,)
-            if model_type == "qwen3" and letter != "v":
+            if model_type in ("qwen3", "gemma3_text") and letter != "v":
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (head,)
+            if model_type == "olmo2" and letter != "v":
+                shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (size,)
+        if model_type == "gemma3_text":
+            shapes |= {f"{layer}.{side}_feedforward_layernorm.weight": (width,) for side in ("pre", "post")}
         shapes[f"{layer}.self_attn.o_proj.weight"] = (width, heads * head)
         shapes |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
         shapes[f"{layer}.mlp.down_proj.weight"] = (width, inner)
-    return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return _fused(tensors) if model_type == "phi3" else tensors
+
+
+def _fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns tensors with queries, keys and values as one, and gate and up as one."""
+    fused: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        for parts, whole in (
+            ("self_attn.[qkv]_proj", "self_attn.qkv_proj"),
+            ("mlp.(gate|up)_proj", "mlp.gate_up_proj"),
+        ):
+            if re.search(parts, name):
+                name = re.sub(parts, whole, name)
+                tensor = np.concatenate([fused[name], tensor]) if name in fused else tensor
+        fused[name] = tensor
+    return fused
 
 
 def write_decoder_only(

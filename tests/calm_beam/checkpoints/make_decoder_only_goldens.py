@@ -1,11 +1,13 @@
 """Makes `decoder_only_goldens/`: tiny random models of Llama's family as transformers saves them, and what it computes.
 
-Needs torch and transformers, which the project itself never does. Made with torch 2.15 and transformers 5.23:
+Needs torch and transformers, which the project itself never does. Made with torch 2.15 and transformers 5.23; those of
+`olmo2`, `phi3`, `phi3_longrope`, `granite`, `smollm3` and `gemma3` with transformers 5.24:
 
-    python -m tests.calm_beam.checkpoints.make_decoder_only_goldens
+    python -m tests.calm_beam.checkpoints.make_decoder_only_goldens NAME ...
 """
 
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ _SIZES: dict[str, Any] = {
 }
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}  # fmt: skip
+_LONGROPE = {"type": "longrope", "short_factor": [1.5, 3.0], "long_factor": [2.0, 9.0]}
+_GEMMA3_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 # Class, seed, and what differs; prompts and outputs have up to 48 tokens, far beyond what scaled models began with.
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("Llama", 1, {"num_hidden_layers": 8}),
@@ -43,6 +47,17 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "qwen3": ("Qwen3", 9, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "gemma": ("Gemma", 10, {"num_key_value_heads": 1, "tie_word_embeddings": True,
                             "hidden_activation": "gelu_pytorch_tanh"}),
+    "olmo2": ("Olmo2", 11, {"num_key_value_heads": 2}),
+    "smollm3": ("SmolLM3", 15, {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3", 16, {"num_hidden_layers": 4, "sliding_window": 5, "query_pre_attn_scalar": 12,
+                              "layer_types": _GEMMA3_LAYERS, "tie_word_embeddings": True,
+                              "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 500.0,
+                              "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "phi3": ("Phi3", 12, {"head_dim": 4, "sliding_window": 7}),
+    "phi3_longrope": ("Phi3", 13, {"hidden_size": 32, "max_position_embeddings": 192, "partial_rotary_factor": 0.5,
+                                   "original_max_position_embeddings": 48, "rope_scaling": _LONGROPE}),
+    "granite": ("Granite", 14, {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.25,
+                                "logits_scaling": 2.0, "tie_word_embeddings": True}),
 }  # fmt: skip
 
 
@@ -51,7 +66,9 @@ def build_model(family: str, seed: int, **changes: Any) -> Any:
     import torch
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **changes})
+    # Of Gemma 3, the one that reads texts alone.
+    text = "Text" if family == "Gemma3" else ""
+    config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +76,7 @@ def build_model(family: str, seed: int, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
-                parameter.copy_((family != "Gemma") + 0.2 * noise)
+                parameter.copy_((not family.startswith("Gemma")) + 0.2 * noise)
             elif name.endswith(".bias"):
                 parameter.copy_(0.3 * noise)
             elif name.endswith("embed_tokens.weight"):
@@ -90,7 +107,8 @@ def layer_logits(model: Any, tokens: list[int]) -> np.ndarray:
     with torch.no_grad():
         output = model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
         # The first is the embedding; the last is normed already.
-        early = [model.lm_head(model.model.norm(hidden)) for hidden in output.hidden_states[1:-1]]
+        divisor = getattr(model.config, "logits_scaling", 1.0)
+        early = [model.lm_head(model.model.norm(hidden)) / divisor for hidden in output.hidden_states[1:-1]]
         return torch.cat([*early, output.logits]).numpy()
 
 
@@ -122,8 +140,9 @@ def cut(model: Any, layers: int) -> Any:
 
 
 def main() -> None:
-    """Writes the folder."""
-    for name, (family, seed, changes) in MODELS.items():
+    """Writes the folders of the names given."""
+    for name in sys.argv[1:]:
+        family, seed, changes = MODELS[name]
         folder = FOLDER / name
         model = build_model(family, seed, **changes)
         model.save_pretrained(folder)

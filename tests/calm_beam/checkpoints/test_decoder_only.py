@@ -1,6 +1,7 @@
 """Decoder-only models that transformers saves: every family, every way of stretching positions, every refusal."""
 
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -13,7 +14,7 @@ from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
 from calm_beam.model.llama import RopeScaling
 from tests.calm_beam.checkpoints.decoder_only_folders import SIZES, build_tensors, write_decoder_only
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite", "smollm3", "gemma3_text")
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -27,8 +28,11 @@ _LLAMA3 = {
 @pytest.mark.parametrize("model_type", _FAMILIES)
 def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Path) -> None:
     """Sizes come from the config, each tensor comes back under our name, kernels [in, out]."""
-    activation = "gelu_pytorch_tanh" if model_type == "gemma" else "silu"
-    window: dict[str, Any] = {"sliding_window": None} if model_type == "mistral" else {}
+    is_gemma = model_type.startswith("gemma")
+    activation = "gelu_pytorch_tanh" if is_gemma else "silu"
+    window: dict[str, Any] = {"sliding_window": None} if model_type in ("mistral", "gemma3_text") else {}
+    if model_type in ("smollm3", "gemma3_text"):
+        window["rope_theta"] = 10000.0
     folder = write_decoder_only(tmp_path, model_type, tied=tied, hidden_act=activation, **window)
     checkpoint = load_checkpoint(folder)
     config = checkpoint.config
@@ -36,19 +40,42 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 6)
     assert (config.norm_epsilon, config.rope_theta, config.max_positions) == (1e-5, 10000.0, 64)
     assert (config.tied_head, config.end_ids, config.sliding_window) == (tied, (2,), None)
-    assert (config.attention_bias, config.query_key_norms) == (model_type == "qwen2", model_type == "qwen3")
-    assert (config.scaled_embedding, config.unit_offset_norms) == ((model_type == "gemma"),) * 2
-    assert config.activation == ("gelu" if model_type == "gemma" else "silu")
+    assert (config.attention_bias, config.query_key_norms) == (
+        model_type == "qwen2",
+        model_type in ("qwen3", "olmo2", "gemma3_text"),
+    )
+    assert (config.pre_norms, config.post_norms, config.whole_norms) == (
+        model_type != "olmo2",
+        model_type in ("olmo2", "gemma3_text"),
+        model_type == "olmo2",
+    )
+    assert (config.scaled_embedding, config.unit_offset_norms) == (is_gemma, is_gemma)
+    assert config.activation == ("gelu" if is_gemma else "silu")
     assert config.rope_scaling == RopeScaling()
     assert checkpoint.layout == "hugging_face"
     assert "end with token 2" in checkpoint.stated[0]
-    tensors = build_tensors(model_type, SIZES, tied=tied)
-    assert len(checkpoint.arrays) == len(tensors)
+    stored = build_tensors(model_type, SIZES, tied=tied)
+    # Of Phi-3, 3 and 2 parts of a layer are stored as one.
+    assert len(checkpoint.arrays) == len(stored) + (6 if model_type == "phi3" else 0)
+    tensors = build_tensors("llama", SIZES, tied=tied) if model_type == "phi3" else stored
+    names: tuple[str, ...] = ("pre_self_attention_layer_norm/scale", "pre_mlp_layer_norm/scale")
+    theirs: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    if model_type == "olmo2":
+        names = ("post_self_attention_layer_norm/scale", "post_mlp_layer_norm/scale")
+        theirs = ("post_attention_layernorm", "post_feedforward_layernorm")
+    if model_type == "gemma3_text":
+        names = (*names, "post_self_attention_layer_norm/scale", "post_mlp_layer_norm/scale")
+        theirs = (
+            *("input_layernorm", "pre_feedforward_layernorm"),
+            *("post_attention_layernorm", "post_feedforward_layernorm"),
+        )
     expected = {
+        **{
+            f"decoder/layers_1/{name}": tensors[f"model.layers.1.{their}.weight"]
+            for name, their in zip(names, theirs, strict=True)
+        },
         "token_embedder/embedding": tensors["model.embed_tokens.weight"],
         "decoder/decoder_norm/scale": tensors["model.norm.weight"],
-        "decoder/layers_1/pre_self_attention_layer_norm/scale": tensors["model.layers.1.input_layernorm.weight"],
-        "decoder/layers_1/pre_mlp_layer_norm/scale": tensors["model.layers.1.post_attention_layernorm.weight"],
         "decoder/layers_0/self_attention/query/kernel": tensors["model.layers.0.self_attn.q_proj.weight"].T,
         "decoder/layers_0/self_attention/key/kernel": tensors["model.layers.0.self_attn.k_proj.weight"].T,
         "decoder/layers_0/self_attention/value/kernel": tensors["model.layers.0.self_attn.v_proj.weight"].T,
@@ -151,6 +178,113 @@ def test_positions_are_read_as_both_versions_write_them(
     assert config.rope_scaling == scaling
 
 
+def test_longrope_has_the_positions_of_its_first_training(tmp_path: pathlib.Path) -> None:
+    """Up to there its short factors hold; a part of each head may be turned alone."""
+    scaling = {"type": "su", "short_factor": [1, 2.5], "long_factor": [3.0, 4.0]}
+    config = load_checkpoint(
+        write_decoder_only(
+            tmp_path,
+            "phi3",
+            max_position_embeddings=128,
+            original_max_position_embeddings=32,
+            partial_rotary_factor=0.7,
+            rope_scaling=scaling,
+        )
+    ).config
+    assert (config.max_positions, config.turned_dim) == (32, 4)
+    assert config.rope_scaling == RopeScaling(
+        kind="longrope",
+        original_max_positions=32,
+        pair_factors=(1.0, 2.5),
+        attention_factor=math.sqrt(1 + math.log(4) / math.log(32)),
+    )
+
+
+def test_granites_factors_are_read(tmp_path: pathlib.Path) -> None:
+    """Each under its key; the factor of queries that all models have is none of its own."""
+    factors: dict[str, Any] = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 8.0}
+    folder = write_decoder_only(tmp_path, "granite", **factors, attention_multiplier=0.015625)
+    config = load_checkpoint(folder).config
+    assert (config.embedding_factor, config.residual_factor, config.logits_divisor) == (12.0, 0.22, 8.0)
+    assert config.query_factor == 0.015625
+    folder = write_decoder_only(tmp_path, "granite", attention_multiplier=6**-0.5)
+    assert load_checkpoint(folder).config.query_factor is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"num_hidden_layers": 2}, ()),
+        ({"no_rope_layer_interval": 2}, (1,)),
+        ({"no_rope_layers": [0, 1]}, (0,)),
+        ({"no_rope_layers": [1, 1], "no_rope_layer_interval": 1}, ()),
+    ],
+)
+def test_layers_that_positions_do_not_turn(
+    fields: dict[str, Any], layers: tuple[int, ...], tmp_path: pathlib.Path
+) -> None:
+    """SmolLM3 lists them, or has one every so many layers, 4 if nothing is said; its base is 2 million."""
+    config = load_checkpoint(write_decoder_only(tmp_path, "smollm3", **fields)).config
+    assert (config.unturned_layers, config.rope_theta) == (layers, 2e6)
+
+
+_BY_KIND = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "windowed", "theta", "local"),
+    [
+        ({}, (0, 1), 1e6, 1e4),
+        ({"sliding_window_pattern": 2}, (0,), 1e6, 1e4),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (1,), 1e6, 1e4),
+        ({"layer_types": ["full_attention"] * 2}, (), 1e6, None),
+        ({"rope_theta": 5e5, "rope_local_base_freq": 500.0}, (0, 1), 5e5, 500.0),
+        ({"rope_parameters": {**_BY_KIND, "sliding_attention": {"rope_theta": 500.0}}}, (0, 1), 5e5, 500.0),
+    ],
+)
+def test_gemma_3s_windows_have_a_base_of_their_own(
+    fields: dict[str, Any], windowed: tuple[int, ...], theta: float, local: float | None, tmp_path: pathlib.Path
+) -> None:
+    """As both versions write it; queries are divided by a root of their own."""
+    config = load_checkpoint(
+        write_decoder_only(tmp_path, "gemma3_text", hidden_act="gelu_pytorch_tanh", sliding_window=8, **fields)
+    ).config
+    assert (config.windowed_layers, config.rope_theta, config.local_rope_theta) == (windowed, theta, local)
+    assert config.rope_scaling.factor == (8.0 if "rope_parameters" in fields else 1.0)
+    assert config.query_factor == 256**-0.5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers is \[1\]; expected 0 or 1 for each of 2 layers"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window is True; that is not supported"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; that is not supported"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a whole number of at least 1"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters of sliding_attention is .*; only a rope_theta is supported",
+        ),
+        ("gemma3_text", {"layer_types": ["chunked_attention"] * 2}, r"layer_types is \['chunked_attention'"),
+    ],
+)
+def test_what_newer_families_say_otherwise_is_refused(
+    model_type: str, fields: dict[str, Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """Each by its key."""
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(write_decoder_only(tmp_path, model_type, **fields))
+
+
+def test_fused_parts_of_other_sizes_are_refused(tmp_path: pathlib.Path) -> None:
+    """With the parts that were expected."""
+    tensors = build_tensors("phi3", SIZES, tied=False)
+    tensors["model.layers.1.self_attn.qkv_proj.weight"] = np.zeros((47, 12), np.float32)
+    with pytest.raises(CheckpointError, match=r"layers.1.self_attn.qkv_proj.weight has shape \(47, 12\), expected 48"):
+        load_checkpoint(write_decoder_only(tmp_path, "phi3", tensors=tensors))
+
+
 def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -> None:
     """A config that names what the model was first trained on allows all that the factor makes of it."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -163,10 +297,16 @@ def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -
     ("scaling", "message"),
     [
         (
-            {"rope_type": "longrope", "factor": 2.0},
-            "rope_type is 'longrope'; only default, linear, dynamic, llama3, yarn",
+            {"rope_type": "ntk", "factor": 2.0},
+            "rope_type is 'ntk'; only default, linear, dynamic, llama3, yarn, longrope",
         ),
-        ({"type": "su"}, "rope_type is 'su'; only"),
+        ({"rope_type": "longrope", "factor": 2.0}, "has factor that is unknown; short_factor, long_factor is missing"),
+        ({"type": "su"}, "of type longrope has nothing that is unknown; short_factor, long_factor is missing"),
+        ({"type": "su", "short_factor": 1, "long_factor": [1, 2, 3]}, "short_factor is 1; expected numbers"),
+        (
+            {"type": "longrope", "short_factor": [1, 2], "long_factor": [1, 2]},
+            "pair_factors must have a number for each of 3 pairs, got 2",
+        ),
         ({"rope_type": ["yarn"]}, r"rope_type is \['yarn'\]; only"),
         ({"rope_type": "linear"}, "of type linear has nothing that is unknown; factor is missing"),
         (

@@ -6,12 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import Checkpoint, load_checkpoint, write_hugging_face
+from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
+from calm_beam.model.llama import RopeScaling
+from tests.builders import build_arrays, build_config, checkpoint_of
 from tests.calm_beam.checkpoints.outputs import assert_generates, assert_gives
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch: Any = pytest.importorskip("torch")
+transformers: Any = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 
@@ -38,7 +44,11 @@ def test_logits_and_outputs(
 
 @pytest.mark.parametrize("seed", [31, 32])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama_tied", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma"]
+    "name",
+    [
+        *("llama", "llama_tied", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma"),
+        *("olmo2", "phi3", "granite", "smollm3", "gemma3"),
+    ],
 )
 def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_path: pathlib.Path) -> None:
     """Whatever transformers saves, every layer's logits are those of its hidden states, norm and head."""
@@ -52,3 +62,73 @@ def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_
     for tokens in reference.sequences(seed):
         found = network.apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
         np.testing.assert_allclose(found[:, 0], reference.layer_logits(model, tokens), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied_head": True, "gated_mlp": False},
+        {"activation": "silu", "end_ids": (1, 9), "start_id": 5},
+        {"relative_bias_per_layer": True, "exit_norms": True, "exit_heads": True},
+    ],
+    ids=["T5 1.1", "original", "UL2", "UMT5 with exits"],
+)
+def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """A T5 that we write is loaded with nothing missing, and 50 greedy outputs are the same."""
+    config = build_config(**{"num_encoder_layers": 3, "num_decoder_layers": 3, **changes})
+    ours = checkpoint_of(config, build_arrays(config, 7))
+    theirs = _loaded(ours, tmp_path, "AutoModelForSeq2SeqLM")
+    lengths = np.random.default_rng(5).integers(1, 20, size=50)
+    prompts = [np.random.default_rng(index).integers(2, 64, size=length) for index, length in enumerate(lengths)]
+    found = dict(Decoder(ours, sweep_branches(ExitRule(), (0.5,), max_decode_length=12)).decode(prompts))
+    for index, prompt in enumerate(prompts):
+        tokens = theirs.generate(input_ids=torch.tensor(prompt[None]), max_new_tokens=12, do_sample=False)
+        assert tokens[0, 1:].tolist() == found[index].tokens[0, : found[index].lengths[0]].tolist()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"exit_heads": True, "end_ids": (2, 7)},
+        {"attention_bias": True, "sliding_window": 5, "windowed_layers": (1, 2)},
+        {"query_key_norms": True, "tied_head": True},
+        {"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True},
+        {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, attention_factor=1.2)},
+        {"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True},
+        {"embedding_factor": 3.0, "residual_factor": 0.4, "query_factor": 0.2, "logits_divisor": 2.0},
+        {"unturned_layers": (1,)},
+        {
+            **{"scaled_embedding": True, "unit_offset_norms": True, "query_key_norms": True, "post_norms": True},
+            **{"activation": "gelu", "tied_head": True, "query_factor": 24**-0.5},
+            **{"sliding_window": 5, "windowed_layers": (0, 2), "local_rope_theta": 100.0, "emb_dim": 24},
+        },
+    ],
+    ids=["llama with exits", "qwen2", "qwen3", "gemma", "yarn", "olmo2", "granite", "smollm3", "gemma3"],
+)
+def test_it_generates_what_our_decoder_only_models_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """The same of decoder-only models."""
+    config = build_llama_config(**changes)
+    ours = checkpoint_of(config, build_llama_arrays(config, 7))
+    theirs = _loaded(ours, tmp_path, "AutoModelForCausalLM")
+    lengths = np.random.default_rng(5).integers(1, 37, size=50)
+    prompts = [np.random.default_rng(index).integers(0, 50, size=length) for index, length in enumerate(lengths)]
+    decoder = Decoder(ours, sweep_branches(ExitRule(), (0.5,), max_decode_length=12), max_input_length=36)
+    found = dict(decoder.decode(prompts))
+    for index, prompt in enumerate(prompts):
+        tokens = torch.tensor(prompt[None])
+        made = theirs.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        expected = made[0, len(prompt) :].tolist()
+        assert expected == found[index].tokens[0, : found[index].lengths[0]].tolist()
+
+
+def _loaded(checkpoint: Checkpoint, folder: pathlib.Path, kind: str) -> Any:
+    """Returns a model of transformers that has read what we wrote, all of it and nothing else."""
+    write_hugging_face(folder, checkpoint.config, arrays=checkpoint.arrays, vocabulary_path=None)
+    model, notes = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+    assert not notes["missing_keys"]
+    assert not notes["unexpected_keys"]
+    assert not notes["mismatched_keys"]
+    return model.eval()

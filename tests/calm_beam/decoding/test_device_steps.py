@@ -252,6 +252,7 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
     made = device_steps.fill_skipped(
         _MODEL,
         _LAYERS[1:],
+        terms=[None] * (_DEPTH - 1),
         cache=_stores(slice(1, None)),
         states=_STATES,
         rows=SkippedRows(
@@ -354,7 +355,9 @@ def _lowered(step: str) -> Any:
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
         rows = _no_rows(SkippedRows, _DEPTH - 1)
-        return device_steps.fill_skipped.lower(_MODEL, _LAYERS[1:], cache=stores, states=states, rows=rows)
+        return device_steps.fill_skipped.lower(
+            _MODEL, _LAYERS[1:], terms=[None] * (_DEPTH - 1), cache=stores, states=states, rows=rows
+        )
     if step == "copy_skipped":
         return device_steps.copy_skipped.lower(_MODEL, _stores(slice(None)), rows=_no_rows(CopiedRows, _DEPTH - 1))
     return device_steps.run_layer.lower(

@@ -19,6 +19,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
 from calm_beam.storage import free_memory
 from tests.builders import build_checkpoint, build_config, build_rule
+from tests.calm_beam.model.llama.builders import build_llama_config
 from tests.instruction_sets import AVAILABLE, TUNED, forced
 
 _HERE = Machine(platform="cpu", native="avx2")
@@ -52,6 +53,7 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
     [
         ({}, _engine("native", "avx2", "exact")),
         ({"config": _LARGE}, _engine("native", "avx2", "uint8")),
+        ({"config": build_llama_config(residual_factor=0.5)}, _engine("xla", "cpu avx2", "exact")),
         ({"config": _LARGE, "engine": "xla"}, _engine("xla", "cpu avx2", "exact")),
         ({"engine": "native", "exit_head": "int8"}, _engine("native", "avx2", "uint8")),
         ({"config": _LARGE, "machine": _NOT_BUILT}, _engine("xla", "cpu avx2", "exact")),
@@ -79,6 +81,7 @@ def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: Engin
         ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
         ({"arithmetic": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
         ({"model_parallelism": 2}, "it is for a model on one device"),
+        ({"config": build_llama_config(post_norms=True)}, "it does not compute models with post_norms=True"),
     ],
 )
 def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from calm_beam.model.llama import LlamaConfig, RopeScaling, check_parameters, config_of, parameter_shapes, unseen
+from calm_beam.model.llama import (
+    LlamaConfig,
+    RopeScaling,
+    check_parameters,
+    config_of,
+    parameter_shapes,
+    stored_fields,
+    unseen,
+)
 from tests.calm_beam.model.llama.builders import build_llama_config
 
 _YARN = RopeScaling(kind="yarn", factor=4, original_max_positions=32, attention_factor=1.1)
+_LONGROPE = RopeScaling(kind="longrope", original_max_positions=32, pair_factors=(1.0, 2.0))
 
 
 def test_the_tree_names_each_parameter_once() -> None:
@@ -54,6 +63,25 @@ def test_the_tree_names_each_parameter_once() -> None:
             },
             set(),
         ),
+        (
+            {"query_key_norms": True, "whole_norms": True},
+            {
+                "decoder/layers_0/self_attention/query_norm/scale": (24,),
+                "decoder/layers_0/self_attention/key_norm/scale": (12,),
+            },
+            set(),
+        ),
+        (
+            {"pre_norms": False, "post_norms": True},
+            {
+                "decoder/layers_0/post_self_attention_layer_norm/scale": (12,),
+                "decoder/layers_0/post_mlp_layer_norm/scale": (12,),
+            },
+            {
+                "decoder/layers_0/pre_self_attention_layer_norm/scale",
+                "decoder/layers_0/pre_mlp_layer_norm/scale",
+            },
+        ),
         ({"exit_classifier": 2}, {"decoder/meta_cls/kernel": (12, 2), "decoder/meta_cls/bias": (2,)}, set()),
     ],
 )
@@ -76,6 +104,19 @@ def test_what_families_differ_in_adds_arrays(
         ({"num_decoder_layers": 1001}, "at most 1000, got 1001"),
         ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads, got 3 and 4"),
         ({"head_dim": 5}, "head_dim must be even, got 5"),
+        ({"turned_dim": 3}, "turned_dim must be even and below head_dim, 6, got 3"),
+        ({"turned_dim": 6}, "turned_dim must be even and below head_dim, 6, got 6"),
+        ({"query_factor": 0}, "query_factor must be a number above 0.*got 0"),
+        ({"residual_factor": -1.0}, "residual_factor must be a number above 0.*got -1.0"),
+        ({"unturned_layers": (3,)}, r"unturned_layers must be .*from 0 to 2.*got \(3,\)"),
+        ({"local_rope_theta": 5.0}, "local_rope_theta is for windowed_layers, and there are none"),
+        ({"whole_norms": True}, "whole_norms is true, but without query_key_norms there are none"),
+        (
+            {
+                "rope_scaling": RopeScaling(kind="longrope", original_max_positions=64, pair_factors=(1.0, 2.0)),
+            },
+            "pair_factors must have a number for each of 3 pairs, got 2",
+        ),
         ({"norm_epsilon": 0}, "norm_epsilon must be a number above 0.*got 0"),
         ({"rope_theta": float("nan")}, "rope_theta must be a number above 0.*got nan"),
         ({"rope_theta": 10**400}, "rope_theta must be a number above 0.*got 1000"),
@@ -103,7 +144,11 @@ def test_configs_out_of_range_are_refused(changes: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "longrope"}, "kind must be one of default, linear, dynamic, llama3, yarn; got 'longrope'"),
+        ({"kind": "ntk"}, "kind must be one of default, linear, dynamic, llama3, yarn, longrope; got 'ntk'"),
+        (
+            {"kind": "longrope", "original_max_positions": 8, "pair_factors": (1,)},
+            r"pair_factors must be numbers above 0 .* got \(1,\)",
+        ),
         ({"kind": "default", "factor": 2.0}, "factor is 2.0, but kind default has no such number"),
         ({"kind": "linear", "factor": 0.5}, "factor must be at least 1, got 0.5"),
         ({"kind": "linear", "factor": "2"}, "factor must be a number above 0.*got '2'"),
@@ -129,11 +174,26 @@ def test_rope_scalings_out_of_range_are_refused(fields: dict[str, Any], message:
     [
         build_llama_config(),
         build_llama_config(rope_scaling=_YARN, end_ids=(2, 5), sliding_window=8, windowed_layers=(1, 2)),
+        build_llama_config(post_norms=True, turned_dim=4, query_factor=0.5, rope_scaling=_LONGROPE),
+        build_llama_config(sliding_window=8, windowed_layers=(1,), local_rope_theta=5.0, unturned_layers=(0, 2)),
     ],
 )
 def test_a_config_comes_back_from_json(config: LlamaConfig) -> None:
     """What was written as JSON gives the same config."""
     assert config_of(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    assert config_of(json.loads(json.dumps(stored_fields(config)))) == config
+
+
+def test_what_came_later_is_left_out_where_it_changes_nothing() -> None:
+    """So that older readers know what they read, and fingerprints stay what they were."""
+    assert stored_fields(build_llama_config()).keys() == {
+        *("vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "num_decoder_layers"),
+        *("norm_epsilon", "rope_theta", "rope_scaling", "max_positions", "end_ids", "attention_bias"),
+        *("query_key_norms", "tied_head", "sliding_window", "windowed_layers", "activation", "scaled_embedding"),
+        *("unit_offset_norms", "exit_classifier", "exit_norms", "exit_heads"),
+    }
+    assert "pair_factors" not in stored_fields(build_llama_config())["rope_scaling"]
+    assert stored_fields(build_llama_config(residual_factor=0.5))["residual_factor"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -179,8 +239,12 @@ def test_whatever_no_array_shows_is_told_apart(field: str) -> None:
         "exit_classifier": 1,
         "norm_epsilon": 1e-6,
         "rope_theta": 5e5,
+        "turned_dim": 4,
+        "query_factor": 0.5,
+        "unturned_layers": (2,),
+        "local_rope_theta": 100.0,
     }
-    plain = build_llama_config(sliding_window=8, windowed_layers=(0,))
+    plain = build_llama_config(sliding_window=8, windowed_layers=(0,), query_key_norms=True)
     value = getattr(plain, field)
     if field not in changes:
         changes[field] = not value if isinstance(value, bool) else value + 2

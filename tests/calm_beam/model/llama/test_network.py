@@ -29,6 +29,35 @@ _KINDS: dict[str, dict[str, Any]] = {
     "relu": {"activation": "relu"},
     "exit norms": {"exit_norms": True, "unit_offset_norms": True, "tied_head": True},
     "exit heads": {"exit_heads": True, "exit_norms": True},
+    "norms behind, of all heads": {
+        "pre_norms": False,
+        "post_norms": True,
+        "query_key_norms": True,
+        "whole_norms": True,
+    },
+    "norms on both sides": {"post_norms": True, "unit_offset_norms": True, "query_factor": 0.3},
+    "factors": {
+        "embedding_factor": 3.0,
+        "residual_factor": 0.4,
+        "query_factor": 0.2,
+        "logits_divisor": 2.0,
+        "tied_head": True,
+    },
+    "some values turned": {
+        "turned_dim": 4,
+        "rope_scaling": RopeScaling(
+            kind="longrope", original_max_positions=64, pair_factors=(1.5, 3.0), attention_factor=1.2
+        ),
+    },
+    "a layer that is not turned": {"unturned_layers": (1,)},
+    "windows of another base": {
+        "sliding_window": 3,
+        "windowed_layers": (0, 2),
+        "local_rope_theta": 50.0,
+        "rope_scaling": RopeScaling(kind="linear", factor=2.0),
+        "query_key_norms": True,
+        "post_norms": True,
+    },
     "linear": {"rope_scaling": RopeScaling(kind="linear", factor=2.5), "rope_theta": 50.0},
 }
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calm_beam.model.llama import RopeScaling
-from calm_beam.model.llama.rotary import inverse_frequencies, rotated
+from calm_beam.model.llama.rotary import inverse_frequencies, rotated, turnings
 from tests.calm_beam.model.llama.builders import build_llama_config
 
 _LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0)
@@ -25,7 +25,7 @@ def test_turns_depend_on_distance_alone() -> None:
     query, key = np.random.default_rng(0).standard_normal((2, 1, 1, 8)).astype(np.float32)
     positions = np.array([0, 7, 5_000, 100_000], np.int32)
     far, near = (
-        rotated(jnp.broadcast_to(values, (4, 1, 8)), positions + ahead, config=config)
+        rotated(jnp.broadcast_to(values, (4, 1, 8)), positions + ahead, turning=turnings(config)[0])
         for values, ahead in ((query, 3), (key, 0))
     )
     products = np.sum(np.asarray(far) * np.asarray(near), axis=(1, 2))
@@ -38,7 +38,7 @@ def test_angles_are_exact_far_out() -> None:
     """Cosines and sines of 100,000 positions are those of float64 angles, but for the rounding of the angle."""
     config = build_llama_config(head_dim=2)
     positions = np.arange(0, 100_000, 997, dtype=np.int32)
-    turned = rotated(jnp.ones((len(positions), 1, 2)), positions, config=config)
+    turned = rotated(jnp.ones((len(positions), 1, 2)), positions, turning=turnings(config)[0])
     angles = positions.astype(np.float64)
     expected = np.stack([np.cos(angles) - np.sin(angles), np.cos(angles) + np.sin(angles)], axis=-1)
     np.testing.assert_allclose(turned[:, 0], expected, rtol=0, atol=1e-5)
@@ -70,8 +70,31 @@ def test_fast_turns_stay_and_slow_ones_are_divided(scaling: RopeScaling) -> None
     assert 3 < np.sum((ratio > 1.001) & (ratio < scaling.factor - 0.001)) < 40
 
 
+def test_layers_turn_each_in_its_way() -> None:
+    """Some not at all, those with the window by a base of their own, which nothing stretches."""
+    config = build_llama_config(
+        sliding_window=4, windowed_layers=(0,), local_rope_theta=100.0, unturned_layers=(1,), rope_scaling=_YARN
+    )
+    local, still, usual = turnings(config)
+    np.testing.assert_allclose(local.frequencies, [100 ** (-i / 3) for i in range(3)], rtol=1e-6)
+    np.testing.assert_array_equal(still.frequencies, np.zeros(3))
+    np.testing.assert_array_equal(usual.frequencies, inverse_frequencies(config))
+    assert [turning.factor for turning in (local, still, usual)] == [1, 1, 1.25]
+    values = jnp.ones((1, 1, 6))
+    np.testing.assert_array_equal(rotated(values, np.array([9], np.int32), turning=still), values)
+
+
+def test_values_behind_those_that_are_turned_stay() -> None:
+    """Of a head of 6, positions turn value 0 with value 2 and 1 with 3."""
+    config = build_llama_config(turned_dim=4, rope_theta=100.0)
+    values = np.array([[[1.0, 0.0, 0.0, 0.0, 5.0, 6.0]]], np.float32)
+    turned = rotated(jnp.asarray(values), np.array([1], np.int32), turning=turnings(config)[0])
+    np.testing.assert_allclose(turned, [[[math.cos(1), 0, math.sin(1), 0, 5, 6]]], rtol=0, atol=1e-6)
+
+
 def test_yarns_factor_scales_what_is_turned() -> None:
     """Queries and keys each, and position 0 too."""
     values = jnp.ones((1, 1, 128))
-    turned = rotated(values, np.zeros(1, np.int32), config=build_llama_config(head_dim=128, rope_scaling=_YARN))
+    config = build_llama_config(head_dim=128, rope_scaling=_YARN)
+    turned = rotated(values, np.zeros(1, np.int32), turning=turnings(config)[0])
     np.testing.assert_allclose(turned, 1.25 * np.ones((1, 1, 128)), rtol=1e-6)

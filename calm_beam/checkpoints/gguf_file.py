@@ -1,0 +1,341 @@
+"""Models in one file of GGUF, as llama.cpp runs them: weights of any type that the package `gguf` reads, dequantised.
+
+Source: llama.cpp `gguf-py/gguf/constants.py` and `tensor_mapping.py` for names, `convert_hf_to_gguf.py` for what is
+done to tensors on the way in, `src/llama-model.cpp` for what is computed.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# For the name bfloat16, which numpy does not know otherwise.
+import ml_dtypes  # noqa: F401
+import numpy as np
+
+from calm_beam.extras import imported
+from calm_beam.model.llama import LlamaConfig, RopeScaling, parameter_shapes
+
+from .error import CheckpointError
+from .metadata import check_is_file, check_memory, shortened
+from .stored import StoredModel
+from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
+from .turned_heads import changed, turned
+
+SUFFIX = ".gguf"
+_EXTRA, _NEEDED_FOR = "gguf", "reading GGUF"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """What sets one `general.architecture` apart.
+
+    Attributes:
+      neighbours: Whether heads turn neighbouring values with each other, as llama.cpp has Llama's.
+      settled: Fields of `LlamaConfig` that are always so.
+      norm_offset: What was added to the scales of norms.
+    """
+
+    neighbours: bool = False
+    settled: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    norm_offset: float = 0.0
+
+
+FAMILIES = {
+    # Mistral and SmolLM are called so, too.
+    "llama": Family(neighbours=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "gemma": Family(
+        settled={"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu"}, norm_offset=1.0
+    ),
+}
+
+# Keys of an architecture that are read, and those that count nothing here.
+_READ = {
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+}
+_IGNORED = {"vocab_size", "rope.scaling.finetuned", "leading_dense_block_count"}
+_THETA = 10_000.0
+
+_OUTSIDE_OF_LAYERS = {
+    "token_embedder/embedding": "token_embd.weight",
+    "decoder/decoder_norm/scale": "output_norm.weight",
+    "decoder/logits_dense/kernel": "output.weight",
+}
+_IN_LAYER = re.compile(r"decoder/layers_(\d+)/(.+?)(?:/(?:kernel|scale|(bias)))")
+_SUBLAYERS = {
+    "pre_self_attention_layer_norm": "attn_norm",
+    "self_attention/query": "attn_q",
+    "self_attention/key": "attn_k",
+    "self_attention/value": "attn_v",
+    "self_attention/out": "attn_output",
+    "self_attention/query_norm": "attn_q_norm",
+    "self_attention/key_norm": "attn_k_norm",
+    "pre_mlp_layer_norm": "ffn_norm",
+    "mlp/wi_0": "ffn_gate",
+    "mlp/wi_1": "ffn_up",
+    "mlp/wo": "ffn_down",
+}
+_TURNED = re.compile(r"decoder/layers_\d+/self_attention/(?:query|key)/(?:kernel|bias)")
+# By how much Llama 3.1 and its kin divide the frequencies of rotary positions, one number for each pair.
+_FREQUENCIES = "rope_freqs.weight"
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class GGUFFile:
+    """The metadata and the tensors of a file, none of which is read yet.
+
+    Attributes:
+      path: The file.
+      tensors: Arrays by the names that they have in it, [out, in].
+      stamp: Of the file, taken before it was opened.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Opens a file.
+
+        Raises:
+          CheckpointError: If it is damaged, a part of several, or a tensor is of a type that `gguf` does not read.
+          MissingExtraError: If `gguf` is not installed.
+        """
+        gguf = imported("gguf", extra=_EXTRA, needed_for=_NEEDED_FOR)
+        check_is_file(path, failed="cannot be read as GGUF")
+        self.path, self.stamp = path, FileStamp.of(path)
+        try:
+            reader = gguf.GGUFReader(path)
+            self._fields = dict(reader.fields)
+            found = list(reader.tensors)
+        # Damaged files raise errors of several types.
+        except Exception as error:
+            raise CheckpointError(f"{path}: cannot be read as GGUF: {shortened(error)}") from error
+        parts = self.value("split.count", default=1)
+        if parts not in (0, 1):
+            raise CheckpointError(f"{path}: is one of {parts} parts; merge them (llama-gguf-split --merge).")
+        self.tensors = {tensor.name: self._array(gguf, tensor) for tensor in found}
+        check_memory({name: tensor.shape for name, tensor in self.tensors.items()})
+
+    def value(self, key: str, *, default: Any = None) -> Any:
+        """Returns what the metadata says under a key: a number, a text, or a list of either."""
+        field = self._fields.get(key)
+        if field is None:
+            return default
+        try:
+            return field.contents()
+        except Exception as error:
+            raise CheckpointError(f"{self.path}: {key} cannot be read: {shortened(error)}") from error
+
+    def keys(self, prefix: str) -> list[str]:
+        """Returns the keys that begin with a prefix, without it."""
+        return [key.removeprefix(prefix) for key in self._fields if key.startswith(prefix)]
+
+    def _array(self, gguf: Any, tensor: Any) -> StoredArray:
+        kind = tensor.tensor_type.name
+        shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
+        try:
+            # Nothing says which types are read, but reading.
+            gguf.dequantize(tensor.data[:1], tensor.tensor_type)
+        except (KeyError, NotImplementedError) as error:
+            raise CheckpointError(
+                f"{self.path}: {shortened(tensor.name)} is of type {kind}, which the package gguf does not read."
+            ) from error
+
+        def read(slices: Slices) -> np.ndarray:
+            rows = gguf.dequantize(np.ascontiguousarray(tensor.data[slices[0]]), tensor.tensor_type)
+            values: np.ndarray = rows.reshape(-1, *shape[1:])[(slice(None), *slices[1:])]
+            return values
+
+        return StoredArray(shape, np.dtype(_FLOATS.get(kind, "float32")), read=read, chunk=(1, *shape[1:]))
+
+
+def read_gguf(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
+    """Returns the model in a file of GGUF, its weights as float32 whatever they are stored as.
+
+    Args:
+      path: The file.
+      keeps: Which tensors to read, by name.
+
+    Raises:
+      CheckpointError: If the file is damaged, or the model is of another family, or computed in another way.
+      MissingExtraError: If `gguf` is not installed.
+    """
+    file = GGUFFile(path)
+    name = file.value("general.architecture")
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise CheckpointError(
+            f"{path}: general.architecture is {shortened(repr(name))}; expected one of "
+            f"{', '.join(map(repr, FAMILIES))}."
+        )
+    tensors: dict[str, Array] = {each: tensor for each, tensor in file.tensors.items() if keeps(each)}
+    frequencies = tensors.pop(_FREQUENCIES, None)
+    end_ids = _end_ids(file)
+    try:
+        config = _config(file, name, family=family, tensors=tensors, frequencies=frequencies, end_ids=end_ids)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    names = {ours: _their_name(ours) for ours in parameter_shapes(config)}
+    missing, unknown = sorted(set(names.values()) - tensors.keys()), sorted(tensors.keys() - set(names.values()))
+    if missing or unknown:
+        raise CheckpointError(
+            f"{path}: tensors are not those of the {name} in its metadata; missing "
+            f"{', '.join(missing[:4]) or 'none'} ({len(missing)}), unknown {', '.join(unknown[:4]) or 'none'} "
+            f"({len(unknown)})."
+        )
+    kinds = sorted({str(tensor.stored_dtype) for tensor in file.tensors.values()})
+    return StoredModel(
+        config=config,
+        arrays=StoredArrays(
+            {ours: _ours(ours, tensors[theirs], config=config, family=family) for ours, theirs in names.items()},
+            [file.stamp],
+        ),
+        stated=(
+            f"Weights are dequantised to float32 ({', '.join(kinds)}): {path} holds what it was rounded to.",
+            f"Outputs end with token {' or '.join(map(str, end_ids))}: {path} says so.",
+        ),
+    )
+
+
+def _config(
+    file: GGUFFile,
+    name: str,
+    *,
+    family: Family,
+    tensors: Mapping[str, Array],
+    frequencies: Array | None,
+    end_ids: tuple[int, ...],
+) -> LlamaConfig:
+    path, prefix = file.path, f"{name}."
+    for key in file.keys(prefix):
+        value = file.value(prefix + key)
+        if key not in _READ | _IGNORED and value not in (0, False, None):
+            raise CheckpointError(f"{path}: {prefix}{key} is {shortened(repr(value))}; that is not supported.")
+
+    def whole(key: str, default: int | None = None) -> int:
+        value = file.value(prefix + key, default=default)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(
+                f"{path}: {prefix}{key} must be a whole number of at least 1, got {shortened(repr(value))}."
+            )
+        return value
+
+    if "token_embd.weight" not in tensors:
+        raise CheckpointError(f"{path}: token_embd.weight is missing, the embedding.")
+    heads, width = whole("attention.head_count"), whole("embedding_length")
+    head_dim = whole("attention.key_length", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if whole(key, head_dim) != head_dim:
+            raise CheckpointError(f"{path}: {prefix}{key} is {whole(key)}; only {head_dim} is supported, as of keys.")
+    theta = file.value(f"{prefix}rope.freq_base", default=_THETA)
+    scaling = _scaling(file, prefix, theta=theta, head_dim=head_dim, frequencies=frequencies)
+    context = whole("context_length")
+    return LlamaConfig(
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        emb_dim=width,
+        num_heads=heads,
+        num_kv_heads=whole("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        mlp_dim=whole("feed_forward_length"),
+        num_decoder_layers=whole("block_count"),
+        norm_epsilon=file.value(f"{prefix}attention.layer_norm_rms_epsilon"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_positions=max(context, int(scaling.factor * scaling.original_max_positions)),
+        end_ids=end_ids,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        query_key_norms="blk.0.attn_q_norm.weight" in tensors,
+        tied_head="output.weight" not in tensors,
+        **family.settled,
+    )
+
+
+def _scaling(file: GGUFFile, prefix: str, *, theta: float, head_dim: int, frequencies: Array | None) -> RopeScaling:
+    """Returns how rotary positions are stretched: as the metadata says, or as Llama 3.1's table of factors does."""
+    kind = file.value(f"{prefix}rope.scaling.type", default="none")
+    factor = file.value(f"{prefix}rope.scaling.factor", default=1.0)
+    if frequencies is not None:
+        return _of_table(file.path, np.asarray(frequencies), theta=theta, head_dim=head_dim)
+    if kind == "none" or (kind == "linear" and factor in (0, 1)):
+        return RopeScaling()
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=factor)
+    if kind == "yarn":
+        return RopeScaling(
+            kind="yarn",
+            factor=factor,
+            original_max_positions=file.value(f"{prefix}rope.scaling.original_context_length"),
+            beta_fast=file.value(f"{prefix}rope.scaling.yarn_beta_fast", default=32.0),
+            beta_slow=file.value(f"{prefix}rope.scaling.yarn_beta_slow", default=1.0),
+            attention_factor=1.0 + 0.1 * math.log(factor),
+        )
+    raise CheckpointError(
+        f"{file.path}: {prefix}rope.scaling.type is {shortened(repr(kind))}; only none, linear and yarn are supported."
+    )
+
+
+def _of_table(path: pathlib.Path, found: np.ndarray, *, theta: float, head_dim: int) -> RopeScaling:
+    """Returns the scaling whose factors a table holds, if it is that of Llama 3.1 and its kin."""
+    scaling = RopeScaling(kind="llama3", factor=max(1.0, float(found.max())), original_max_positions=8192)
+    plain = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    rotations = scaling.original_max_positions * plain / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    stays = np.clip((rotations - low) / (high - low), 0, 1)
+    expected = 1 / (stays + (1 - stays) / scaling.factor)
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-5, atol=0):
+        raise CheckpointError(
+            f"{path}: {_FREQUENCIES} divides rotary frequencies in another way than Llama 3.1 does; that is not "
+            "supported."
+        )
+    return scaling
+
+
+def _end_ids(file: GGUFFile) -> tuple[int, ...]:
+    named = [file.value(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ids = tuple(sorted({index for index in named if index is not None}))
+    if not ids:
+        raise CheckpointError(f"{file.path}: no tokenizer.ggml.eos_token_id, the token that ends an output.")
+    return ids
+
+
+def _ours(name: str, tensor: Array, *, config: LlamaConfig, family: Family) -> Array:
+    """Returns a parameter in our form: kernels [in, out], heads in halves, scales without what was added to them."""
+    if name == "token_embedder/embedding":
+        return tensor
+    if family.neighbours and _TURNED.fullmatch(name):
+        return changed(tensor.T, turned(config.head_dim, scale=np.float32(1), neighbours=True))
+    if family.norm_offset and name.endswith("/scale"):
+        return changed(tensor, lambda values: values - np.float32(family.norm_offset))
+    return tensor.T
+
+
+def _their_name(name: str) -> str:
+    """Returns what GGUF calls a parameter.
+
+    >>> _their_name("decoder/layers_3/self_attention/query/kernel"), _their_name("decoder/layers_3/mlp/wo/kernel")
+    ('blk.3.attn_q.weight', 'blk.3.ffn_down.weight')
+    """
+    if name in _OUTSIDE_OF_LAYERS:
+        return _OUTSIDE_OF_LAYERS[name]
+    match = _IN_LAYER.fullmatch(name)
+    assert match is not None, name
+    index, sublayer, bias = match.groups()
+    return f"blk.{index}.{_SUBLAYERS[sublayer]}.{bias or 'weight'}"

@@ -1,0 +1,110 @@
+"""Files of GGUF, made by the package's own writer, with names and forms as llama.cpp's converter has them."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from calm_beam.model.llama import LlamaConfig
+
+_NAMES = {
+    "self_attention/query": "attn_q",
+    "self_attention/key": "attn_k",
+    "self_attention/value": "attn_v",
+    "self_attention/out": "attn_output",
+    "self_attention/query_norm": "attn_q_norm",
+    "self_attention/key_norm": "attn_k_norm",
+    "pre_self_attention_layer_norm": "attn_norm",
+    "pre_mlp_layer_norm": "ffn_norm",
+    "mlp/wi_0": "ffn_gate",
+    "mlp/wi_1": "ffn_up",
+    "mlp/wo": "ffn_down",
+}
+_OUTSIDE = {
+    "token_embedder/embedding": "token_embd.weight",
+    "decoder/decoder_norm/scale": "output_norm.weight",
+    "decoder/logits_dense/kernel": "output.weight",
+}
+
+
+def tensors_of(config: LlamaConfig, arrays: Mapping[str, np.ndarray], *, architecture: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of a model by GGUF's names, [out, in], with what the converter does to each."""
+    tensors = {}
+    for name, array in arrays.items():
+        tensor = array if name == "token_embedder/embedding" else array.T
+        if architecture == "llama" and ("/query/" in name or "/key/" in name):
+            # Halves of a head become neighbours.
+            halves = tensor.reshape(-1, 2, config.head_dim // 2, *tensor.shape[1:])
+            tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+        if architecture == "gemma" and name.endswith("/scale"):
+            tensor = tensor + np.float32(1)
+        if name in _OUTSIDE:
+            tensors[_OUTSIDE[name]] = tensor
+            continue
+        _, layer, rest = name.split("/", 2)
+        sublayer, _, kind = rest.rpartition("/")
+        index = layer.removeprefix("layers_")
+        tensors[f"blk.{index}.{_NAMES[sublayer]}.{'bias' if kind == 'bias' else 'weight'}"] = tensor
+    return tensors
+
+
+def fields_of(config: LlamaConfig, *, architecture: str) -> dict[str, Any]:
+    """Returns the metadata of a model by its keys."""
+    fields = {
+        "context_length": config.max_positions,
+        "embedding_length": config.emb_dim,
+        "block_count": config.num_decoder_layers,
+        "feed_forward_length": config.mlp_dim,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_epsilon,
+        "rope.freq_base": config.rope_theta,
+    }
+    return {
+        **{f"{architecture}.{key}": value for key, value in fields.items()},
+        "tokenizer.ggml.eos_token_id": config.end_ids[0],
+    }
+
+
+def write_gguf(
+    path: pathlib.Path,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    architecture: str,
+    fields: Mapping[str, Any],
+    kinds: Mapping[str, str] | None = None,
+) -> pathlib.Path:
+    """Writes a file and returns it.
+
+    Args:
+      path: Where to.
+      tensors: By name; float32.
+      architecture: `general.architecture`.
+      fields: Metadata by key: whole numbers, other numbers, flags, texts, or lists of one of these.
+      kinds: Types to store tensors as, by name, such as `Q4_1`; the others are F32.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in fields.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for name, tensor in tensors.items():
+        kind = gguf.GGMLQuantizationType[(kinds or {}).get(name, "F32")]
+        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(tensor), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

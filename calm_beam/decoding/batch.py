@@ -6,7 +6,7 @@ prompt that has ended gives its slot to the next.
 
 import collections
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from .single_step import SingleStep
 from .step import Step
 from .weights import Weights
 from .work import Work
+
+OnShape = Callable[[int, int], None]
+"""Takes how many shapes are compiled, and how many there are."""
 
 
 class Batch:
@@ -166,19 +169,32 @@ class Batch:
         for slot in slots.tolist():
             self._share(slot)
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, on_shape: OnShape | None = None) -> None:
         """Compiles whatever prompts may need in a batch of one lane, so that none has to wait for a compiler.
 
         Every step is run once, on padding only: what the batch holds does not change.
+
+        Args:
+          on_shape: Called before the first shape is compiled and after each; None for nobody.
         """
+        shapes = [
+            (width, encoded, count)
+            for above, width in itertools.pairwise((0, *sorted(self._slots.sources)))
+            for encoded, count in itertools.product(
+                encoded_widths(width, above=above),
+                {admitted_together(count) for count in range(1, self._admission.chunk(width) + 1)},
+            )
+        ]
+        told = on_shape or _nobody
+        # The steps are one more.
+        total = len(shapes) + 1
         with self._weights.group.running():
-            narrower = 0
-            for width in sorted(self._slots.sources):
-                counts = {admitted_together(count) for count in range(1, self._admission.chunk(width) + 1)}
-                for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
-                    self._admission.prefill(width, (), encoded=encoded, rows=count)
-                narrower = width
+            for done, (width, encoded, count) in enumerate(shapes):
+                told(done, total)
+                self._admission.prefill(width, (), encoded=encoded, rows=count)
+            told(total - 1, total)
             self._engine.run_on_padding()
+        told(total, total)
 
     def step(self) -> Iterator[tuple[Request, PromptResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
@@ -277,3 +293,7 @@ class Batch:
         if has_known:
             new.put_known(self._outputs, step, is_known=is_known)
         return new
+
+
+def _nobody(done: int, total: int) -> None:
+    """Stands for whoever might want to know how far compiling is."""

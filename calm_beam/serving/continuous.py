@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from calm_beam.decoding.batch import Batch
+from calm_beam.decoding.batch import Batch, OnShape
 from calm_beam.decoding.request import Request
+from calm_beam.decoding.work import Work
 from calm_beam.errors import CalmBeamError
 
 from .answer import Answer, OutputError
@@ -41,6 +42,28 @@ class _Ticket:
     on_token: OnToken | None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _WarmUp:
+    """Compiling, which somebody waits for.
+
+    Attributes:
+      compiled: Ends with it.
+      on_shape: Hears how far it is.
+    """
+
+    compiled: concurrent.futures.Future[None]
+    on_shape: OnShape | None
+
+    def run(self, batch: Batch) -> None:
+        """Compiles what a batch may need, and tells whoever waits for that."""
+        try:
+            batch.warm_up(on_shape=self.on_shape)
+        except Exception as error:
+            self.compiled.set_exception(error)
+            raise
+        self.compiled.set_result(None)
+
+
 class ContinuousGenerator:
     """Answers prompts as they come, together with those that are being answered.
 
@@ -68,8 +91,9 @@ class ContinuousGenerator:
         # What the batch has taken and not answered; how many more it has room for.
         self._running: dict[Request, _Ticket] = {}
         self._room = 0
-        # Of whoever waits for all to be compiled.
-        self._warm_up: concurrent.futures.Future[None] | None = None
+        # Of those who wait for all to be compiled.
+        self._warm_up: _WarmUp | None = None
+        self._work = Work()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="calm-beam-batch", daemon=True)
         self._thread.start()
@@ -106,8 +130,16 @@ class ContinuousGenerator:
             self._forget_cancelled()
             return self._most_waiting + self._room - len(self._waiting)
 
-    def warm_up(self) -> None:
+    @property
+    def work(self) -> Work:
+        """What the model has done for prompts so far."""
+        return self._work
+
+    def warm_up(self, *, on_shape: OnShape | None = None) -> None:
         """Compiles all that prompts may need, so that none has to wait for that.
+
+        Args:
+          on_shape: Called in the thread that compiles, as `Batch.warm_up` calls it; of several callers, the first's.
 
         Raises:
           RuntimeError: If it is closed.
@@ -116,8 +148,8 @@ class ContinuousGenerator:
             if self._is_closed:
                 raise RuntimeError("the generator is closed, and takes no more prompts.")
             if self._warm_up is None:
-                self._warm_up = concurrent.futures.Future()
-            compiled = self._warm_up
+                self._warm_up = _WarmUp(compiled=concurrent.futures.Future(), on_shape=on_shape)
+            compiled = self._warm_up.compiled
             self._changed.notify()
         compiled.result()
 
@@ -215,6 +247,7 @@ class ContinuousGenerator:
                         ticket.future.set_result(self._generator.answer(ticket.served, result.branch(0)))
                     except OutputError as error:
                         ticket.future.set_exception(error)
+            self._work += batch.take_work()
             for request, token, exit_layer in batch.newest():
                 on_token = running[request].on_token
                 if on_token is not None:
@@ -230,22 +263,12 @@ class ContinuousGenerator:
             room = batch.free_slots() - sum(map(len, queues.values()))
             taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), room))]
             self._room = room - len(taken)
-            compiled, self._warm_up = self._warm_up, None
+            warm_up, self._warm_up = self._warm_up, None
         for ticket in taken:
             running[ticket.request] = ticket
             queues[batch.width_for(ticket.request)].append(ticket.request)
-        if compiled is not None:
-            _warm_up(batch, compiled)
-
-
-def _warm_up(batch: Batch, compiled: concurrent.futures.Future[None]) -> None:
-    """Compiles what a batch may need, and tells whoever waits for that."""
-    try:
-        batch.warm_up()
-    except Exception as error:
-        compiled.set_exception(error)
-        raise
-    compiled.set_result(None)
+        if warm_up is not None:
+            warm_up.run(batch)
 
 
 def _drop_cancelled(batch: Batch, queues: _Queues, running: dict[Request, _Ticket]) -> None:

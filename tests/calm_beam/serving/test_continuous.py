@@ -163,17 +163,24 @@ def test_prompts_for_which_there_is_room_do_not_wait(alone: list[Answer]) -> Non
 
 
 def test_nobody_waits_for_a_compiler_after_the_warm_up() -> None:
-    """Whatever comes together, at whatever width: every program is there. Being warmed up again takes nothing."""
+    """Whatever comes together, at whatever width: every program is there, and how many are made is told before each.
+
+    Being warmed up again takes nothing.
+    """
     # A size that no other test has compiled anything for.
     with ContinuousGenerator(_generator(batch_size=20, decode={"max_input_length": 40})) as continuous:
-        continuous.warm_up()
+        told: list[tuple[int, int]] = []
+        continuous.warm_up(on_shape=lambda *shapes: told.append(shapes))
+        (total,) = {total for _, total in told}
+        assert [done for done, _ in told] == list(range(total + 1))
         with CompileTime() as compiled:
             continuous.warm_up()
             for count in (1, 2, 5, 20, 60):
                 prompts = [*_PROMPTS, *([9] * 36 for _ in _PROMPTS)][:count]
                 for future in [continuous.submit(prompt) for prompt in prompts]:
-                    future.result()
+                    tokens = len(future.result().tokens)
         assert compiled.seconds() == 0
+        assert continuous.work.layer_rows > tokens
     with pytest.raises(RuntimeError, match="is closed"):
         continuous.warm_up()
 
@@ -181,7 +188,7 @@ def test_nobody_waits_for_a_compiler_after_the_warm_up() -> None:
 def test_a_warm_up_that_fails_says_so(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     """To whoever waits for it; prompts are answered all the same."""
 
-    def failing(_: object) -> None:
+    def failing(_: object, **__: object) -> None:
         raise RuntimeError("the device has no memory left")
 
     monkeypatch.setattr(batch.Batch, "warm_up", failing)

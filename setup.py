@@ -54,6 +54,9 @@ _SERVING = [
 # For models in a file of GGUF; what a field contains is said from this version on.
 _GGUF = ["gguf>=0.17,<1"]
 
+# For calm-beam serve.
+_SERVE = ["fastapi>=0.115,<1", "prometheus-client>=0.21,<1", "uvicorn>=0.30,<1"]
+
 # For vocabularies in a tokenizer.json, and for chat templates. Out of the sandbox of older Jinjas, ways are known.
 _TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20.3,<0.24"]
 
@@ -104,12 +107,11 @@ _DEV = [
     *_TOKENIZERS,
     *_GGUF,
     *_SEQIO,
+    *_SERVE,
     *_GROUPS["lint"],
     *_GROUPS["wheels"],
     # Brings axe, which tests whether everybody can use the pages.
     "axe-playwright-python>=0.1.8,<0.2",
-    # For examples/web_service.
-    "fastapi>=0.115,<1",
     "gcp-storage-emulator>=2026.7,<2028",
     # Beam brings it from 2.75 on; a test reads a Flex Template's metadata by it.
     "google-cloud-dataflow-client>=0.8.10,<0.14",
@@ -118,6 +120,8 @@ _DEV = [
     "jsonschema>=4.20,<5",
     "mpmath>=1.3,<2",
     "mypy>=1.15,<3",
+    # A client of calm-beam serve.
+    "openai>=1.50,<4",
     "orbax-checkpoint>=0.11.28,<0.13",
     # Drives the browser that a machine has, in tests of the report; brings none.
     "playwright>=1.50,<2",
@@ -127,7 +131,6 @@ _DEV = [
     "pyyaml>=6.0.2,<7",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",
-    "uvicorn>=0.30,<1",
 ]
 
 _EXTRAS = {
@@ -141,14 +144,22 @@ _EXTRAS = {
     "metrics": _METRICS,
     "plots": _PLOTS,
     "seqio": _SEQIO,
+    "serve": _SERVE,
     "tensorflow": _TENSORFLOW,
     "tokenizers": _TOKENIZERS,
 }
 
 # Metrics are what a service may measure its losses by.
-_SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRICS], "tokenizers": _TOKENIZERS}
+_SERVING_EXTRAS = {
+    "bleurt": _BLEURT,
+    "gcp": _GCP,
+    "metrics": [*_ROUGE, *_METRICS],
+    "serve": _SERVE,
+    "tokenizers": _TOKENIZERS,
+}
 
-# Without those that calibrate, train and evaluate. Of `calm_beam.launch`, `generate`, `inspect` and `monitor` work.
+# Without those that calibrate, train and evaluate. Of `calm_beam.launch`, these commands work: `generate`,
+# `inspect`, `monitor` and `serve`.
 _SERVING_PACKAGES = [
     "calm_beam",
     "calm_beam.checkpoints",
@@ -166,6 +177,7 @@ _SERVING_PACKAGES = [
     "calm_beam.launch.flags",
     "calm_beam.launch.generate",
     "calm_beam.launch.monitor",
+    "calm_beam.launch.serve",
     "calm_beam.launch.terminal",
     "calm_beam.manifest",
     "calm_beam.metrics",

@@ -4,9 +4,9 @@ r"""Throughput and latency of the web service under load, against one prompt at 
         --data=calm_beam/inputs/demo/calibration.jsonl.gz --consistency=textual --delta=0.05 \
         --clients 1 8 32 --rates 10 20 --json
 
-Starts each service on loopback in a process of its own: the example's, which decodes all requests in one batch; the
-same with the full model; and a plain one that decodes a prompt in each of two threads by `Generator.generate`, as the
-example did before. Load comes in two ways: from so many clients that each ask as soon as they are answered
+Starts each service on loopback in a process of its own: that of `calm-beam serve`, which decodes all requests in one
+batch; the same with the full model; and a plain one that decodes a prompt in each of two threads by
+`Generator.generate`. Load comes in two ways: from so many clients that each ask as soon as they are answered
 (`--clients`), and at random times, so many a second (`--rates`), whether or not the service keeps up. What it turns
 away with 503 is counted, and asked again by clients of the first kind. Services that stream are asked for streams: the
 time to the first token is told beside that to the whole answer. Clients run on the same machine, and take their share
@@ -32,12 +32,14 @@ import numpy as np
 import uvicorn
 
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.launch.serve.answers import answer_fields
+from calm_beam.launch.serve.app import build_app
+from calm_beam.launch.serve.limits import Limits
+from calm_beam.launch.serve.parameters import CompletionQuestion
+from calm_beam.launch.serve.served import Served
 from calm_beam.manifest import MANIFEST, EntryChoice, read_manifest
 from calm_beam.serving import Generator
 from calm_beam.storage import joined
-from examples.web_service.app import build_app
-from examples.web_service.generate import Question, answer_fields
-from examples.web_service.limits import Limits
 
 from .machine import describe_machine
 
@@ -72,10 +74,18 @@ class _Served:
     def app(self) -> fastapi.FastAPI:
         if self.service == _SINGLE:
             return _app_of_one_at_a_time(self.generator(), waiting=self.waiting)
-        generator = self.generator()
-        return build_app(
-            generator.full_model() if self.service == _FULL else generator, limits=Limits(waiting=self.waiting)
+        manifest = read_manifest(joined(self.calibration, MANIFEST))
+        served = Served(
+            manifest=manifest,
+            entry=manifest.calibration(EntryChoice.named_by(self)),
+            content=b"",
+            limits=Limits(waiting=self.waiting),
         )
+        return build_app(served, load=self._load)[0]
+
+    def _load(self) -> tuple[Generator, None]:
+        generator = self.generator()
+        return (generator.full_model() if self.service == _FULL else generator), None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,12 +210,10 @@ def _running(served: _Served) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         while process.is_alive():
-            try:
-                httpx.get(f"{url}/health")
-            except httpx.TransportError:
-                time.sleep(0.2)
-            else:
-                break
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/readyz").status_code == httpx.codes.OK:
+                    break
+            time.sleep(0.2)
         else:
             raise RuntimeError(f"the service ended with status {process.exitcode}")
         yield url
@@ -230,12 +238,12 @@ def _app_of_one_at_a_time(generator: Generator, *, waiting: int) -> fastapi.Fast
 
     app = fastapi.FastAPI(lifespan=warmed_up)
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
         return {}
 
-    @app.post("/generate")
-    async def generate(question: Question) -> dict[str, object]:
+    @app.post("/v1/completions")
+    async def complete(question: CompletionQuestion) -> dict[str, object]:
         nonlocal taken
         if taken >= _THREADS + waiting:
             raise fastapi.HTTPException(_BUSY)
@@ -245,7 +253,7 @@ def _app_of_one_at_a_time(generator: Generator, *, waiting: int) -> fastapi.Fast
                 answer = await asyncio.to_thread(generator.generate, question.prompt)
         finally:
             taken -= 1
-        return answer_fields(answer, group=None)
+        return {"choices": [{"calm_beam": answer_fields(answer, group=None)}]}
 
     return app
 
@@ -319,7 +327,7 @@ class _Asking:
         """Returns whether the service answered, having kept what it heard."""
         start, first = time.perf_counter(), None
         body = {"prompt": prompt, "stream": self._streams}
-        async with self._client.stream("POST", "/generate", json=body) as response:
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code == _BUSY:
                 self._turned_away += 1
                 return False
@@ -327,13 +335,13 @@ class _Asking:
             if self._streams:
                 last = ""
                 async for line in response.aiter_lines():
-                    if line.startswith("data: "):
+                    if line.startswith("data: {"):
                         first = first or time.perf_counter()
                         last = line.removeprefix("data: ")
-                answer = json.loads(last)
             else:
-                answer = json.loads(await response.aread())
+                last = (await response.aread()).decode()
         end = time.perf_counter()
+        answer = json.loads(last)["choices"][0]["calm_beam"]
         self._heard.append(
             _Heard(
                 first_seconds=(first or end) - start,

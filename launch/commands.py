@@ -18,6 +18,7 @@ COMMANDS = {
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",
     "report": "build the report of a calibration, one HTML file",
+    "serve": "answer prompts over HTTP under a manifest, as OpenAI's interface does",
     "suitability": "say whether a model can exit early at all, before a calibration is paid for",
     "train": "train or fine-tune an early-exit model, or its exit classifier",
     "verify": "test the promises of a manifest on fresh data",

@@ -115,6 +115,7 @@ _BROUGHT = {
     "h11": "uvicorn",
     "ml_dtypes": "jax",
     "pydantic": "fastapi",
+    "prometheus_client": "prometheus-client",
     "requests": "types-requests",
     "starlette": "fastapi",
 }

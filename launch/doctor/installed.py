@@ -18,6 +18,7 @@ EXTRAS = {
     "metrics": "the metrics chrf, sentence_bleu and edit_distance; BLEU in evaluate",
     "plots": "figures of plan and evaluate",
     "seqio": "--seqio_task",
+    "serve": "calm-beam serve",
     "tensorflow": "data in TFRecord files",
     "tokenizers": "vocabularies in a tokenizer.json, --chat_template",
 }

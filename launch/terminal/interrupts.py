@@ -91,8 +91,12 @@ def _leave(status: int) -> None:
     XLA compiles in threads of its own, which cannot be stopped. An interpreter that goes on to its end waits for them,
     minutes with a large model, and then they find gone what they were started with: a segmentation fault.
     """
-    if not status:
-        return
+    if status:
+        leave_at_once(status)
+
+
+def leave_at_once(status: int) -> None:
+    """Ends the process with a status, and with whatever its threads are at: what they do is not needed any more."""
     for stream in (sys.stdout, sys.stderr):
         # A reader that is gone takes nothing away from a failure.
         with contextlib.suppress(OSError, ValueError, StreamError):

@@ -28,6 +28,7 @@ _COMMANDS = {
     "monitor": "--losses",
     "plan": "--risk_guess",
     "report": "--calibration",
+    "serve": "--max_waiting",
     "suitability": "--checkpoint",
     "train": "--checkpoint",
     "verify": "--manifest",

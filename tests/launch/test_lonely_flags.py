@@ -20,12 +20,14 @@ _VALUES = {
     "--direction": "lower",
     "--extra_ids": "3",
     "--max_failures": "3",
+    "--probe_share": "2%",
     "--relative_max_distance": "64",
     "--stop_gain": "2%",
 }
 # What a command asks for before it looks at others.
 _NEEDED = {
     "generate": ["--manifest=m.json"],
+    "serve": ["--manifest=m.json"],
     "train": ["--output=o"],
     "verify": ["--manifest=m.json"],
 }

@@ -2,25 +2,28 @@
 
 import contextlib
 import json
-import pathlib
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fastapi
+import httpx
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
 from calm_beam.decoding import batch
 from calm_beam.decoding.request import Request
-from calm_beam.serving import Generator
-from examples.web_service.limits import Limits
-from examples.web_service.timed_protocol import protocol_with
+from calm_beam.launch.serve.app import build_app
+from calm_beam.launch.serve.limits import Limits
+from calm_beam.launch.serve.served import Served
+from calm_beam.launch.serve.timed_protocol import protocol_with
+from calm_beam.serving import Generator, LossProbe
 from tests.pipelines import text_rows
 
-EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
 PROMPTS = list(dict.fromkeys(row["input"] for row in text_rows(24)))
 LIMITS = Limits(prompt_characters=200, prompts=2, waiting=2)
 
@@ -32,23 +35,83 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def app_of(
+    generator: Generator, *, limits: Limits | None = None, probe: LossProbe | None = None, name: str = "calm-beam"
+) -> fastapi.FastAPI:
+    """Returns the service of a generator that is loaded already."""
+    about = Served(
+        manifest=generator.manifest,
+        entry=generator.entry,
+        content=b"{}",
+        name=name,
+        limits=limits or Limits(),
+    )
+    return build_app(about, load=lambda: (generator, probe))[0]
+
+
 @contextlib.contextmanager
-def served(app: fastapi.FastAPI, limits: Limits) -> Iterator[int]:
-    """Serves an app in a thread, and yields its port."""
+def ready_client(app: fastapi.FastAPI) -> Iterator[TestClient]:
+    """Yields a client of a service that has compiled all it needs."""
+    with TestClient(app, raise_server_exceptions=False) as client:
+        _wait_until(lambda: client.get("/readyz").status_code == 200)
+        yield client
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def numbers(client: Any) -> tuple[int, int]:
+    """Returns how many prompts run, and wait."""
+    running, waiting = (metric(client, f"calm_beam_prompts_{name}") for name in ("running", "waiting"))
+    return int(running), int(waiting)
+
+
+def metric(client: Any, name: str) -> float:
+    """Returns a number of `/metrics`, called with its labels as there."""
+    (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(value)
+
+
+@contextlib.contextmanager
+def served(app: fastapi.FastAPI, limits: Limits, *, waits: bool = True) -> Iterator[int]:
+    """Serves an app in a thread, and yields its port; once it is ready, unless it never is."""
     port = free_port()
     config = uvicorn.Config(app, port=port, http=protocol_with(limits), ws="none", log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        _wait_until(lambda: server.started)
+        if waits:
+            _wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200)
         yield port
     finally:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+def asked(client: Any, prompt: Any, **more: Any) -> Any:
+    """Returns the response to a request for completions."""
+    return client.post("/v1/completions", json={"prompt": prompt, **more})
+
+
+def answer_of(choice: dict[str, Any]) -> dict[str, Any]:
+    """Returns all that a choice, or the end of its events, tells of an answer."""
+    return {"text": choice["text"], **choice["calm_beam"]}
+
+
+def answered(response: Any) -> dict[str, Any]:
+    """Returns the one answer that a response has, at once or as a stream."""
+    if response.headers["content-type"].startswith("text/event-stream"):
+        choices = [event["choices"][0] for _, event in read_events(response.text)[:-1]]
+        return {"text": "".join(choice["text"] for choice in choices), **choices[-1]["calm_beam"]}
+    (choice,) = response.json()["choices"]
+    return answer_of(choice)
 
 
 def expected(generator: Generator, prompt: str, *, group: str | None = None) -> dict[str, Any]:

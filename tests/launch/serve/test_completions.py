@@ -8,45 +8,45 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from calm_beam.launch.serve.limits import Limits
 from calm_beam.serving import Generator, OutputError
-from examples.web_service.app import build_app
-from examples.web_service.limits import Limits
 from tests.calm_beam.serving.builders import STEPS, with_groups
-from tests.examples.web_service.served import LIMITS, PROMPTS, assert_same, expected, read_events
-
-
-def _asked(client: TestClient, prompt: Any, **more: Any) -> Any:
-    return client.post("/v1/completions", json={"model": "calm-beam", "prompt": prompt, **more})
-
-
-def _answer(choice: dict[str, Any]) -> dict[str, Any]:
-    """Returns a choice as /generate answers."""
-    return {"text": choice["text"], **choice["calm_beam"]}
+from tests.launch.serve.served import (
+    LIMITS,
+    PROMPTS,
+    answer_of,
+    app_of,
+    asked,
+    assert_same,
+    expected,
+    read_events,
+    ready_client,
+)
 
 
 def _ended(tokens: list[int]) -> str:
     return "stop" if tokens[-1] == 1 else "length"
 
 
-def test_a_completion_is_the_generators_answer(client: TestClient, generator: Generator) -> None:
+def test_a_completion_is_the_generatorsanswer_of(client: TestClient, generator: Generator) -> None:
     """In the shape that clients know, with usage and the reason why it ended."""
     reasons = set()
     for prompt in PROMPTS:
-        body = _asked(client, prompt).json()
+        body = asked(client, prompt).json()
         (choice,) = body["choices"]
         answer = expected(generator, prompt)
-        assert_same(_answer(choice), answer)
+        assert_same(answer_of(choice), answer)
         assert (choice["index"], choice["logprobs"]) == (0, None)
         assert choice["finish_reason"] == _ended(answer["tokens"])
         assert (body["object"], body["model"]) == ("text_completion", "calm-beam")
         assert body["id"].startswith("cmpl-")
         assert body["created"] > 0
         assert body["system_fingerprint"] == generator.manifest.digest
-        asked, made = len(generator.request(prompt, name="a").ids), len(answer["tokens"])
+        prompt_tokens, made = len(generator.request(prompt, name="a").ids), len(answer["tokens"])
         assert body["usage"] == {
-            "prompt_tokens": asked,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": made,
-            "total_tokens": asked + made,
+            "total_tokens": prompt_tokens + made,
         }
         reasons.add(choice["finish_reason"])
     assert "length" in reasons
@@ -57,18 +57,18 @@ def test_prompts_come_in_four_shapes(client: TestClient, generator: Generator) -
     ids = [list(generator.request(prompt, name="a").ids) for prompt in PROMPTS[:2]]
     answers = [expected(generator, prompt) for prompt in PROMPTS[:2]]
     for prompt in (PROMPTS[:2], ids):
-        choices = _asked(client, prompt).json()["choices"]
+        choices = asked(client, prompt).json()["choices"]
         assert [choice["index"] for choice in choices] == [0, 1]
         for choice, answer in zip(choices, answers, strict=True):
-            assert_same(_answer(choice), answer)
-    (choice,) = _asked(client, ids[0]).json()["choices"]
-    assert_same(_answer(choice), answers[0])
+            assert_same(answer_of(choice), answer)
+    (choice,) = asked(client, ids[0]).json()["choices"]
+    assert_same(answer_of(choice), answers[0])
 
 
 def test_a_stream_has_an_event_for_every_token(client: TestClient, generator: Generator) -> None:
     """Those of several prompts come as they are made; each prompt ends with its reason, and the stream as agreed."""
     body = {"stream": True, "stream_options": {"include_usage": True}}
-    response = _asked(client, PROMPTS[:2], **body)
+    response = asked(client, PROMPTS[:2], **body)
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, (_, usage), (_, done) = read_events(response.text)
     assert done == "[DONE]"
@@ -90,7 +90,7 @@ def test_a_stream_has_an_event_for_every_token(client: TestClient, generator: Ge
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == total
     # Without being asked for, usage is not told.
-    *events, _ = read_events(_asked(client, PROMPTS[0], stream=True).text)
+    *events, _ = read_events(asked(client, PROMPTS[0], stream=True).text)
     assert {"usage" in event for _, event in events} == {False}
 
 
@@ -116,8 +116,8 @@ def test_what_leaves_outputs_as_they_are_is_accepted(client: TestClient, generat
         "stream_options": None,
     }
     for parameters in (neutral, dict.fromkeys(neutral)):
-        (choice,) = _asked(client, PROMPTS[0], **parameters).json()["choices"]
-        assert_same(_answer(choice), answer)
+        (choice,) = asked(client, PROMPTS[0], **parameters).json()["choices"]
+        assert_same(answer_of(choice), answer)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_was_not_calibrated_is_refused(
     # Surrogates in tests of JSON are escaped, as clients escape them.
     response = client.post(
         "/v1/completions",
-        content=json.dumps({"model": "calm-beam", "prompt": PROMPTS[0], parameter: value}),
+        content=json.dumps({"prompt": PROMPTS[0], parameter: value}),
         headers={"Content-Type": "application/json"},
     )
     error = response.json()["error"]
@@ -169,7 +169,7 @@ def test_what_was_not_calibrated_is_refused(
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
-        (b'{"prompt": "a"}', 400, "body.model: Field required"),
+        (b'{"model": "calm-beam"}', 400, "body.prompt: Field required"),
         (b'{"model": "calm-beam", "prompt": "a", "beam_size": 4}', 400, "body.beam_size: Extra inputs"),
         (b'{"model": "calm-beam", "prompt": "a", "calm_beam": {"threshold": 0}}', 400, "calm_beam.threshold: Extra"),
         (
@@ -216,32 +216,32 @@ def test_models_are_listed(client: TestClient, generator: Generator) -> None:
 def test_a_completion_may_name_its_group(generator: Generator, folder: pathlib.Path) -> None:
     """In the field of ours; each choice says what is promised."""
     grouped = Generator.from_manifest(with_groups(generator.manifest), folder / "model", batch_size=2)
-    with TestClient(build_app(grouped, limits=LIMITS, model="mine")) as client:
+    with ready_client(app_of(grouped, limits=LIMITS, name="mine")) as client:
         for group, threshold in (("en", 0.9), ("it", None)):
             body = {"model": "mine", "prompt": PROMPTS[0], "calm_beam": {"group": group}}
             (choice,) = client.post("/v1/completions", json=body).json()["choices"]
             promise = choice["calm_beam"].pop("promise")
             assert (promise and promise["threshold"]) == threshold
-            assert_same(_answer(choice), expected(grouped, PROMPTS[0], group=group))
+            assert_same(answer_of(choice), expected(grouped, PROMPTS[0], group=group))
 
 
 def test_busy_and_broken_are_told_as_clients_expect(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients try again where that helps; a stream that breaks down ends with an error."""
-    with TestClient(build_app(generator, limits=Limits(prompts=2, waiting=2)), raise_server_exceptions=False) as client:
-        _asked(client, PROMPTS[0])
+    with ready_client(app_of(generator, limits=Limits(prompts=2, waiting=2))) as client:
+        asked(client, PROMPTS[0])
 
         def broken(_: object, *__: object) -> None:
             raise OutputError("the prompt: not finite")
 
         with monkeypatch.context() as patched:
             patched.setattr(Generator, "answer", broken)
-            response = _asked(client, PROMPTS[0])
-            stream = _asked(client, PROMPTS[0], stream=True)
+            response = asked(client, PROMPTS[0])
+            stream = asked(client, PROMPTS[0], stream=True)
         error = {"message": "the model gave no output", "type": "server_error", "param": None, "code": None}
         assert (response.status_code, response.json()) == (500, {"error": error})
         assert read_events(stream.text)[-1] == ("", {"error": error})
         monkeypatch.setattr("calm_beam.serving.ContinuousGenerator.room", 1)
-        busy = _asked(client, PROMPTS[:2])
+        busy = asked(client, PROMPTS[:2])
         assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
         assert busy.json()["error"]["type"] == "server_error"
-        assert _asked(client, PROMPTS[0]).status_code == 200
+        assert asked(client, PROMPTS[0]).status_code == 200

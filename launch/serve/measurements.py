@@ -4,11 +4,19 @@ import concurrent.futures
 import logging
 import threading
 import uuid
+from typing import TYPE_CHECKING
 
-from calm_beam.serving import Answer, Generator, LossProbe
+from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
+from calm_beam.serving import Answer
 from calm_beam.serving.request import AnyPrompt
 
+if TYPE_CHECKING:
+    from calm_beam.serving import Generator, LossProbe
+
 _log = logging.getLogger("uvicorn.error")
+
+# Chance of ever raising a false alarm, as `calm-beam monitor` has it where nothing else is said.
+_ALPHA = 0.05
 
 
 class Measurements:
@@ -17,9 +25,13 @@ class Measurements:
     Whether a request is measured is settled before it has an output: by its id, by its group, which has to be the
     probe's, and by whether there is room for one more that waits to be measured. A request that is not measured for
     want of room is counted in `left_out`.
+
+    Attributes:
+      left_out: How many there were.
+      monitor: What the losses since the start show. `calm-beam monitor --state` also keeps what was before that.
     """
 
-    def __init__(self, generator: Generator, probe: LossProbe, *, most_waiting: int) -> None:
+    def __init__(self, generator: "Generator", probe: "LossProbe", *, most_waiting: int) -> None:
         """Starts the thread with the first answer.
 
         Args:
@@ -28,6 +40,7 @@ class Measurements:
           most_waiting: Answers that may wait to be measured, those included that are still being made.
         """
         self.left_out = 0
+        self.monitor = RiskMonitor.of_promise(WatchedPromise.of(generator.manifest, generator.entry), alpha=_ALPHA)
         self._group = generator.entry.group
         self._probe = probe
         self._places = threading.BoundedSemaphore(most_waiting)
@@ -63,12 +76,18 @@ class Measurements:
         self._thread.shutdown()
 
     def _measure(self, request_id: str, prompt: AnyPrompt, answered: concurrent.futures.Future[Answer]) -> None:
+        # Here, since JAX takes seconds.
+        from calm_beam.serving import MeasuredLoss
+
         try:
             error = answered.exception()
-            if isinstance(error, Exception):
-                self._probe.observe_failure(request_id, error)
-            else:
-                self._probe.observe(request_id, prompt, answer=answered.result())
+            loss = (
+                MeasuredLoss.of_failure(error)
+                if isinstance(error, Exception)
+                else self._probe.measure(request_id, prompt, answer=answered.result())
+            )
+            self.monitor = self.monitor.observe([loss.value if loss.failure is None else None])
+            self._probe.add(request_id, loss)
         except OSError as error:
             # Whoever asked has their answer, also while the disk is full.
             _log.error("a loss could not be written: %s", error)

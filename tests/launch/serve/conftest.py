@@ -10,9 +10,8 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator
-from examples.web_service.app import build_app
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
-from tests.examples.web_service.served import LIMITS
+from tests.launch.serve.served import LIMITS, app_of, ready_client
 from tests.pipelines import write_model, write_vocabulary
 
 
@@ -37,5 +36,5 @@ def generator(folder: pathlib.Path) -> Generator:
 @pytest.fixture
 def client(generator: Generator) -> Iterator[TestClient]:
     """A client of the service, which has been warmed up."""
-    with TestClient(build_app(generator, limits=LIMITS), raise_server_exceptions=False) as client:
+    with ready_client(app_of(generator, limits=LIMITS)) as client:
         yield client

@@ -13,8 +13,20 @@ import pytest
 
 from calm_beam.decoding import batch
 from calm_beam.serving import Generator, LossProbe
-from examples.web_service.app import build_app
-from tests.examples.web_service.served import LIMITS, PROMPTS, HeldSteps, assert_same, expected, read_events, served
+from tests.launch.serve.served import (
+    LIMITS,
+    PROMPTS,
+    HeldSteps,
+    answer_of,
+    answered,
+    app_of,
+    asked,
+    assert_same,
+    expected,
+    numbers,
+    read_events,
+    served,
+)
 
 
 def _longest(generator: Generator) -> str:
@@ -55,23 +67,20 @@ class _CountedSteps:
         monkeypatch.setattr(batch.Batch, "step", counted)
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_the_first_token_is_heard_before_the_second_is_made(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch, path: str
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing on the way keeps events back."""
     body = {"prompt": _longest(generator), "stream": True}
-    if path != "/generate":
-        body["model"] = "calm-beam"
-    with served(build_app(generator, limits=LIMITS), LIMITS) as port:
+    with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         steps = _CountedSteps(monkeypatch)
-        with httpx.stream("POST", f"http://127.0.0.1:{port}{path}", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as response:
             lines = (line for line in response.iter_lines() if line.startswith("data: "))
             for count in range(1, 4):
                 steps.allowed.release()
                 heard = json.loads(next(lines).removeprefix("data: "))
                 assert steps.taken == count
-                assert "token" in (heard if path == "/generate" else heard["choices"][0]["calm_beam"])
+                assert "token" in heard["choices"][0]["calm_beam"]
             for _ in range(20):
                 steps.allowed.release()
             assert list(lines)
@@ -80,10 +89,10 @@ def test_the_first_token_is_heard_before_the_second_is_made(
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_is_not_decoded_for(generator: Generator, monkeypatch: pytest.MonkeyPatch, *, stream: bool) -> None:
     """Prompts that run or wait for a client that has left make room; others are answered."""
-    with served(build_app(generator, limits=LIMITS), LIMITS) as port:
+    with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         url = f"http://127.0.0.1:{port}"
         hold = HeldSteps(monkeypatch)
-        connections = [_sent(port, "/generate", {"prompt": prompt, "stream": stream}) for prompt in PROMPTS[:4]]
+        connections = [_sent(port, "/v1/completions", {"prompt": prompt, "stream": stream}) for prompt in PROMPTS[:4]]
         _until(lambda: sum(_numbers(url)) == 4)
         running, _ = _numbers(url)
         for connection in connections:
@@ -93,13 +102,14 @@ def test_who_leaves_is_not_decoded_for(generator: Generator, monkeypatch: pytest
         hold.may_go_on.set()
         _until(lambda: _numbers(url) == (0, 0))
         assert len(hold.dropped) == running
-        response = httpx.post(f"{url}/generate", json={"prompt": PROMPTS[5]}, timeout=60)
-        assert_same(response.json(), expected(generator, PROMPTS[5]))
+        with httpx.Client(base_url=url, timeout=60) as client:
+            response = asked(client, PROMPTS[5])
+        assert_same(answered(response), expected(generator, PROMPTS[5]))
 
 
 def _numbers(url: str) -> tuple[int, int]:
-    health = httpx.get(f"{url}/health", timeout=60).json()
-    return health["running"], health["waiting"]
+    with httpx.Client(base_url=url, timeout=60) as client:
+        return numbers(client)
 
 
 def test_who_leaves_is_measured_all_the_same(
@@ -107,9 +117,9 @@ def test_who_leaves_is_measured_all_the_same(
 ) -> None:
     """Clients may leave because of what they read: a sample without them would be biased."""
     probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
-    with served(build_app(generator, probe=probe, limits=LIMITS), LIMITS) as port:
+    with served(app_of(generator, probe=probe, limits=LIMITS), LIMITS) as port:
         hold = HeldSteps(monkeypatch)
-        connection = _sent(port, "/generate", {"prompt": _longest(generator), "stream": True})
+        connection = _sent(port, "/v1/completions", {"prompt": _longest(generator), "stream": True})
         assert hold.has_begun.wait(60)
         connection.close()
         time.sleep(0.2)
@@ -123,10 +133,10 @@ def test_who_leaves_is_measured_all_the_same(
 def test_what_was_taken_is_answered_at_the_end(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams too; nothing new is taken meanwhile."""
     heard: list[tuple[int, str]] = []
-    with served(build_app(generator, limits=LIMITS), LIMITS) as port:
+    with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         hold = HeldSteps(monkeypatch)
         connections = [
-            _sent(port, "/generate", {"prompt": prompt, "stream": stream})
+            _sent(port, "/v1/completions", {"prompt": prompt, "stream": stream})
             for prompt, stream in zip(PROMPTS[:4], (False, True, False, True), strict=True)
         ]
         _until(lambda: sum(_numbers(f"http://127.0.0.1:{port}")) == 4)
@@ -139,8 +149,12 @@ def test_what_was_taken_is_answered_at_the_end(generator: Generator, monkeypatch
         socket.create_connection(("127.0.0.1", port))
     for prompt, (status, body) in zip(PROMPTS[:4], heard, strict=True):
         assert status == 200
-        answer = read_events(body)[-1][1] if body.startswith("event") else json.loads(body)
-        assert_same(answer, expected(generator, prompt))
+        if body.startswith("data"):
+            answer = expected(generator, prompt)
+            last = read_events(body)[-2][1]["choices"][0]
+            assert_same({**last["calm_beam"], "text": answer["text"]}, answer)
+        else:
+            assert_same(answer_of(json.loads(body)["choices"][0]), expected(generator, prompt))
 
 
 def _read(connection: socket.socket) -> tuple[int, str]:

@@ -1,13 +1,14 @@
 """Clients that send a byte now and then hold no connection that others need."""
 
 import asyncio
+import json
 import socket
 
 import fastapi
 import pytest
 
-from examples.web_service.limits import Limits
-from tests.examples.web_service.served import served
+from calm_beam.launch.serve.limits import Limits
+from tests.launch.serve.served import served
 
 
 def _heard(port: int, *parts: bytes) -> bytes:
@@ -21,24 +22,34 @@ def _heard(port: int, *parts: bytes) -> bytes:
     return heard
 
 
-_HEAD = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 30\r\n"
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 30\r\n"
 
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"POST /gen", _HEAD, _HEAD + b"\r\n", _HEAD + b'\r\n{"prompt": "the'],
+    [b"", b"POST /v1", _HEAD, _HEAD + b"\r\n", _HEAD + b'\r\n{"prompt": "the'],
     ids=["nothing", "a line", "a head", "no body", "half a body"],
 )
 def test_slow_clients_hold_no_connection(sent: bytes) -> None:
     """A request of which the rest never comes is answered with 408, wherever it stopped, and its connection ends."""
     app = fastapi.FastAPI()
 
-    @app.post("/generate")
+    @app.post("/v1/completions")
     async def generate(body: dict[str, str]) -> dict[str, str]:
         return body
 
-    with served(app, Limits(arrival_seconds=0.2)) as port:
-        assert _heard(port, sent).startswith(b"HTTP/1.1 408 ")
+    with served(app, Limits(arrival_seconds=0.2), waits=False) as port:
+        heard = _heard(port, sent)
+        assert heard.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_no_http_is_refused_in_the_same_form() -> None:
+    """The connection ends, and the error is the service's."""
+    with served(fastapi.FastAPI(), Limits(), waits=False) as port:
+        heard = _heard(port, b"nonsense\r\n\r\n")
+        assert heard.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]["message"] == "Invalid HTTP request received."
 
 
 def test_answers_may_take_longer_than_requests() -> None:
@@ -50,7 +61,7 @@ def test_answers_may_take_longer_than_requests() -> None:
         await asyncio.sleep(seconds)
         return "answer"
 
-    with served(app, Limits(arrival_seconds=1)) as port:
+    with served(app, Limits(arrival_seconds=1), waits=False) as port:
         heard = _heard(
             port,
             b"GET /1.5 HTTP/1.1\r\nHost: a\r\n\r\n",

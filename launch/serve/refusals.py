@@ -1,4 +1,4 @@
-"""What clients hear that are not answered."""
+"""What clients hear that are not answered: one form of error for all, which is that of OpenAI's interface."""
 
 from collections.abc import Mapping
 
@@ -7,16 +7,21 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-COMPLETIONS_PREFIX = "/v1/"
-"""What is asked below it is answered, and refused, as clients of OpenAI's interface know it."""
-
 _FIRST_STATUS_OF_OURS = 500
 
 
 class RefusedError(HTTPException):
     """A request that is not answered, for a reason that has a name."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         """Keeps the reason.
 
         Args:
@@ -24,27 +29,29 @@ class RefusedError(HTTPException):
           message: In words.
           param: What of the request is wrong.
           code: The reason's name, for programs.
+          retry_after: Seconds after which to come again, where that may help.
         """
-        super().__init__(status, message)
+        super().__init__(status, message, headers=None if retry_after is None else {"Retry-After": str(retry_after)})
         self.param = param
         self.code = code
 
 
 def add_refusals(app: fastapi.FastAPI) -> None:
-    """Has an app say what is wrong with a request, in the shape that those who ask there expect."""
+    """Has an app say what is wrong with a request, always in one form."""
 
     @app.exception_handler(HTTPException)
-    async def refused(request: fastapi.Request, error: HTTPException) -> fastapi.Response:
-        return _refusal(request.url.path, error, headers=error.headers)
+    async def refused(_: fastapi.Request, error: HTTPException) -> fastapi.Response:
+        return refusal(error, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(request: fastapi.Request, error: RequestValidationError) -> fastapi.Response:
+    async def not_valid(_: fastapi.Request, error: RequestValidationError) -> fastapi.Response:
         found = "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
-        return _refusal(request.url.path, HTTPException(400 if _is_of_completions(request.url.path) else 422, found))
+        names = [str(name) for part in error.errors() for name in part["loc"][1:2] if isinstance(name, str)]
+        return refusal(RefusedError(400, found, param=next(iter(names), None)))
 
 
 def error_fields(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
-    """Returns the body of an error as clients of OpenAI's interface read it."""
+    """Returns the body of an error."""
     kind = "invalid_request_error" if status < _FIRST_STATUS_OF_OURS else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -67,20 +74,15 @@ class BoundedBodies:
             elif int(headers.get(b"content-length", b"0")) > self._most_bytes:
                 error = HTTPException(413, f"the body is longer than {self._most_bytes} bytes")
             if error is not None:
-                await _refusal(scope["path"], error)(scope, receive, send)
+                await refusal(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _is_of_completions(path: str) -> bool:
-    return path.startswith(COMPLETIONS_PREFIX)
-
-
-def _refusal(path: str, error: HTTPException, *, headers: Mapping[str, str] | None = None) -> fastapi.Response:
+def refusal(error: HTTPException, *, headers: Mapping[str, str] | None = None) -> fastapi.Response:
+    """Returns the response to a request that is not answered."""
     # What was asked may hold halves of surrogate pairs, which no answer can hold.
-    message = error.detail.encode(errors="backslashreplace").decode()
-    fields: dict[str, object] = {"detail": message}
-    if _is_of_completions(path):
-        param, code = (error.param, error.code) if isinstance(error, RefusedError) else (None, None)
-        fields = error_fields(error.status_code, message, param=param, code=code)
+    message = str(error.detail).encode(errors="backslashreplace").decode()
+    param, code = (error.param, error.code) if isinstance(error, RefusedError) else (None, None)
+    fields = error_fields(error.status_code, message, param=param, code=code)
     return fastapi.responses.JSONResponse(fields, error.status_code, headers=dict(headers or {}))

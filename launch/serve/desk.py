@@ -4,15 +4,35 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
-from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, GrowingText, LossProbe, ServedRequest
+from calm_beam.serving import Answer, GrowingText, ServedRequest
 from calm_beam.serving.request import AnyPrompt
 
-from .limits import Limits
 from .measurements import Measurements
+from .metrics import ServiceMetrics
+from .served import Served
+
+if TYPE_CHECKING:
+    from calm_beam.serving import ContinuousGenerator, Generator, LossProbe
+
+Load = Callable[[], "tuple[Generator, LossProbe | None]"]
+
+_log = logging.getLogger("uvicorn.error")
+
+
+class NotReadyError(Exception):
+    """Not all is compiled yet."""
+
+
+class FullError(Exception):
+    """Too many prompts wait."""
 
 
 class GoneError(Exception):
@@ -52,7 +72,7 @@ class Ended:
 class Pending:
     """The prompts of a request that were handed in, and what becomes of them."""
 
-    def __init__(self, requests: Sequence[ServedRequest], generator: Generator) -> None:
+    def __init__(self, requests: Sequence[ServedRequest], generator: "Generator") -> None:
         """Prepares for what the batch will tell, in the event loop that will be told."""
         self.requests = requests
         self._loop = asyncio.get_running_loop()
@@ -126,72 +146,140 @@ class Pending:
 
 
 class Desk:
-    """Takes the prompts of requests into one batch, a bounded number of them."""
+    """Takes the prompts of requests into one batch, a bounded number of them, once all is compiled.
 
-    def __init__(self, generator: Generator, *, probe: LossProbe | None, limits: Limits) -> None:
+    Attributes:
+      served: What is promised.
+      phase: What it is at, in words.
+      error: Why it could not be opened; None if it could, or may still.
+      on_failure: Called once there is an error, in the thread that opens.
+    """
+
+    def __init__(self, served: Served, *, load: Load, metrics: ServiceMetrics | None = None) -> None:
         """Prepares to be opened.
 
         Args:
-          generator: What answers.
-          probe: Measures the losses of a sample of the requests, if there is one.
-          limits: What the service takes upon itself.
+          served: What is promised.
+          load: Returns what answers, and what measures losses, if anything does; takes seconds.
+          metrics: Counts what is answered.
         """
-        self.generator = generator
-        self._probe = probe
-        self._limits = limits
+        self.served = served
+        self.phase = "loading the model"
+        self.error: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._load = load
+        self._metrics = metrics
+        self._generator: Generator | None = None
         self._batch: ContinuousGenerator | None = None
         self._measurements: Measurements | None = None
+        self._is_ready = False
+        self._opening: threading.Thread | None = None
 
     def open(self) -> None:
-        """Compiles all that prompts may need."""
-        self._batch = ContinuousGenerator(self.generator, most_waiting=self._limits.waiting)
-        self._batch.warm_up()
-        if self._probe is not None:
-            self._probe.warm_up()
-            self._measurements = Measurements(self.generator, self._probe, most_waiting=self._limits.measuring)
+        """Begins to load and to compile, in a thread of its own; returns at once."""
+        # Nothing ends a compiler: whoever ends the service leaves the thread behind.
+        self._opening = threading.Thread(target=self._open_or_say_why, name="calm-beam-opening", daemon=True)
+        self._opening.start()
+
+    def _open_or_say_why(self) -> None:
+        try:
+            self._open()
+        except BaseException as error:
+            self.error = error
+            self.on_failure()
+
+    def _open(self) -> None:
+        start = time.monotonic()
+        generator, probe = self._load()
+        # Here, since JAX takes seconds, and the port is to be open before.
+        from calm_beam.serving import ContinuousGenerator
+
+        self._generator, limits = generator, self.served.limits
+        batch = ContinuousGenerator(generator, most_waiting=limits.waiting)
+        if not self.served.is_lazy:
+            _log.info("Compiling for every width of prompt: minutes the first time, seconds from the cache.")
+            batch.warm_up(on_shape=self._tell_shape)
+            if probe is not None:
+                self.phase = "compiling what measures losses"
+                probe.warm_up()
+        if probe is not None:
+            self._measurements = Measurements(generator, probe, most_waiting=limits.measuring)
+        self._batch = batch
+        self._is_ready, self.phase = True, "ready"
+        _log.info("Ready after %.0f s.", time.monotonic() - start)
+
+    def _tell_shape(self, done: int, total: int) -> None:
+        self.phase = f"compiling: {done} of {total} shapes"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether prompts are taken."""
+        return self._is_ready
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether it still loads or compiles."""
+        return self._opening is not None and self._opening.is_alive()
 
     def close(self) -> None:
-        """Waits for what was handed in, and for what is measured of it."""
-        self._opened().close()
+        """Waits for what was handed in, and for what is measured of it; leaves behind what is still compiling."""
+        if self._batch is not None:
+            self._batch.close()
         if self._measurements is not None:
             self._measurements.close()
 
-    def numbers(self) -> dict[str, int]:
-        """Returns how many prompts are being decoded, and wait; and how many were to be measured and are not."""
-        batch = self._opened()
-        numbers = {"running": batch.running, "waiting": batch.waiting}
-        return numbers if self._measurements is None else {**numbers, "left_out": self._measurements.left_out}
+    @property
+    def generator(self) -> "Generator":
+        """What answers.
+
+        Raises:
+          NotReadyError: If it is not loaded yet.
+        """
+        if self._generator is None:
+            raise NotReadyError(f"not ready: {self.phase}")
+        return self._generator
+
+    @property
+    def batch(self) -> "ContinuousGenerator | None":
+        """What decodes, with its queue and its counts; None before all is compiled."""
+        return self._batch
+
+    @property
+    def measurements(self) -> Measurements | None:
+        """What measures losses; None where nothing does, or before all is compiled."""
+        return self._measurements
 
     def hand_in(self, prompts: Sequence[AnyPrompt], *, group: str | None, tells_tokens: bool) -> Pending:
         """Returns at once, in the event loop, what becomes of the prompts of a request: all are taken, or none.
 
         Args:
-          prompts: Not more than the limits allow.
+          prompts: Of one request.
           group: The group that they are said to belong to, as `Generator.entry_for` takes it.
           tells_tokens: Whether each token is told as it is made.
 
         Raises:
+          NotReadyError: If not all is compiled yet.
           PromptError: If a prompt is refused.
-          BusyError: If too many wait.
+          FullError: If too many wait.
         """
-        batch = self._opened()
+        batch, generator = self._batch, self.generator
+        if batch is None:
+            raise NotReadyError(f"not ready: {self.phase}")
         names = ["the prompt"] if len(prompts) == 1 else [f"prompt {place}" for place in range(len(prompts))]
-        requests = self.generator.requests(prompts, names=names, groups=[group] * len(prompts))
+        requests = generator.requests(prompts, names=names, groups=[group] * len(prompts))
         # Only the event loop hands in, so that the room does not shrink between here and there.
         if batch.room < len(requests):
-            raise BusyError("busy, try again later")
-        pending = Pending(requests, self.generator)
+            raise FullError
+        pending = Pending(requests, generator)
         for place, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
             measured_as = None if self._measurements is None else self._measurements.sampled(request.group)
             future = batch.submit_request(request, on_token=pending.on_token(place) if tells_tokens else None)
+            if self._metrics is not None:
+                self._metrics.watch(len(request.ids), future)
             pending.watch(place, future, is_measured=measured_as is not None)
             if self._measurements is not None and measured_as is not None:
                 self._measurements.measure(measured_as, prompt, future)
         return pending
-
-    def _opened(self) -> ContinuousGenerator:
-        assert self._batch is not None, "a desk is opened before requests are taken"
-        return self._batch
 
 
 @dataclasses.dataclass(frozen=True)

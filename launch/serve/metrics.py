@@ -1,0 +1,190 @@
+"""What the service counts, as Prometheus reads it."""
+
+import concurrent.futures
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from calm_beam.serving import Answer
+
+if TYPE_CHECKING:
+    from .desk import Desk
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
+_FIRST_REFUSAL = 400
+_ELSEWHERE = "other"
+
+
+class ServiceMetrics:
+    """Counts of requests, prompts, tokens and layers; threads may share them."""
+
+    def __init__(self) -> None:
+        """Starts with nothing counted."""
+        self.registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=self.registry)
+        kept: dict[str, Any] = {"registry": self.registry}
+        self._requests = prometheus_client.Counter(
+            "calm_beam_requests", "Requests that were answered or refused", ["path", "status"], **kept
+        )
+        self._seconds = prometheus_client.Histogram(
+            "calm_beam_request_seconds", "From a request to the end of its answer", ["path"], buckets=_SECONDS, **kept
+        )
+        self._first = prometheus_client.Histogram(
+            "calm_beam_first_token_seconds", "From a request to its stream's first event", buckets=_SECONDS, **kept
+        )
+        self._refusals = prometheus_client.Counter(
+            "calm_beam_refusals", "Requests that were refused, or failed", ["status"], **kept
+        )
+        self._prompts = prometheus_client.Counter(
+            "calm_beam_prompts", "Prompts that were answered, failed, or were left by their client", ["outcome"], **kept
+        )
+        self._prompt_tokens = prometheus_client.Counter(
+            "calm_beam_prompt_tokens", "Tokens of prompts that were taken", **kept
+        )
+        self._tokens = prometheus_client.Counter("calm_beam_tokens", "Tokens of answers", ["exit_layer"], **kept)
+        self._layers_used = prometheus_client.Counter(
+            "calm_beam_layers_used", "Decoder layers that tokens of answers used", **kept
+        )
+        self._layers_saved = prometheus_client.Counter(
+            "calm_beam_layers_saved", "Decoder layers that the full model would have run besides", **kept
+        )
+
+    def watch(self, prompt_tokens: int, future: concurrent.futures.Future[Answer]) -> None:
+        """Counts a prompt that was taken, and its answer once there is one."""
+        self._prompt_tokens.inc(prompt_tokens)
+        future.add_done_callback(self._count)
+
+    def _count(self, done: concurrent.futures.Future[Answer]) -> None:
+        if done.cancelled():
+            self._prompts.labels("left").inc()
+        elif done.exception() is not None:
+            self._prompts.labels("failed").inc()
+        else:
+            answer = done.result()
+            self._prompts.labels("answered").inc()
+            for layer in answer.exit_layers:
+                self._tokens.labels(layer).inc()
+            self._layers_used.inc(answer.layers_used)
+            self._layers_saved.inc(answer.layers_saved)
+
+    def count_request(self, path: str, *, status: int, seconds: float, first_seconds: float | None) -> None:
+        """Counts a request.
+
+        Args:
+          path: Of it, of a bounded number of them.
+          status: It was answered with.
+          seconds: To the end of its answer.
+          first_seconds: To the first event, if that was a stream.
+        """
+        self._requests.labels(path, status).inc()
+        if status >= _FIRST_REFUSAL:
+            self._refusals.labels(status).inc()
+            return
+        self._seconds.labels(path).observe(seconds)
+        if first_seconds is not None:
+            self._first.observe(first_seconds)
+
+
+class DeskCollector(prometheus_client.registry.Collector):
+    """What is asked of a desk whenever somebody reads: its queue, the model's work, and what losses show."""
+
+    def __init__(self, desk: "Desk") -> None:
+        """Reads a desk."""
+        self._desk = desk
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields what stands there now."""
+        desk = self._desk
+        served = desk.served
+        about = {
+            "model": served.manifest.model.fingerprint,
+            "manifest": served.manifest.digest,
+            "threshold": str(served.entry.threshold),
+            "delta": str(served.entry.delta),
+            "epsilon": str(served.entry.epsilon),
+        }
+        yield InfoMetricFamily("calm_beam_served", "What is served", about)
+        yield GaugeMetricFamily("calm_beam_ready", "1 once all is compiled", float(desk.is_ready))
+        batch = desk.batch
+        if batch is not None:
+            work = batch.work
+            for name, what, value in (
+                ("running", "Prompts that are being decoded", batch.running),
+                ("waiting", "Prompts that wait for their turn", batch.waiting),
+                ("room", "Prompts that would be taken now", batch.room),
+            ):
+                yield GaugeMetricFamily(f"calm_beam_prompts_{name}", what, value)
+            asked = work.certified_rows or work.projection_rows
+            yield CounterMetricFamily("calm_beam_layer_rows", "Rows that went through a decoder layer", work.layer_rows)
+            yield CounterMetricFamily("calm_beam_exit_tests", "Rows of which the output head was asked", asked)
+        if desk.measurements is not None:
+            yield from _of_losses(desk)
+
+
+def _of_losses(desk: "Desk") -> Iterable[Metric]:
+    measurements = desk.measurements
+    assert measurements is not None, "somebody measures"
+    monitor = measurements.monitor
+    yield CounterMetricFamily("calm_beam_losses", "Losses that were measured, or are missing", monitor.n)
+    yield CounterMetricFamily("calm_beam_losses_missing", "How many of them are missing", monitor.missing)
+    yield CounterMetricFamily(
+        "calm_beam_losses_left_out", "Sampled requests that found no room to be measured", measurements.left_out
+    )
+    yield GaugeMetricFamily(
+        "calm_beam_monitor_capital",
+        "Evidence that the risk exceeds delta since the start; 20 is an alarm that is false with a chance of 5 %",
+        monitor.capital,
+    )
+    yield GaugeMetricFamily(
+        "calm_beam_monitor_worst_capital", "The same with each missing loss counted as 1", monitor.worst_capital
+    )
+    alarms = GaugeMetricFamily(
+        "calm_beam_monitor_alarm", "1 from the alarm on: the evidence has reached 20", labels=["kind"]
+    )
+    alarms.add_metric(["risk"], float(monitor.alarm_at is not None))
+    alarms.add_metric(["risk_or_missing"], float(monitor.missing_alarm_at is not None))
+    yield alarms
+
+
+class Counted:
+    """Counts requests, with what they took."""
+
+    def __init__(self, app: ASGIApp, *, metrics: ServiceMetrics, routes: Iterable[BaseRoute]) -> None:
+        """Stands before an app.
+
+        Args:
+          app: What answers.
+          metrics: Where requests are counted.
+          routes: Of the app: whatever is at none of them is counted as one path.
+        """
+        self._app = app
+        self._metrics = metrics
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on, and counts."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, first = time.monotonic(), None
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status, first
+            await send(message)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif first is None and message.get("more_body"):
+                first = time.monotonic() - start
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            found = (each for each in self._routes if isinstance(each, Route) and each.matches(scope)[0] != Match.NONE)
+            path = next((route.path for route in found), _ELSEWHERE)
+            self._metrics.count_request(path, status=status, seconds=time.monotonic() - start, first_seconds=first)

@@ -1,0 +1,83 @@
+"""The command: its port is open at once, it ends when it is told, whatever it is at, and says what was wrong."""
+
+import json
+import pathlib
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+
+from calm_beam.launch.cli import main
+from calm_beam.serving import Generator
+from tests.launch.serve.processes import started
+from tests.launch.serve.served import PROMPTS, answered, asked, assert_same, expected, metric
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize("phase", ["loading", "shapes"])
+def test_sigterm_is_obeyed_before_it_is_ready(folder: pathlib.Path, tmp_path: pathlib.Path, phase: str) -> None:
+    """While the model is loaded, or XLA compiles, which nothing can stop: the process ends all the same, with 0."""
+    # Nothing compiled is there yet.
+    cold = {"CALM_BEAM_CACHE": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}
+    with started(folder, environment=cold) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        response = service.first_response(client, "/readyz")
+        while phase not in response.text:
+            assert response.status_code == 503
+            response = client.get("/readyz")
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+    assert "Ending after SIGTERM" in service.log
+    assert "Traceback" not in service.log
+
+
+def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, generator: Generator) -> None:
+    """With --lazy, prompts are taken once the model is loaded; the first of them waits for what it needs."""
+    with started(folder, "--lazy") as service, httpx.Client(base_url=service.url, timeout=120) as client:
+        service.wait_until_ready(client)
+        assert "Compiling" not in service.log
+        assert_same(answered(asked(client, PROMPTS[0])), expected(generator, PROMPTS[0]))
+        assert client.get("/manifest").content == (folder / "manifest.json").read_bytes()
+        assert metric(client, "calm_beam_ready") == 1
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(60) == 0
+    assert '"POST /v1/completions HTTP/1.1" 200' in service.log
+    # Whoever watches asks all the time.
+    assert "GET /readyz" not in service.log
+
+
+def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What is found out once the port is open ends the process, with the reason."""
+    content = json.loads((folder / "manifest.json").read_text())
+    content["model"]["fingerprint"] = "sha256:" + "0" * 64
+    (folder / "other.json").write_text(json.dumps(content))
+    with started(folder, manifest="other.json") as service:
+        status = service.process.wait(120)
+    assert status in (1, 2)
+    assert "Traceback" not in service.log
+    assert "calm-beam serve: " in service.log.splitlines()[-1]
+
+
+def test_what_needs_no_model_is_refused_before_the_port_opens(
+    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An entry that is not there, another precision, an address that is taken, a share without losses."""
+    manifest = f"--manifest={folder / 'manifest.json'}"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for flags, reason in (
+            ([manifest, "--delta=0.7"], "delta"),
+            ([manifest, "--dtype=bfloat16"], "--dtype=bfloat16: the manifest was calibrated with float32"),
+            ([manifest, f"--port={port}"], f"--port={port}: Address already in use"),
+            ([manifest, "--port=70000"], "--port must be at most 65535, got 70000"),
+            ([manifest, "--probe_share=0.1"], "--probe_share belongs to --losses"),
+            ([f"--manifest={folder / 'nothing'}"], "nothing"),
+        ):
+            start = time.monotonic()
+            assert main(["serve", *flags]) == 2
+            assert reason in capsys.readouterr().err
+            assert time.monotonic() - start < 60

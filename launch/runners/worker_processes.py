@@ -42,6 +42,7 @@ from google.protobuf import json_format, text_format
 from calm_beam.errors import CalmBeamError
 
 from .loopback import HOST, listen_on_loopback, require_loopback
+from .orphans import SPEAKS
 from .steady_clock import wait_by_steady_clock
 
 # Importing Beam takes seconds, on a busy machine many; a process that has not connected by then never will.
@@ -57,7 +58,9 @@ _WORKER_MAIN = """
 import logging, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 logging.getLogger().addHandler(logging.NullHandler())
+from calm_beam.launch.runners.orphans import end_with_the_runner
 from calm_beam.launch.runners.steady_clock import wait_by_steady_clock
+end_with_the_runner()
 wait_by_steady_clock()
 from apache_beam.runners.worker import sdk_worker_main
 sdk_worker_main.main(sys.argv)
@@ -190,6 +193,10 @@ def _watch(handler: GrpcWorkerHandler, explain: Callable[[], str]) -> None:
 class _WorkerProcess(GrpcWorkerHandler):
     """Starts a worker as a child of this process."""
 
+    # Of the workers that are there, the one that says that the runner was killed.
+    _speaker: subprocess.Popen[bytes] | None = None
+    _turn = threading.Lock()
+
     def __init__(self, _: bytes, state: Any, provision: ExtendedProvisionInfo, grpc_server: Any) -> None:
         super().__init__(state, provision, grpc_server)
         _watch(self, self._explain)
@@ -210,7 +217,13 @@ class _WorkerProcess(GrpcWorkerHandler):
             "LOGGING_API_SERVICE_DESCRIPTOR": _descriptor(f"{HOST}:{self._logging_port}"),
             "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
         }
-        self._process = subprocess.Popen([sys.executable, "-c", _WORKER_MAIN], env=environment)
+        with _WorkerProcess._turn:
+            speaker = _WorkerProcess._speaker
+            if speaker is None or speaker.poll() is not None:
+                environment[SPEAKS] = "1"
+            self._process = subprocess.Popen([sys.executable, "-c", _WORKER_MAIN], env=environment)
+            if SPEAKS in environment:
+                _WorkerProcess._speaker = self._process
         threading.Thread(target=self._await_end, daemon=True).start()
         threading.Thread(target=self._await_connection, daemon=True).start()
 

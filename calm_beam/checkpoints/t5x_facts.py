@@ -7,6 +7,7 @@ activations are Flax's), Flaxformer `relative_position_biases.py` and `dense.py`
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from calm_beam.model import T5Config, default_activation
@@ -64,8 +65,9 @@ def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_m
     path = next((folder / GIN_FILE for folder in folders if (folder / GIN_FILE).is_file()), None)
     activation, max_distance = (None, None) if path is None else _read_facts(path, gated_mlp=gated_mlp)
     declared.check(activation=activation, relative_max_distance=max_distance, source=str(path))
-    why = f"there is no {GIN_FILE} in {' or '.join(map(str, folders))}" if path is None else f"{path} does not name it"
-    stated, assumed = [], []
+    why = f"there is no {GIN_FILE} in {' or '.join(map(str, folders))}" if path is None else f"{path} does not say"
+    stated: list[str] = []
+    assumed: dict[str, Any] = {}
 
     def choose(name: str, *, by_file: Any, by_user: Any, by_t5: Any) -> Any:
         if by_file is not None:
@@ -74,8 +76,7 @@ def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_m
         if by_user is not None:
             stated.append(f"{name} is {by_user}: you said so.")
             return by_user
-        flag = name.lower().replace(" ", "_")
-        assumed.append(f"{name} is assumed to be {by_t5}, as in T5: {why}. If it is another, pass --{flag}.")
+        assumed[name] = by_t5
         return by_t5
 
     return Facts(
@@ -92,8 +93,15 @@ def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_m
             by_t5=T5Config.relative_max_distance,
         ),
         stated=tuple(stated),
-        assumed=tuple(assumed),
+        assumed=(_assumed_in_words(assumed, why=why),) if assumed else (),
     )
+
+
+def _assumed_in_words(assumed: Mapping[str, Any], *, why: str) -> str:
+    """Returns one sentence on all that is taken to be as in T5, by name, and how to say otherwise."""
+    named = ", and ".join(f"{name.lower()} is assumed to be {value}" for name, value in assumed.items())
+    flags = " and ".join(f"--{name.lower().replace(' ', '_')}" for name in assumed)
+    return f"{named[:1].upper()}{named[1:]}, as in T5: {why}. If that is not so, pass {flags}."
 
 
 def gin_text(config: T5Config) -> str:

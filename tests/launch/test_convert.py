@@ -221,7 +221,7 @@ def test_what_the_arrays_do_not_show(tmp_path: pathlib.Path, capsys: pytest.Capt
     write_t5x(tmp_path / "run", build_arrays(CONFIG, 0))
     command = ["convert", f"--checkpoint={tmp_path / 'run'}"]
     assert main([*command, f"--output={tmp_path / 'plain'}", "--layout=native"]) == 0
-    assert "Activation is assumed to be gelu, as in T5: there is no config.gin in" in capsys.readouterr().out
+    assert "is assumed to be 128, as in T5: there is no config.gin in" in capsys.readouterr().out
     declared = ["--activation=silu", "--relative_max_distance=64"]
     assert main([*command, *declared, f"--output={tmp_path / 'native'}", "--layout=native"]) == 0
     assert "Activation is silu: you said so.\nRelative max distance is 64: you said so.\n" in capsys.readouterr().out

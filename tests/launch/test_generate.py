@@ -85,7 +85,10 @@ def test_an_assumed_activation_is_named_where_models_differ(
     assert main([*command, "--activation=silu"]) == 0
     capsys.readouterr()
     assert main(command) != 0
-    assert "Activation is assumed to be gelu, as in T5" in capsys.readouterr().err
+    assert (
+        "Activation is assumed to be gelu, and relative max distance is assumed to be 128, as in T5"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.txt.gz"])

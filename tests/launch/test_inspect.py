@@ -163,7 +163,7 @@ def test_what_no_array_shows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     """What is assumed of a T5X model is said with its reason, and what the user or a file says with its source."""
     write_t5x(tmp_path, build_arrays(CONFIG, 0))
     assert main(["inspect", str(tmp_path)]) == 0
-    assert "Activation is assumed to be gelu, as in T5: there is no config.gin in" in capsys.readouterr().out
+    assert "is assumed to be 128, as in T5: there is no config.gin in" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path), "--activation=silu", "--relative_max_distance=64"]) == 0
     printed = capsys.readouterr().out
     assert "T5 with gated SiLU:" in printed

@@ -15,8 +15,11 @@ or tests of what was decoded, without the model:
 
     calm-beam calibrate --generations=calibration --metric=token_f1 --delta=0.02 --output=calibration-2
 
+Commands with a result print it as JSON with `--json`.
+
 Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 3 when `monitor` or `verify`
-finds a bound broken, 130 when interrupted, 141 when nobody reads the output any more.
+finds a bound broken, 4 when nothing was proved and `--require_threshold` was given (or `monitor` finds a bound broken
+or losses missing), 130 when interrupted, 141 when nobody reads the output any more.
 """
 
 import difflib
@@ -31,8 +34,10 @@ from calm_beam.text import printable_line
 
 from .commands import COMMANDS, command_module, left_out
 from .flags import HelpShown, UsageError
+from .flags.results import JSON, REQUIRED, UNPROVED, without_result_flags
 from .terminal import say
 from .terminal.interrupts import INTERRUPTED, run_interruptible
+from .terminal.results import outcome_of_command
 from .terminal.streams import StreamError, prepare_streams
 
 _LONGEST_SHOWN = 200
@@ -59,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         _check_texts(flags)
-        status: int = command_module(command).main(flags)
-        return status
+        return _run(command, flags)
     except ModuleNotFoundError as error:
         missing = left_out(error)
         if missing is None:
@@ -84,6 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
         say(f"calm-beam {command}: {_in_words(error)}")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _run(command: str, flags: Sequence[str]) -> int:
+    """Runs a command, and returns its exit status."""
+    module, given = command_module(command), set[str]()
+    if {JSON, REQUIRED} & {*flags}:
+        flags, given = without_result_flags(flags, module.flag_parsers())
+    with outcome_of_command(as_json=JSON in given) as outcome:
+        status: int = module.main(flags)
+    return UNPROVED if status == 0 and REQUIRED in given and outcome.is_proved is False else status
 
 
 def _check_texts(arguments: Sequence[str]) -> None:

@@ -37,7 +37,8 @@ from calm_beam.text import counted, printable_line
 
 from .flags import FlagParser, UsageError, add_request, naming, parse_own_flags, request_of
 from .flags.model import declared
-from .terminal import PlainConsole
+from .flags.results import with_result
+from .terminal import PlainConsole, give
 from .terminal.certification import choices_of_settings, tests_of_settings
 from .terminal.summary import choices_table, confirmation_lines, tests_in_words
 
@@ -65,7 +66,7 @@ class InspectRequest(Compared, FactsOfAny, Trusted):
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (_parser(),)
+    return (with_result(_parser()),)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,12 +87,14 @@ def _inspect(path: str, request: InspectRequest) -> None:
                 raise UsageError(f"{path}: is of kind settings: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
             _describe_plans(console, manifest, path=manifest_path)
+            give({"manifest": manifest.to_dict()})
             return
         agreed = _check_agreement(manifest, request)
         _describe_manifest(console, manifest)
         _describe_plans(console, manifest, path=manifest_path)
         if agreed:
             console.print(agreed)
+        give({"manifest": manifest.to_dict(), "agreement": agreed})
     elif given := next((name for name in ("checkpoint", "vocabulary", "confidence") if getattr(request, name)), None):
         raise UsageError(f"{path} holds no manifest; --{given} is for checking one.")
     else:
@@ -270,6 +273,18 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     for sentence in (*checkpoint.stated, *checkpoint.assumed):
         console.print(sentence, soft_wrap=True)
     console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")
+    give(
+        {
+            "uri": checkpoint.uri,
+            "layout": checkpoint.layout,
+            "fingerprint": checkpoint.fingerprint(),
+            "weights": weights,
+            "layers": config.num_decoder_layers,
+            "exit_classifier": bool(config.exit_classifier),
+            "vocabulary": checkpoint.vocabulary_uri,
+            "assumed": checkpoint.assumed,
+        }
+    )
     if checkpoint.vocabulary_path is None:
         console.print("Vocabulary: none in or beside it.")
     else:

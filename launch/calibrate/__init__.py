@@ -46,6 +46,7 @@ import time
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed_with_beam, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .request import CalibrateRequest
 
@@ -70,7 +71,9 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS),)
+    return (
+        with_result(request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS), proves=True),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.inputs.demo import embedded
 from calm_beam.launch.report.command import report_after
 from calm_beam.launch.report.request import ReportRequest
-from calm_beam.launch.terminal import say, tell
+from calm_beam.launch.terminal import give, say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST
 from calm_beam.manifest.file_names import REPORT
@@ -52,6 +52,8 @@ def calibrate(request: CalibrateRequest, options: PipelineOptions, *, began: flo
 
 
 def _print(done: Done, *, verbose: bool) -> None:
+    proved = any(entry.threshold is not None for entry in done.manifest.calibrations)
+    give({"output": done.run.output, "manifest": done.manifest.to_dict()}, is_proved=proved)
     model = done.run.source.model
     operations = shares_of_operations(done.manifest, None if model is None else model.sizes)
     print_summary(

@@ -16,12 +16,14 @@ Every example needs one loss under every setting: what is missing, extra or repe
 the settings is declared beforehand, the safest first. Plan and order are hashed, and the hash is printed, before a loss
 is summed. Writes `manifest.json`, of kind settings, and `risk_table.csv` into `--output`.
 
-Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage.
+Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage, 4 nothing was proved and
+`--require_threshold` was given.
 """
 
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .request import CertifyRequest
 
@@ -43,7 +45,8 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("certify", CertifyRequest, doc=__doc__, essentials=_ESSENTIALS),)
+    parser = request_parser("certify", CertifyRequest, doc=__doc__, essentials=_ESSENTIALS)
+    return (with_result(parser, proves=True),)
 
 
 def main(argv: Sequence[str]) -> int:

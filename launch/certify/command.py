@@ -1,7 +1,7 @@
 """What `calm-beam certify` does once its flags are parsed: run, tell what was found, and build the report."""
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.launch.terminal import say, tell
+from calm_beam.launch.terminal import give, say, tell
 from calm_beam.launch.terminal.certification import print_certification
 from calm_beam.manifest import MANIFEST, SettingManifest
 from calm_beam.manifest.file_names import REPORT
@@ -17,6 +17,8 @@ def tell_certification(request: CertifyRequest) -> int:
     done = run_certification(request)
     if done.manifest is None:
         return 0
+    proved = any(entry.setting is not None for entry in done.manifest.calibrations)
+    give({"output": done.output, "manifest": done.manifest.to_dict()}, is_proved=proved)
     if done.rows is None:
         if not is_file(joined(done.output, REPORT)):
             # It was killed between its result and its report.

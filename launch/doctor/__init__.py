@@ -15,19 +15,18 @@ Exit status: 0 everything is as it should be, 1 something is not: the table mark
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parse_own_flags
+from calm_beam.launch.flags.results import with_result
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    parser = FlagParser(prog="calm-beam doctor", doc=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    return (parser,)
+    return (with_result(FlagParser(prog="calm-beam doctor", doc=__doc__)),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    flags = parse_own_flags(flag_parsers()[0], argv)
+    parse_own_flags(flag_parsers()[0], argv)
     # Here, since help does without.
     from .command import examine
 
-    return examine(as_json=flags.json)
+    return examine()

@@ -1,7 +1,6 @@
 """What `calm-beam doctor` does once its flags are parsed."""
 
 import dataclasses
-import json
 import os
 import platform
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError
-from calm_beam.launch.terminal import PlainConsole, tell
+from calm_beam.launch.terminal import PlainConsole, give, tell
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.text import counted
 
@@ -49,13 +48,11 @@ class Examined:
     problems: tuple[str, ...]
 
 
-def examine(*, as_json: bool) -> int:
+def examine() -> int:
     """Examines this installation and machine, tells about it and returns the exit status of the command."""
     found = _examined()
-    if as_json:
-        print(json.dumps(_as_json(found), indent=2))
-    else:
-        _print(found)
+    _print(found)
+    give(_as_json(found))
     return 1 if found.problems else 0
 
 

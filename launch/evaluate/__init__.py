@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.launch.flags import FlagParser, add_request, parsed, parsed_with_beam, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .request import DESCRIPTIONS, REQUESTS, Experiment, SampleRequest, SweptRequest
 from .splits import splits_parser
@@ -37,7 +38,7 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all experiments, that of `splits` first."""
-    return (splits_parser(), *(_parser(name) for name in REQUESTS))
+    return tuple(map(with_result, (splits_parser(), *(_parser(name) for name in REQUESTS))))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
-from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal import PlainConsole, give, say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.options import options_of
 from calm_beam.outputs.prepared import PreparedSweep
@@ -71,6 +71,7 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
     for table in findings.tables:
         console.print(table)
     console.print(findings.notes)
+    give({"experiment": name, "output": output, "rows": findings.rows, **provenance})
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
     console.print(f"Files: {', '.join(joined(output, file) for file in _file_names(name))}", soft_wrap=True)
     return 0

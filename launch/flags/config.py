@@ -17,6 +17,7 @@ CONFIG_HELP = (
     "YAML or JSON file with options, each by its name, such as delta: [0.05, 0.1]; or a manifest, whose outputs are "
     "then decoded in the same way; flags that are given besides win"
 )
+_OF_THE_COMMAND_LINE = ("--config", "--json", "--require_threshold")
 # What a manifest says of decoding that no flag does, or that another machine may do otherwise.
 _NOT_OPTIONS = ("confidence_source", "engine")
 
@@ -106,6 +107,8 @@ def _loads_yaml(text: str, *, path: str) -> Any:
 def _flags_of(parser: "FlagParser", content: Mapping[str, Any], *, path: str) -> Iterator[OptionOfFile]:
     """Yields the flags that options of a file stand for; an option whose value is null is left out."""
     for name, value in content.items():
+        if f"--{name}" in _OF_THE_COMMAND_LINE:
+            raise UsageError(f"{path}: {name} is given on the command line, and not in a file.")
         action = parser._option_string_actions.get(f"--{name}")
         if value is None or (action is not None and action.nargs == 0 and value is False):
             continue

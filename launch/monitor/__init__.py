@@ -26,6 +26,7 @@ Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 the risk exceeds delta, 4 it 
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .command import watch
 from .request import MonitorRequest
@@ -35,7 +36,7 @@ _ESSENTIALS = ("--manifest", "--losses", "--alpha", "--state", "--delta", "--con
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("monitor", MonitorRequest, doc=__doc__, essentials=_ESSENTIALS),)
+    return (with_result(request_parser("monitor", MonitorRequest, doc=__doc__, essentials=_ESSENTIALS)),)
 
 
 def main(argv: Sequence[str]) -> int:

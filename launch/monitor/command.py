@@ -4,7 +4,7 @@ import io
 import sys
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.launch.terminal import tell
+from calm_beam.launch.terminal import give, tell
 from calm_beam.launch.terminal.interrupts import INTERRUPTED
 from calm_beam.serving.watched import MonitorError, read_losses, shown_in_words
 from calm_beam.storage import open_input
@@ -34,7 +34,21 @@ def watch(request: MonitorRequest) -> int:
         raise
     except ValueError as error:
         raise MonitorError(str(error)) from error
-    tell(shown_in_words(session.monitor, watched))
+    monitor = session.monitor
+    tell(shown_in_words(monitor, watched))
+    give(
+        {
+            "promise": watched.promise,
+            "losses": monitor.n,
+            "missing": monitor.missing,
+            "mean_loss": monitor.mean_loss,
+            "alpha": monitor.alpha,
+            "capital": monitor.capital,
+            "worst_capital": monitor.worst_capital,
+            "alarm_at": monitor.alarm_at,
+            "missing_alarm_at": monitor.missing_alarm_at,
+        }
+    )
     if session.monitor.alarm_at:
         return ALARM
     return MISSING_ALARM if session.monitor.missing_alarm_at else 0

@@ -20,6 +20,7 @@ confidence measures can pay there at which exit layers.
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .request import PlanRequest
 
@@ -41,7 +42,7 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("plan", PlanRequest, doc=__doc__, essentials=_ESSENTIALS),)
+    return (with_result(request_parser("plan", PlanRequest, doc=__doc__, essentials=_ESSENTIALS)),)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
 from calm_beam.evaluation.pilot import PilotRun, is_same_device, read_pilot
 from calm_beam.evaluation.stop_forecast import StopForecast, round_examples, stop_forecasts
 from calm_beam.launch.flags import as_usage
-from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.launch.terminal import PlainConsole, give, say, tell
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.outputs.shard_count import shards_for
 from calm_beam.report import write_page
@@ -47,6 +47,7 @@ def plan_cost(request: PlanRequest) -> int:
     saved = _saved_in_words(forecasts, job, cost, price=request.price_per_hour)
     notes = [*([] if saved is None else [saved]), *_about_stops(run, job, request=request)]
     _print_stops(forecasts, run, job, notes=notes)
+    give({"job": job, "cost": cost, "stops": [_stop_row(each, run, job) for each in forecasts], "notes": notes})
     if output is not None:
         page = cost_page(
             run.pilot,

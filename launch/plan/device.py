@@ -7,8 +7,8 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.launch.flags import as_usage
-from calm_beam.launch.terminal import PlainConsole
-from calm_beam.launch.terminal.device_times import device_times_in_words, device_times_table
+from calm_beam.launch.terminal import PlainConsole, give
+from calm_beam.launch.terminal.device_times import device_times_in_words, device_times_record, device_times_table
 
 from .request import PlanRequest
 
@@ -25,4 +25,5 @@ def plan_device(request: PlanRequest, device: str) -> int:
     console.print(device_times_table(forecast))
     for sentence in device_times_in_words(forecast, positions=positions, rows=rows):
         console.say(sentence)
+    give(device_times_record(forecast, positions=positions, rows=rows))
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.launch.flags import as_usage, naming
-from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.launch.terminal import PlainConsole, give, say, tell
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.options.groups import DELTA, EPSILON
 from calm_beam.report import write_page
@@ -42,6 +42,18 @@ def plan_power(request: PlanRequest) -> int:
         for guess in run.guesses
     ]
     _print(run, curves)
+    give(
+        {
+            "delta": run.question.delta,
+            "epsilon": run.question.epsilon,
+            "power": request.power,
+            "needed": [
+                {"risk": guess.risk, "std": guess.std, "p_value": each.name, "examples": each.needed}
+                for guess, row in zip(run.guesses, curves, strict=True)
+                for each in row
+            ],
+        }
+    )
     if run.output is not None:
         _write({guess.title: row for guess, row in zip(run.guesses, curves, strict=True)}, run, output=run.output)
     return 0

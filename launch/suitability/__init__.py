@@ -15,6 +15,7 @@ also forecasts what steps take there at the least, and which measures can pay at
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .request import SuitabilityRequest
 
@@ -32,7 +33,7 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("suitability", SuitabilityRequest, doc=__doc__, essentials=_ESSENTIALS),)
+    return (with_result(request_parser("suitability", SuitabilityRequest, doc=__doc__, essentials=_ESSENTIALS)),)
 
 
 def main(argv: Sequence[str]) -> int:

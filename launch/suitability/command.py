@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from calm_beam.evaluation.suitability import Suitability
-from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal import PlainConsole, give
 from calm_beam.launch.terminal.device_times import device_times_in_words, device_times_table
 from calm_beam.launch.terminal.tables import PlainTable
 
@@ -32,6 +32,7 @@ def tell_suitability(request: SuitabilityRequest) -> int:
     )
     if measured.output is not None:
         console.print(f"File: {measured.output}", soft_wrap=True)
+    give(measured.record())
     return 0
 
 

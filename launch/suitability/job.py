@@ -65,6 +65,21 @@ class Measured:
     sample: str
     output: str | None
 
+    def record(self) -> dict[str, Any]:
+        """Returns what was found as figures for JSON."""
+        run, found, on_device = self.run, self.found, self.on_device
+        content = {
+            "model": {"uri": run.checkpoint.uri, "fingerprint": run.model_fingerprint},
+            "sample": self.sample,
+            **dataclasses.asdict(found),
+            "verdict": found.verdict,
+            "advice": found.advice,
+        }
+        if on_device is not None:
+            times = device_times_record(on_device.forecast, positions=on_device.positions, rows=1)
+            content["on_device"] = {**times, "gain_of_exits": on_device.gains}
+        return content
+
 
 def measure(request: SuitabilityRequest) -> Measured:
     """Decodes a sample by the full model, writes what was found if a file is named, and returns it.
@@ -91,25 +106,9 @@ def measure(request: SuitabilityRequest) -> Measured:
     )
     if output is not None:
         with replacing(output) as temporary:
-            text = json.dumps(_record(measured), ensure_ascii=False, indent=1)
+            text = json.dumps(measured.record(), ensure_ascii=False, indent=1)
             temporary.write_text(text + "\n", encoding="utf-8")
     return measured
-
-
-def _record(measured: Measured) -> dict[str, Any]:
-    """Returns what the file holds."""
-    run, found, on_device = measured.run, measured.found, measured.on_device
-    content = {
-        "model": {"uri": run.checkpoint.uri, "fingerprint": run.model_fingerprint},
-        "sample": measured.sample,
-        **dataclasses.asdict(found),
-        "verdict": found.verdict,
-        "advice": found.advice,
-    }
-    if on_device is not None:
-        times = device_times_record(on_device.forecast, positions=on_device.positions, rows=1)
-        content["on_device"] = {**times, "gain_of_exits": on_device.gains}
-    return content
 
 
 def _measured(

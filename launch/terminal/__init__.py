@@ -7,3 +7,4 @@ from .lines import say_detail as say_detail
 from .lines import show_details as show_details
 from .lines import tell as tell
 from .lines import wrapped as wrapped
+from .results import give as give

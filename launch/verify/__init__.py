@@ -50,6 +50,7 @@ from calm_beam.launch.flags import (
     request_of,
     request_parser,
 )
+from calm_beam.launch.flags.results import with_result
 
 from .request import VerifyRequest
 
@@ -58,7 +59,7 @@ _ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "-
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("verify", VerifyRequest, doc=__doc__, essentials=_ESSENTIALS),)
+    return (with_result(request_parser("verify", VerifyRequest, doc=__doc__, essentials=_ESSENTIALS)),)
 
 
 def main(argv: Sequence[str]) -> int:

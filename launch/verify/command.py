@@ -3,7 +3,7 @@
 from typing import Any
 
 from calm_beam.calibration.verification import Verdict
-from calm_beam.launch.terminal import PlainConsole, tell
+from calm_beam.launch.terminal import PlainConsole, give, tell
 from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.launch.terminal.summary import group_line, variant_lines
 from calm_beam.launch.terminal.tables import PlainTable
@@ -22,6 +22,7 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
     if not done.fresh:
         of_them = "" if done.metrics is None else f" of {', '.join(done.metrics)}"
         tell(f"Every entry of the manifest{of_them} says never exit: there is nothing that could be broken.")
+        _give(done)
         return 0
     console = PlainConsole()
     table = PlainTable("The manifest's entries on fresh data")
@@ -52,6 +53,7 @@ def tell_settings(done: VerifiedSettings) -> int:
     """Tells what fresh losses or scores have said, and returns the exit status of the command."""
     if not done.examples:
         tell("No entry of the manifest found a safe setting: there is nothing that could be broken.")
+        _give(done)
         return 0
     console = PlainConsole()
     table = PlainTable("The manifest's entries on fresh losses")
@@ -97,6 +99,7 @@ def _examples_in_words(done: VerifiedThresholds) -> str:
 def _conclude(done: Verified, console: PlainConsole) -> int:
     """Prints how many promises are broken, or proved again, and returns the exit status."""
     verdicts, evidence = done.verdicts, done.evidence
+    _give(done)
     runs = "" if evidence is None else f" of {counted(evidence.runs, 'run')} together"
     scope = "" if evidence is None else ", over all runs with --anytime, those to come as well,"
     broken = sum(verdict.is_broken for verdict in verdicts)
@@ -117,3 +120,23 @@ def _conclude(done: Verified, console: PlainConsole) -> int:
         units = max(of_promise.n for of_promise in evidence.promises)
         console.print(f"{counted(evidence.runs, 'run')} with --anytime, {units} losses of a promise at most.")
     return BROKEN if done.is_broken else 0
+
+
+def _give(done: Verified) -> None:
+    """Gives the result to other programs."""
+    calibrations = done.manifest.calibrations
+    verdicts = [
+        {
+            "calibration": calibrations.index(verdict.entry),
+            # Without the tests that led there, and what a schedule makes of a threshold.
+            **{name: value for name, value in verdict.entry.to_dict().items() if not isinstance(value, list)},
+            "risk": verdict.risk,
+            "risk_then": verdict.entry.risk,
+            "p_proved": verdict.p_value,
+            "p_broken": verdict.excess_p_value,
+            "is_proved_again": verdict.is_proved_again,
+            "is_broken": verdict.is_broken,
+        }
+        for verdict in done.verdicts
+    ]
+    give({"manifest": done.manifest.digest, "alpha": done.alpha, "is_broken": done.is_broken, "verdicts": verdicts})

@@ -19,7 +19,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.evaluate.output import write_rows
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.runners import PipelineError, run_pipeline
-from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal import PlainConsole, give, say
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, stored_examples
@@ -162,6 +162,8 @@ def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None
             "Unless prompts repeat by themselves, repeated inputs make test parts look better than fresh data would."
         )
     console.print(f"Files: {joined(run.output, 'splits*')}", soft_wrap=True)
+    rows = [summary_row(summary, results) for summary in results.table]
+    give({"experiment": "splits", "output": run.output, "rows": rows, **run.provenance()})
 
 
 def _tables(results: SplitResults, *, with_speedup: bool) -> Iterator[Table]:

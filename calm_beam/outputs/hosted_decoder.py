@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from calm_beam.decoding.prompts import with_reference_texts
 from calm_beam.errors import CalmBeamError, UserCode, shown
 from calm_beam.inputs.examples import Example
 from calm_beam.text import counted
@@ -118,7 +119,7 @@ class HostedDecoder:
                 if failure is not None and on_error == "fail":
                     raise DecoderError(f"{example.in_words()}: {failure}. Mend the decoder; or {_WORST_CASE}.")
                 yield Generation(
-                    example=example,
+                    example=_with_references(example),
                     truncated=False,
                     duplicate=example.id in duplicates,
                     failure=failure,
@@ -220,6 +221,11 @@ def _prompt(example: Example) -> str | list[int]:
         return example.input
     assert example.input_ids is not None, "a prompt is text or ids"
     return list(example.input_ids)
+
+
+def _with_references(example: Example) -> Example:
+    """Returns an example whose references of ids are texts as outputs of ids are: the ids joined by spaces."""
+    return example if example.reference_ids is None else with_reference_texts(example, None, vocab_size=MOST_ID + 1)
 
 
 def _output(answer: Any, example: Example) -> Output:

@@ -226,8 +226,14 @@ def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None
     form = _form_in_words(manifest)
     console.print(f"Manifest of {printable_line(manifest.created)}, of kind settings{form}; its digest is right.")
     console.print(f"It is about a sweep of {counted(len(manifest.settings), 'setting')} that was made elsewhere.")
+    if (decoder := manifest.decoder) is not None:
+        failed = (
+            "" if not decoder.failed else f"; {counted(decoder.failed, 'example')} without an answer count with loss 1"
+        )
+        console.print(printable_line(f"Decoded elsewhere, by {decoder.name}{failed}."), soft_wrap=True)
     if plan.baseline is not None:
         of_task = "" if plan.task is None else f" of {plan.task}"
+        of_task = of_task if plan.consistency is None else f", {plan.consistency} consistency"
         better = "" if plan.direction is None else f" (a {plan.direction} score is better)"
         console.print(
             printable_line(f"Losses: {plan.metric}{of_task}{better}, against {plan.baseline}."), soft_wrap=True

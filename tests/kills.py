@@ -103,7 +103,7 @@ class KillBench(abc.ABC):
                 time.sleep(0.005)
         time.sleep(seconds)
         # Beam starts workers through a shell, whose end they would survive.
-        workers = [pid for pid in _children(process.pid) if not _children(pid)]
+        workers = [pid for pid in children(process.pid) if not children(pid)]
         victims = [process.pid] if self._target == "launcher" else workers
         if victims:
             _kill(random.Random(name).choice(victims))
@@ -112,7 +112,7 @@ class KillBench(abc.ABC):
             first = process.wait(_LONGEST)
         except subprocess.TimeoutExpired:
             first = None
-        for pid in [*_children(process.pid), process.pid] if first is None else []:
+        for pid in [*children(process.pid), process.pid] if first is None else []:
             _kill(pid)
         process.wait()
         left = len(list(output.glob(self.parts)))
@@ -219,7 +219,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Returns the processes that a process has started, and those that they have started."""
     parents: dict[int, int] = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):

@@ -54,9 +54,11 @@ _TRANSFORMS = {
     "ReadGenerations",
     "ReadPrompts",
     "SampledLosses",
+    "SettingOutput",
     "ShardPrompts",
     "SumLosses",
     "Sweep",
+    "SweepWith",
     "WriteManifest",
     "require_answer",
 }

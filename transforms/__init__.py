@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from calm_beam.outputs.hosted_decoder import SettingOutput as SettingOutput
 from calm_beam.serving.questions import NamedPrompt as NamedPrompt
 
 from .calibrate import Calibrate as Calibrate
@@ -22,6 +23,7 @@ from .results import require_answer as require_answer
 from .rounds import CountRounds as CountRounds
 from .sweep import ReadGenerations as ReadGenerations
 from .sweep import Sweep as Sweep
+from .sweep_with import SweepWith as SweepWith
 from .write_manifest import WriteManifest as WriteManifest
 
 if TYPE_CHECKING:

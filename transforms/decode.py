@@ -14,6 +14,7 @@ from calm_beam.outputs.assignment import Assignment, SweepAssignment
 from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.outputs.shard_order import with_unique_ids
 from calm_beam.outputs.stored_shards import (
+    AnyAssignment,
     check_above,
     check_folder,
     finish,
@@ -73,7 +74,7 @@ class DecodeExamples(beam.PTransform):
                 devices=self.devices,
             )
             | "ListDecoded" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
-            | "MarkComplete" >> beam.FlatMap(_finished, count, assignments=self.assignments)
+            | "MarkComplete" >> beam.FlatMap(finished, count, assignments=self.assignments)
         )
 
 
@@ -105,7 +106,7 @@ class CheckFolders(beam.PTransform):
         after others were decoded.
     """
 
-    assignments: Sequence[Assignment]
+    assignments: Sequence[AnyAssignment]
     kept: beam.pvalue.AsSingleton | None = None
     reads_all: bool = True
 
@@ -122,7 +123,7 @@ class CheckFolders(beam.PTransform):
 class _CheckStored(beam.DoFn):
     """Yields the numbers of shards, and fails for one that is stored, or was above, of other examples than now."""
 
-    def __init__(self, assignments: Sequence[Assignment], *, reads_all: bool) -> None:
+    def __init__(self, assignments: Sequence[AnyAssignment], *, reads_all: bool) -> None:
         self._assignments = tuple(assignments)
         self._reads_all = reads_all
 
@@ -135,16 +136,17 @@ class _CheckStored(beam.DoFn):
         yield shard
 
 
-def _check_folders(shards: list[int], kept: Collection[int] | None, *, assignments: Sequence[Assignment]) -> bool:
+def _check_folders(shards: list[int], kept: Collection[int] | None, *, assignments: Sequence[AnyAssignment]) -> bool:
     for assignment in assignments:
         check_folder(assignment, list(shards if kept is None else kept))
     return True
 
 
-# Of either kind of `Finished`: Beam compares what it is with what the next step takes.
-def _finished(
-    decoded: list[tuple[int, StoredShard]], count: int, *, assignments: Sequence[Assignment]
+# Of any kind of `Finished`: Beam compares what it is with what the next step takes.
+def finished(
+    decoded: list[tuple[int, StoredShard]], count: int, *, assignments: Sequence[AnyAssignment]
 ) -> Iterator[Any]:
+    """Yields the mark of every assignment once it is written, given pairs of its place and a stored shard."""
     for place, assignment in enumerate(assignments):
         yield finish(assignment, [shard for at, shard in decoded if at == place], examples=count)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
-from calm_beam.manifest import SettingTest
+from calm_beam.manifest import ElsewhereRecord, SettingTest
 from calm_beam.risk.evidence import BettingTable, Evidence
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
@@ -37,6 +37,7 @@ class LossTable:
       costs: By setting, the mean of what its rows say; of those settings whose rows say one.
       constant_costs: The settings whose rows all say the same cost.
       fingerprints: By setting, what identifies examples and losses, in any order.
+      decoder: What decoded the outputs that losses were made of; None where losses or scores were given.
     """
 
     ids: tuple[str, ...]
@@ -47,6 +48,7 @@ class LossTable:
     costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
     constant_costs: frozenset[str] = frozenset()
     fingerprints: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    decoder: ElsewhereRecord | None = None
 
     @classmethod
     def of(cls, rows: Iterable[LossRow]) -> Self:
@@ -245,8 +247,7 @@ class _Column:
     def mean_cost(self, setting: str) -> float:
         """Returns the mean of all costs, which every row must say."""
         check_every_cost(setting, rows=len(self._losses), told=len(self.costs))
-        # Exact up to the last step, in any order; a mean of equal costs is that cost.
-        return self.costs[0] if len(set(self.costs)) == 1 else math.fsum(self.costs) / len(self.costs)
+        return mean_cost(self.costs)
 
     def fingerprint(self, ids: Sequence[str]) -> int:
         """Returns the sum of the digests of ids and losses."""
@@ -262,6 +263,11 @@ def loss_fingerprint(ids: Sequence[str], losses: np.ndarray) -> int:
     """
     lines = (f"{loss} {name}" for name, loss in zip(ids, to_signed_fixed_point(losses).tolist(), strict=True))
     return sum_of_digests(b"".join(hashlib.sha256(line.encode()).digest() for line in lines))
+
+
+def mean_cost(costs: Sequence[float]) -> float:
+    """Returns the mean of costs, exact up to the last step, in any order; of equal ones it is that cost."""
+    return costs[0] if len(set(costs)) == 1 else math.fsum(costs) / len(costs)
 
 
 def check_every_cost(setting: str, *, rows: int, told: int) -> None:

@@ -16,6 +16,7 @@ from calm_beam.manifest import (
     SettingRecord,
     SettingStep,
     SettingTest,
+    elsewhere_in_words,
     guarantee_in_words,
     time_of_now,
 )
@@ -126,6 +127,15 @@ def setting_manifest(
       earlier_plans: Those that were asked in the same output directory before.
     """
     groups = sorted({test.group for test in plan.tests if test.group is not None})
+    guarantee = guarantee_in_words(
+        kind=SETTINGS,
+        joint_epsilon=plan.joint_epsilon,
+        cluster_key=plan.cluster_key,
+        group_key=plan.group_key,
+        is_sequential=sequential is not None,
+    )
+    if sweep.decoder is not None:
+        guarantee += f" {elsewhere_in_words(sweep.decoder.name)}"
     return SettingManifest(
         created=time_of_now(),
         settings=tuple(
@@ -143,17 +153,12 @@ def setting_manifest(
             fingerprint=sweep.fingerprint(),
             id_sample=id_sample(sweep.ids),
         ),
+        decoder=sweep.decoder,
         plan=plan,
         earlier_plans=tuple(earlier_plans) or None,
         sequential=sequential,
         calibrations=tuple(_with_example_risk(entry, sweep) for entry in entries),
-        guarantee=guarantee_in_words(
-            kind=SETTINGS,
-            joint_epsilon=plan.joint_epsilon,
-            cluster_key=plan.cluster_key,
-            group_key=plan.group_key,
-            is_sequential=sequential is not None,
-        ),
+        guarantee=guarantee,
         software=software,
     )
 

@@ -20,6 +20,7 @@ from ._data import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._data import SERVED_DECODERS as SERVED_DECODERS
 from ._data import ConfirmationRecord as ConfirmationRecord
 from ._data import DataRecord as DataRecord
+from ._data import ElsewhereRecord as ElsewhereRecord
 from ._data import GroupRecord as GroupRecord
 from ._data import SettingDataRecord as SettingDataRecord
 from ._data import SettingGroup as SettingGroup
@@ -34,6 +35,7 @@ from ._entries import SettingStep as SettingStep
 from ._guarantee import GUARANTEE as GUARANTEE
 from ._guarantee import SETTINGS as SETTINGS
 from ._guarantee import THRESHOLDS as THRESHOLDS
+from ._guarantee import elsewhere_in_words as elsewhere_in_words
 from ._guarantee import guarantee_in_words as guarantee_in_words
 from ._manifest import SCHEMA as SCHEMA
 from ._manifest import SCHEMAS as SCHEMAS

@@ -248,6 +248,23 @@ class SettingRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ElsewhereRecord(Record):
+    """What decoded the outputs that losses were made of, where that is no decoder of calm-beam's.
+
+    Attributes:
+      name: What it is, as its user called it. It runs elsewhere: nothing here tells it from another of that name.
+      outputs: Digest of the stored outputs.
+      failed: Number of examples that it gave no answer for, which count with loss 1 under every setting.
+      duplicates: Number of examples whose prompt an earlier one has.
+    """
+
+    name: Text
+    outputs: Text
+    failed: Count
+    duplicates: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class SettingDataRecord(CountedData):
     """The examples of the sweep.
 

@@ -105,5 +105,13 @@ def guarantee_in_words(
     return promise
 
 
+def elsewhere_in_words(decoder: str) -> str:
+    """Returns what a promise is about where a decoder of the user's has decoded, which is called so."""
+    return (
+        f"The outputs were decoded elsewhere, by what its user calls {decoder}. The promise is about what that decoder "
+        "gave, and nothing here checks that what is served is the same."
+    )
+
+
 GUARANTEE = guarantee_in_words()
 """What is promised where each entry holds alone, and every prompt is drawn by itself."""

@@ -12,7 +12,7 @@ from calm_beam.storage.record_values import Items, Text, UtcTime, shown
 from calm_beam.storage.records import Record, checked_keys
 
 from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
-from ._data import ConfirmationRecord, CountedData, DataRecord, SettingDataRecord, SettingRecord
+from ._data import ConfirmationRecord, CountedData, DataRecord, ElsewhereRecord, SettingDataRecord, SettingRecord
 from ._entries import Calibration, PathEntry, SettingCalibration
 from ._guarantee import GUARANTEE, SETTINGS, THRESHOLDS
 from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, check_positions
@@ -502,15 +502,20 @@ class SettingManifest(WrittenManifest[SettingCalibration]):
 
     Attributes:
       settings: All settings in testing order.
+      decoder: What decoded, where losses were made of stored outputs of a decoder of the user's; None where losses or
+        scores were given.
     """
 
     KIND: ClassVar[str] = SETTINGS
     _KIND_IN_FIRST: ClassVar[str | None] = "external"
-    _FIRST: ClassVar[tuple[str, ...]] = ("created", "settings", "data", "plan", "earlier_plans", "sequential")
+    _FIRST: ClassVar[tuple[str, ...]] = (
+        *("created", "settings", "decoder", "data", "plan", "earlier_plans", "sequential"),
+    )
     SCHEMA_RULES: ClassVar[Mapping[str, Any]] = rules_of_ends(SettingSequentialPlan)
     _HTML: ClassVar[str] = "setting_manifest_html"
 
     settings: Annotated[tuple[SettingRecord, ...], Items(1, "have at least one entry")]
+    decoder: ElsewhereRecord | None = None
     data: SettingDataRecord
     plan: SettingPlan
 
@@ -523,6 +528,14 @@ class SettingManifest(WrittenManifest[SettingCalibration]):
         names = tuple(setting.name for setting in self.settings)
         if names != self.plan.order:
             raise ManifestError(f"settings must be those of plan.order, in that order, got {shown(names)}")
+        if (self.decoder is None) != (self.plan.consistency is None):
+            raise ManifestError("decoder must be there exactly if plan.consistency is")
+        if self.decoder is not None:
+            for key in ("failed", "duplicates"):
+                if (count := getattr(self.decoder, key)) > self.data.examples:
+                    raise ManifestError(
+                        f"decoder.{key} must be at most {self.data.examples}, the examples, got {count}"
+                    )
         declared = None if self.plan.sequential is None else self.plan.sequential.costs
         found = tuple(setting.cost for setting in self.settings)
         if declared is not None and found != declared:

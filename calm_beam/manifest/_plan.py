@@ -14,7 +14,7 @@ from calm_beam.storage.records import DigestedRecord, Record
 
 from ._model import Variant
 from ._rounds import SequentialPlan, SettingSequentialPlan, WatchedPlan
-from ._tests import EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
+from ._tests import CONSISTENCIES, EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
@@ -333,11 +333,13 @@ class SettingPlan(SettledPlan[SettingTest, SettingSequentialPlan]):
       metric: Metric of the scores; None where losses were given.
       direction: Which scores of the metric are better; None where losses were given, and in manifests of earlier
         writers, which took higher ones for better without asking.
+      consistency: What outputs are held against: those under the first setting, which is the `baseline`, or references;
+        None where losses or scores were given.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("order", "tests", "joint_epsilon", "group_key", "cluster_key", "salt"),
-        *("baseline", "task", "metric", "direction"),
+        *("baseline", "task", "metric", "direction", "consistency"),
     )
     _TESTED: ClassVar[str] = "settings"
 
@@ -346,9 +348,12 @@ class SettingPlan(SettledPlan[SettingTest, SettingSequentialPlan]):
     task: Text | None
     metric: Text | None
     direction: Annotated[str, OneOf(DIRECTIONS)] | None = None
+    consistency: Annotated[str, OneOf(CONSISTENCIES)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.consistency is not None and None in (self.metric, self.baseline):
+            raise ManifestError(f"consistency must be null without metric and baseline, got {shown(self.consistency)}")
         if self.direction is not None and self.metric is None:
             raise ManifestError(f"direction must be null without metric, got {shown(self.direction)}")
         if self.sequential is not None:

@@ -10,6 +10,7 @@ from .answers import read_answers as read_answers
 from .finished import COMPLETE as COMPLETE
 from .finished import STOPPED as STOPPED
 from .finished import FinishedAnswers as FinishedAnswers
+from .finished import FinishedSettings as FinishedSettings
 from .finished import FinishedSweep as FinishedSweep
 from .generations import Generation as Generation
 from .generations import Output as Output
@@ -23,6 +24,7 @@ from .job import AnswerJob as AnswerJob
 from .job import DecodeJob as DecodeJob
 from .job import OutputsError as OutputsError
 from .job import StoredGenerations as StoredGenerations
+from .setting_job import SettingJob as SettingJob
 from .shards import StoredShard as StoredShard
 from .shards import open_shard as open_shard
 from .shards import stored_shard as stored_shard

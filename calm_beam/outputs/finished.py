@@ -13,6 +13,7 @@ from calm_beam.storage.sealed_json import read_sealed, write_sealed
 from calm_beam.text import counted
 
 from .job import AnswerJob, DecodeJob, Job, OutputsError, Words
+from .setting_job import SettingJob
 from .shards import AnsweredShard, StoredShard
 
 COMPLETE = "complete.json"
@@ -21,7 +22,7 @@ STOPPED = "stopped.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What the mark of either kind of outputs says.
+    """What the mark of any kind of outputs says.
 
     Attributes:
       job: Digest of the job.
@@ -148,7 +149,7 @@ class Finished:
 class FinishedSweep(Finished):
     """The mark of a folder of generations."""
 
-    JOB = DecodeJob
+    JOB: ClassVar[type[Job]] = DecodeJob
     SCHEMA = DecodeJob.SCHEMA
     LOST = "decoded. Counting others than were drawn would void the guarantee."
 
@@ -166,6 +167,14 @@ class FinishedSweep(Finished):
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Self:
         return cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedSettings(FinishedSweep):
+    """The mark of a folder of generations of a decoder of the user's."""
+
+    JOB = SettingJob
+    SCHEMA = SettingJob.SCHEMA
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,6 +244,11 @@ class FinishedAnswers(Finished):
             tallies={**({None: Tally(**of_none)} if of_none["prompts"] else {}), **groups},
             losses={each["calibration"]: each["losses"] for each in content["losses"]},
         )
+
+
+def finished_of(job: type[Job]) -> type[Finished]:
+    """Returns the mark of outputs of a kind."""
+    return next(kind for kind in (FinishedSweep, FinishedSettings, FinishedAnswers) if kind.JOB is job)
 
 
 S = TypeVar("S", bound=StoredShard)

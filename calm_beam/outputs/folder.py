@@ -48,12 +48,14 @@ from calm_beam.storage import (
 from calm_beam.text import counted
 
 from .finished import COMPLETE, STOPPED
-from .job import PARTS, AnswerJob, DecodeJob, Job, OutputsError
+from .job import PARTS, AnswerJob, DecodeJob, Job, OutputsError, SweptJob
+from .setting_job import SettingJob
 
 _GENERATIONS = "generations"
 _LOSSES_NAME = re.compile(r"losses(-\d{5,})?\.jsonl")
 
 J = TypeVar("J", bound=Job)
+G = TypeVar("G", bound=SweptJob)
 
 
 class Home(Generic[J]):
@@ -222,17 +224,16 @@ class Home(Generic[J]):
             )
 
 
-class SweepHome(Home[DecodeJob]):
-    """The output directory of a calibration, with a folder of generations for every way of decoding."""
+class GenerationsHome(Home[G]):
+    """An output directory with a folder of generations for every way of decoding."""
 
-    JOB = DecodeJob
     PLACE = "directory"
 
-    def folder_of(self, job: DecodeJob) -> str:
+    def folder_of(self, job: G) -> str:
         """Returns the folder of a job's generations, which may not be there."""
         return joined(self.output, _GENERATIONS, job.outputs())
 
-    def keep_last(self, jobs: Sequence[DecodeJob]) -> None:
+    def keep_last(self, jobs: Sequence[G]) -> None:
         """Removes the folders of all jobs but the last: its generations hold those of the others."""
         self._remove([self.folder_of(job) for job in jobs[:-1]])
 
@@ -265,19 +266,19 @@ class SweepHome(Home[DecodeJob]):
           UsageError: If there is none, or several.
         """
         path = self.output
-        if is_file(joined(path, DecodeJob.FILE)):
+        if is_file(joined(path, self.JOB.FILE)):
             return path
         found = self._found()
         if not found:
             raise UsageError(
-                f"{flag} {path}: no {DecodeJob.FILE} there and no {_GENERATIONS} below it. Name the output "
+                f"{flag} {path}: no {self.JOB.FILE} there and no {_GENERATIONS} below it. Name the output "
                 f"directory of a calibration, or its {_GENERATIONS}/<fingerprint>."
             )
         if len(found) > 1:
             raise UsageError(f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
         return found[0]
 
-    def _check_ours(self, jobs: Sequence[DecodeJob]) -> None:
+    def _check_ours(self, jobs: Sequence[G]) -> None:
         try:
             # Now, and not when the first of them is removed, after hours.
             for folder in (*(self.folder_of(job) for job in jobs), *self._found()):
@@ -290,9 +291,7 @@ class SweepHome(Home[DecodeJob]):
         return sorted({parent(path) for path in files})
 
     def _begun(self) -> list[str]:
-        return [
-            parent(path) for path in list_files(joined(glob.escape(self.output), _GENERATIONS, "*", DecodeJob.FILE))
-        ]
+        return [parent(path) for path in list_files(joined(glob.escape(self.output), _GENERATIONS, "*", self.JOB.FILE))]
 
     def _below(self) -> tuple[str, ...]:
         return (joined(self.output, _GENERATIONS),)
@@ -300,6 +299,18 @@ class SweepHome(Home[DecodeJob]):
     def _remove(self, folders: Sequence[str]) -> None:
         for folder in folders:
             remove_folder(folder, inside=self.output)
+
+
+class SweepHome(GenerationsHome[DecodeJob]):
+    """The output directory of a calibration."""
+
+    JOB = DecodeJob
+
+
+class SettingHome(GenerationsHome[SettingJob]):
+    """The output directory of a decoder of the user's."""
+
+    JOB = SettingJob
 
 
 class AnswerHome(Home[AnswerJob]):

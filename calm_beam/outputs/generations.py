@@ -1,4 +1,4 @@
-"""Generations: what every prompt became at every threshold, a row each of a shard's file."""
+"""Generations: what every prompt became at every threshold or setting, a row each of a shard's file."""
 
 import dataclasses
 import functools
@@ -20,11 +20,13 @@ class Output:
 
     Attributes:
       text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
-      tokens: Generated ids, with the final eos if it was generated.
-      exit_layers: Layers used for each token, from 1.
+      tokens: Generated ids, with the final eos if it was generated; none where a decoder of the user's told none.
+      exit_layers: Layers used for each token, from 1; none where a decoder of the user's told none.
       confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
+        None of a decoder of the user's.
       near_tie: Whether a decision on its way was within rounding, as in `calm_beam.decoding.near_ties`; None where that
         is not known, as in files of earlier versions.
+      cost: What it has cost, as a decoder of the user's told; None where none did.
     """
 
     text: str
@@ -32,6 +34,7 @@ class Output:
     exit_layers: tuple[int, ...]
     confidences: tuple[float, ...]
     near_tie: bool | None = None
+    cost: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,8 @@ class Generation:
       truncated: Whether its prompt was cut.
       duplicate: Whether another example with the same prompt counts before it.
       failure: Why it could not be decoded; None if it was.
-      outputs: The full model's output, then one per threshold in descending order; empty after a failure.
+      outputs: The full model's output, then one per threshold in descending order, or one per setting in their order;
+        empty after a failure.
       runner_ups: Of the last output, what a sweep needs to go on below its threshold (`PromptResult.runner_ups`); None
         where none goes on.
     """
@@ -91,16 +95,17 @@ def write_generations(
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
     has_groups = any(row[_GROUP] is not None for row in rows)
-    has_near_ties = any(output["near_tie"] is not None for row in rows for output in row["outputs"])
+    outputs = [output for row in rows for output in row["outputs"]]
+    has_near_ties, has_costs = (any(output[name] is not None for output in outputs) for name in ("near_tie", "cost"))
     failed = sum(row["failure"] is not None for row in rows)
     about = StoredShard(shard=shard, examples=len(rows), failed=failed, digest=digest, engine=engine)
-    schema = _schema(has_groups=has_groups, has_near_ties=has_near_ties)
+    schema = _schema(has_groups=has_groups, has_near_ties=has_near_ties, has_costs=has_costs)
     write_shard(path, rows, schema=schema, about=about, overwrite=overwrite)
 
 
 @functools.cache
-def _schema(*, has_groups: bool, has_near_ties: bool) -> "pyarrow.Schema":
-    """Returns the schema of a shard; without groups and near ties, it is that of earlier versions."""
+def _schema(*, has_groups: bool, has_near_ties: bool, has_costs: bool) -> "pyarrow.Schema":
+    """Returns the schema of a shard; without groups, near ties and costs, it is that of earlier versions."""
     import pyarrow
 
     output = pyarrow.struct(
@@ -110,6 +115,7 @@ def _schema(*, has_groups: bool, has_near_ties: bool) -> "pyarrow.Schema":
             ("exit_layers", pyarrow.list_(pyarrow.int32())),
             ("confidences", pyarrow.list_(pyarrow.float32())),
             *([("near_tie", pyarrow.bool_())] if has_near_ties else []),
+            *([("cost", pyarrow.float64())] if has_costs else []),
         ]
     )
     return pyarrow.schema(

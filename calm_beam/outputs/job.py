@@ -1,7 +1,8 @@
 """All that decides what outputs are, besides the content of the data files: a sealed file in their folder.
 
-A sweep's is `decode.json`, and what it makes are generations: every prompt by every branch. That of `calm-beam
-generate` is `generate.json`, and what it makes are answers: every prompt by the one branch that a manifest promises.
+A sweep's is `decode.json`, and what it makes are generations: every prompt by every branch, or under every setting of a
+decoder of the user's (`setting_job.py`). That of `calm-beam generate` is `generate.json`, and what it makes are
+answers: every prompt by the one branch that a manifest promises.
 """
 
 import dataclasses
@@ -64,11 +65,9 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a job of either kind says.
+    """What a job of any kind says.
 
     Attributes:
-      model: The model.
-      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
       patterns: Data patterns as the user gave them.
       files: The files that they name, sorted.
       num_shards: Number of shards, those without examples included.
@@ -83,8 +82,6 @@ class Job:
     """Form of that file."""
     WORDS: ClassVar[Words]
 
-    model: ModelRecord
-    vocabulary: VocabularyRecord | None
     patterns: tuple[str, ...]
     files: tuple[str, ...]
     num_shards: int
@@ -190,10 +187,8 @@ class Job:
 
     @classmethod
     def _common(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of either kind."""
+        """Returns the fields of every kind."""
         return {
-            "model": ModelRecord.from_dict(content["model"], at="model"),
-            "vocabulary": VocabularyRecord.from_dict(content["vocabulary"]) if content["vocabulary"] else None,
             "patterns": tuple(content["patterns"]),
             "files": tuple(content["files"]),
             "num_shards": content["num_shards"],
@@ -203,14 +198,56 @@ class Job:
         }
 
 
+def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a job that decodes by a model of ours."""
+    return {
+        "model": ModelRecord.from_dict(content["model"], at="model"),
+        "vocabulary": VocabularyRecord.from_dict(content["vocabulary"]) if content["vocabulary"] else None,
+    }
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeJob(Job):
+class SweptJob(Job):
     """A job whose outputs are generations.
 
     Attributes:
+      cluster_key: Key of a row that names its cluster; None where none is read.
+    """
+
+    FILE = "decode.json"
+    WORDS = Words(outputs="generations", example="example", made="decoded", anew="decode anew", lenient="worst_case")
+
+    cluster_key: str | None
+
+    def outputs(self) -> str:
+        """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
+        raise NotImplementedError
+
+    @classmethod
+    def shard_files(cls, folder: str) -> tuple[str, ...]:
+        """Returns the files of shards that are in a folder, whatever they hold."""
+        return list_files(joined(glob.escape(folder), "*.parquet"))
+
+    def _identity(self, example: Example) -> list[Any]:
+        fields = dict(zip(_EXAMPLE_FIELDS, dataclasses.astuple(example), strict=True))
+        group, repeats_prompt = fields.pop("group"), fields.pop("repeats_prompt")
+        # Only where they are told: shards of earlier versions know nothing of them.
+        return [
+            *fields.values(),
+            *([repeats_prompt] if repeats_prompt else []),
+            *([{"group": group}] if group is not None else []),
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeJob(SweptJob):
+    """A job whose outputs are generations of a model, at every threshold.
+
+    Attributes:
+      model: The model.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
       settings: How it decodes.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
-      cluster_key: Key of a row that names its cluster; None where none is read.
       order: Salt of the order that examples are in, by ids; None where shards are made by prompts.
       part: Which part of the data is decoded, where one confirms what the other has chosen; None where all of it is.
       end_ids: Ids of the model of which each ends an output. Jobs of earlier versions do not say, and count as T5's.
@@ -220,14 +257,13 @@ class DecodeJob(Job):
         manifest names; None where a sweep has.
     """
 
-    FILE = "decode.json"
     # The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
     SCHEMA = "calm-beam/generations/v2"
-    WORDS = Words(outputs="generations", example="example", made="decoded", anew="decode anew", lenient="worst_case")
 
+    model: ModelRecord
+    vocabulary: VocabularyRecord | None
     settings: DecodeSettings
     on_long: str
-    cluster_key: str | None
     order: str | None = None
     part: SetPart | None = None
     end_ids: tuple[int, ...] = (EOS_ID,)
@@ -251,21 +287,6 @@ class DecodeJob(Job):
         # Names of generations without a chat are older than chats.
         made = "" if chat is None else f"+{content_digest(chat.to_dict())}"
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}{made}"
-
-    @classmethod
-    def shard_files(cls, folder: str) -> tuple[str, ...]:
-        """Returns the files of shards that are in a folder, whatever they hold."""
-        return list_files(joined(glob.escape(folder), "*.parquet"))
-
-    def _identity(self, example: Example) -> list[Any]:
-        fields = dict(zip(_EXAMPLE_FIELDS, dataclasses.astuple(example), strict=True))
-        group, repeats_prompt = fields.pop("group"), fields.pop("repeats_prompt")
-        # Only where they are told: shards of earlier versions know nothing of them.
-        return [
-            *fields.values(),
-            *([repeats_prompt] if repeats_prompt else []),
-            *([{"group": group}] if group is not None else []),
-        ]
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -297,6 +318,7 @@ class DecodeJob(Job):
         settings = content["settings"]
         return cls(
             **cls._common(content),
+            **_model_of(content),
             settings=DecodeSettings(
                 **{
                     **settings,
@@ -362,6 +384,8 @@ class AnswerJob(Job):
     """A job whose outputs are answers.
 
     Attributes:
+      model: The model.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
       manifest: Digest of the manifest.
       calibration: Place of its entry that answers prompts of no group.
       output_format: One of `FORMATS`.
@@ -373,6 +397,8 @@ class AnswerJob(Job):
     SCHEMA = "calm-beam/answers/v1"
     WORDS = Words(outputs="answers", example="prompt", made="answered", anew="answer anew", lenient="list")
 
+    model: ModelRecord
+    vocabulary: VocabularyRecord | None
     manifest: str
     calibration: int
     output_format: str
@@ -436,6 +462,7 @@ class AnswerJob(Job):
     def _of(cls, content: Mapping[str, Any]) -> Self:
         job = cls(
             **cls._common(content),
+            **_model_of(content),
             manifest=content["manifest"],
             calibration=content["calibration"],
             output_format=content["output_format"],

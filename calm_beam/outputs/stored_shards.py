@@ -13,13 +13,16 @@ from calm_beam.text import counted
 from .answers import publish_rows, write_outcomes
 from .assignment import AnswerAssignment, Assignment, SweepAssignment
 from .failures import check_failures, failure_limit
-from .finished import Finished, FinishedAnswers, FinishedSweep, each_once, mixed_engines
+from .finished import Finished, each_once, finished_of, mixed_engines
 from .generations import Generation, read_generations, stored_examples, stored_failures, write_generations
 from .job import DecodeJob, Job, OutputsError
+from .setting_job import SettingAssignment
 from .shards import AnsweredShard, ProbedLoss, StoredShard, stored_shard, whole_shard
 
+AnyAssignment = Assignment | SettingAssignment
 
-def check_folder(assignment: Assignment, shards: Sequence[int]) -> None:
+
+def check_folder(assignment: AnyAssignment, shards: Sequence[int]) -> None:
     """Refuses folders that a worker does not see, or that hold other shards than these: those are of other data.
 
     Raises:
@@ -48,7 +51,7 @@ def check_folder(assignment: Assignment, shards: Sequence[int]) -> None:
 
 
 def taken_over(
-    assignment: Assignment, shard: int, *, examples: Sequence[Example], reads_all: bool = True
+    assignment: AnyAssignment, shard: int, *, examples: Sequence[Example], reads_all: bool = True
 ) -> StoredShard | None:
     """Returns the shard that is stored already, None if none is.
 
@@ -75,7 +78,7 @@ def taken_over(
     return whole_shard(path) if reads_all else stored
 
 
-def check_above(assignment: Assignment, shard: int, *, examples: Sequence[Example]) -> None:
+def check_above(assignment: AnyAssignment, shard: int, *, examples: Sequence[Example]) -> None:
     """Refuses a shard of the upper part of the grid that is of other examples; without such a part, nothing is wrong.
 
     Outputs of different prompts must not meet in one generation.
@@ -101,7 +104,7 @@ def check_above(assignment: Assignment, shard: int, *, examples: Sequence[Exampl
 
 
 def generations_above(
-    assignment: Assignment, shard: int, *, examples: Sequence[Example]
+    assignment: AnyAssignment, shard: int, *, examples: Sequence[Example]
 ) -> Mapping[str, Generation] | None:
     """Returns the generations of a shard at the upper part of the grid, by id; None if there is no such part.
 
@@ -115,7 +118,7 @@ def generations_above(
 
 
 def store_shard(
-    assignment: Assignment,
+    assignment: AnyAssignment,
     shard: int,
     *,
     examples: Sequence[Example],
@@ -169,7 +172,7 @@ def check_one_engine(folder: str, engine: str) -> None:
             raise OutputsError(mixed_engines(other, engine))
 
 
-def publish_shard(assignment: Assignment, shard: int) -> None:
+def publish_shard(assignment: AnyAssignment, shard: int) -> None:
     """Writes the file of a stored shard that users read, where that is another one.
 
     Even where there is one, since no digest tells whether it is damaged: it gets the same bytes.
@@ -185,7 +188,7 @@ def publish_shard(assignment: Assignment, shard: int) -> None:
         publish_rows(source, published)
 
 
-def finish(assignment: Assignment, shards: Sequence[StoredShard], *, examples: int) -> Finished:
+def finish(assignment: AnyAssignment, shards: Sequence[StoredShard], *, examples: int) -> Finished:
     """Writes what is listed besides answers, and then the mark of success, which it returns.
 
     A step that is run again writes the same once more.
@@ -201,8 +204,7 @@ def finish(assignment: Assignment, shards: Sequence[StoredShard], *, examples: i
       OSError: If a file cannot be written.
     """
     job = assignment.job
-    kind: type[Finished] = FinishedAnswers if isinstance(assignment, AnswerAssignment) else FinishedSweep
-    finished = kind.of(shards, job=job.digest(), examples=examples)
+    finished = finished_of(type(job)).of(shards, job=job.digest(), examples=examples)
     once = each_once(shards, words=job.WORDS)
     limit = failure_limit(assignment.max_failures, examples=examples)
     if finished.failed > limit:

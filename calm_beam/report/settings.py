@@ -261,6 +261,9 @@ def _facts(manifest: SettingManifest) -> list[tuple[str, str]]:
         ("Task", plan.task),
         ("Metric", plan.metric),
         ("Better", better),
+        ("Consistency", plan.consistency),
+        ("Decoded elsewhere, by", None if manifest.decoder is None else manifest.decoder.name),
+        ("Without an answer", None if manifest.decoder is None else f"{manifest.decoder.failed:,}"),
         ("Groups by", plan.group_key),
     ):
         if value is not None:

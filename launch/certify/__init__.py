@@ -12,6 +12,11 @@ loss is by how much a candidate's score is worse than the baseline's. Whether a 
 from the logs, from files beside them or from the metric's name; else `--direction` says it. Candidates are tested in
 the order in which they are listed.
 
+    calm-beam certify --outputs=swept --metric=rouge_l_unicode --delta=0.05
+
+takes the outputs of a decoder of your own, swept on Beam by `transforms.SweepWith`, and scores them. What is lost is
+counted against its first setting; the others are tested in their order.
+
 Every example needs one loss under every setting: what is missing, extra or repeated ends the run, by name. The order of
 the settings is declared beforehand, the safest first. Plan and order are hashed, and the hash is printed, before a loss
 is summed. Writes `manifest.json`, of kind settings, and `risk_table.csv` into `--output`.
@@ -31,6 +36,7 @@ _ESSENTIALS = (
     "--losses",
     "--baseline",
     "--candidates",
+    "--outputs",
     "--task",
     "--metric",
     "--direction",

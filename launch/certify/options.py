@@ -13,6 +13,8 @@ from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.calibration.settings_plan import ORDERS
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses import DIRECTIONS
+from calm_beam.manifest import CONSISTENCIES
+from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.options import Options, again, option, switch
 from calm_beam.options.groups import Tolerances
 from calm_beam.options.kinds import (
@@ -32,10 +34,14 @@ from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 
 ROUND_EXAMPLES = 100
 """Examples of a round by default."""
-NAME_ONE_SOURCE = "name either the losses (--losses) or the scores (--baseline and --candidates)."
-"""What is wrong where both are named, or neither."""
+NAME_ONE_SOURCE = (
+    "name either the losses (--losses) or the scores (--baseline and --candidates), or the outputs of a decoder of "
+    "yours (--outputs)."
+)
+"""What is wrong where two are named, or none."""
 _NUMBERS = float | Sequence[float]
 _OF_SCORES = ("baseline",)
+_OF_OUTPUTS = ("outputs",)
 _OF_ROUNDS = ("sequential",)
 
 
@@ -73,9 +79,9 @@ def _costs(given: Iterable[tuple[str, Any, str]]) -> tuple[tuple[str, float], ..
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepSource(Options):
-    """Losses of a sweep, or scores that make them."""
+    """Losses of a sweep, or scores or outputs that make them."""
 
-    SECTION: ClassVar[str | None] = "losses of a sweep, or scores that make them"
+    SECTION: ClassVar[str | None] = "losses of a sweep, or scores or outputs that make them"
 
     losses: str | os.PathLike[str] | Sequence[str] | None = option(
         None, "tables with id, setting and loss: globs of .csv, .jsonl or .parquet", kind=paths
@@ -87,12 +93,21 @@ class SweepSource(Options):
         None, "scores of the settings: RUN or NAME=RUN", kind=texts, metavar="RUN,...", belongs_to=_OF_SCORES
     )
 
+    outputs: str | os.PathLike[str] | None = option(
+        None, "outputs of a decoder of yours: the directory that transforms.SweepWith has written", metavar="DIR"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.losses and self.baseline is not None:
+        if self.sources > 1:
             raise UsageError(NAME_ONE_SOURCE)
         if self.baseline is not None and not self.candidates:
             raise UsageError("--candidates is missing: the runs that are compared with --baseline.")
+
+    @property
+    def sources(self) -> int:
+        """How many are named."""
+        return bool(self.losses) + (self.baseline is not None) + (self.outputs is not None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,13 +118,23 @@ class WhichScores(Options):
 
     task: str | None = option(None, "task whose log is meant, where a folder has several", belongs_to=_OF_SCORES)
     metric: str | None = option(
-        None, "metric of the log, such as exact_match or exact_match,strict-match", belongs_to=_OF_SCORES
+        None,
+        "metric of the log, such as exact_match or exact_match,strict-match; of --outputs, what scores them, as in "
+        f"calibrate (default: {DEFAULT_METRIC})",
+        belongs_to=(*_OF_SCORES, *_OF_OUTPUTS),
     )
     direction: str | None = option(
         None,
         "which score is better; needed where neither the logs, nor files beside them, nor the metric's name says it",
         choices=DIRECTIONS,
         belongs_to=_OF_SCORES,
+    )
+    consistency: str = option(
+        "textual",
+        "what outputs are held against: textual (those under the first setting) or risk (references; what is lost "
+        "against the first setting)",
+        choices=CONSISTENCIES,
+        belongs_to=_OF_OUTPUTS,
     )
 
 
@@ -123,7 +148,9 @@ class Order(Options):
         None, "settings in testing order, the safest first, comma-separated", kind=texts
     )
     order_by: str | None = option(
-        None, "the dearest first, or the cheapest; default: --order, or that of --candidates", choices=ORDERS
+        None,
+        "the dearest first, or the cheapest; default: --order, or that of --candidates or of --outputs",
+        choices=ORDERS,
     )
     costs: str | Mapping[str, float] | Sequence[tuple[str, float]] | None = option(
         None,
@@ -153,8 +180,8 @@ class Guarantees(Options):
     )
     loss: str | None = option(
         None,
-        "of --losses: given (in [0, 1], default) or signed (in [-1, 1]); of scores: signed (baseline's minus "
-        "candidate's, default) or relu (what is positive of it)",
+        "of --losses: given (in [0, 1], default) or signed (in [-1, 1]); of scores, and of --outputs with "
+        "--consistency=risk: signed (baseline's minus candidate's, default) or relu (what is positive of it)",
         choices=("given", "signed", "relu"),
     )
     group_key: str | None = option(

@@ -35,7 +35,7 @@ from calm_beam.storage import joined, version
 
 from .output import check_empty, checked_output, warn_of_counted
 from .request import CertifyRequest
-from .sources import Source, read_losses, read_scores, rows_of_losses
+from .sources import Source, read_losses, read_outputs, read_scores, rows_of_losses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +144,7 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
         task=source.task,
         metric=source.metric,
         direction=source.direction,
+        consistency=source.consistency,
     )
     check_names(plan)
     say(f"plan {plan.digest}")
@@ -156,6 +157,15 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
 
 def _source(request: CertifyRequest) -> Source:
     loss, cluster_key = request.kind_of_losses, request.cluster_key
+    if request.outputs is not None:
+        return read_outputs(
+            request,
+            loss=loss,
+            consistency=request.consistency,
+            metric=request.metric,
+            group_key=request.group_key,
+            cluster_key=cluster_key,
+        )
     if request.baseline is None:
         return read_losses(request, loss=loss, group_key=request.group_key, cluster_key=cluster_key)
     return read_scores(

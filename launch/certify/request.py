@@ -33,7 +33,7 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
         super().__post_init__()
         if self.sequential:
             _check_sequential(self)
-        elif not self.losses and self.baseline is None:
+        elif not self.sources:
             raise UsageError(NAME_ONE_SOURCE)
         _check_order(self)
         _check_source(self)
@@ -43,6 +43,8 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
     @property
     def kind_of_losses(self) -> str:
         """What the losses are: `given`, `signed` or `relu`."""
+        if self.outputs is not None:
+            return "given" if self.consistency == "textual" else self.loss or "signed"
         return self.loss or ("given" if self.baseline is None else "signed")
 
     @property
@@ -92,8 +94,8 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
 
 def _check_sequential(request: CertifyRequest) -> None:
     """Refuses what rounds cannot have, and asks for what they need."""
-    for name in ("baseline", "candidates", *(name for name, _ in options_of(WhichScores))):
-        if getattr(request, name) is not None:
+    for name in ("baseline", "candidates", "outputs", *(name for name, _ in options_of(WhichScores))):
+        if request.is_given(name):
             raise UsageError(
                 f"--{name} names logs of a whole evaluation, and --sequential takes losses as they come: write them to "
                 "a table, for --losses."
@@ -112,7 +114,8 @@ def _check_sequential(request: CertifyRequest) -> None:
 
 def _check_order(request: CertifyRequest) -> None:
     """Refuses losses whose order nobody declared, and what does not go with the order of rounds."""
-    if request.baseline is None and not request.order and request.order_by is None:
+    has_own_order = request.baseline is not None or request.outputs is not None
+    if not has_own_order and not request.order and request.order_by is None:
         raise UsageError(
             "the order of the settings is missing. Declare it before you look at the losses: --order=A,B,..., the "
             "safest first, or --order_by=cost."
@@ -131,7 +134,14 @@ def _check_order(request: CertifyRequest) -> None:
 
 
 def _check_source(request: CertifyRequest) -> None:
-    """Refuses what means nothing of losses, or of scores."""
+    """Refuses what means nothing of losses, of scores, or of outputs."""
+    if request.outputs is not None:
+        if request.loss is not None and (request.loss == "given") != (request.consistency == "textual"):
+            raise UsageError(
+                f"--loss={request.loss} is not a loss of --consistency={request.consistency}: that of textual is "
+                "given, those of risk are signed and relu."
+            )
+        return
     if request.baseline is None:
         if request.loss == "relu":
             raise UsageError(

@@ -11,8 +11,9 @@ from calm_beam.calibration.sequential import WatchedSettings, watched_settings
 from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import EarlierPlan, SequentialRecord, SettingManifest, plans_in_words
-from calm_beam.manifest.plan_list import AskedPlan, PlanList
-from calm_beam.manifest.versions import certifying_versions
+from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
+from calm_beam.manifest.versions import certifying_versions, run_versions
+from calm_beam.metrics.registry import source_digests
 from calm_beam.options import listed
 from calm_beam.storage import joined, remove_file, replacing
 from calm_beam.text import counted
@@ -57,11 +58,18 @@ def run_certification(request: CertifyRequest) -> Done:
 
 def _certified(prepared: WholeSweep) -> Done:
     """Tests losses that are all there."""
-    sweep, plan = prepared.source.sweep, prepared.plan
+    source, sweep, plan = prepared.source, prepared.source.sweep, prepared.plan
     rows = setting_rows(sweep, plan, costs=prepared.costs)
+    swept, software = source.swept, certifying_versions()
+    if swept is not None:
+        metrics = (source.metric or "",)
+        software = {**run_versions(swept.job.software, metrics=metrics), **source_digests(metrics)}
+    # Outputs have their list beside them, whatever directory a result is written to.
+    home = prepared.output if swept is None else home_of(swept.folder)
+    data = sweep.fingerprint() if swept is None else swept.finished.digest()
     # Before anything is told of what was found.
-    asked = AskedPlan.of(plan, data=sweep.fingerprint(), command="certify")
-    earlier_plans = PlanList(prepared.output).ask(asked, is_answered=True)
+    asked = AskedPlan.of(plan, data=data, command="certify")
+    earlier_plans = PlanList(home).ask(asked, is_answered=True)
     if words := plans_in_words(earlier_plans, of="losses"):
         say(words)
     manifest = setting_manifest(
@@ -69,8 +77,8 @@ def _certified(prepared: WholeSweep) -> Done:
         plan,
         entries=entries_of(plan, rows),
         costs=prepared.costs,
-        patterns=prepared.source.patterns,
-        software=certifying_versions(),
+        patterns=source.patterns,
+        software=software,
         earlier_plans=earlier_plans,
     )
     prepare_output(prepared.output)

@@ -1,4 +1,4 @@
-"""The losses that a request names, read whole, or made of the scores that it names."""
+"""The losses that a request names, read whole, or made of the scores or outputs that it names."""
 
 import dataclasses
 import itertools
@@ -6,12 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 
 from calm_beam.calibration.loss_table import LossTable
+from calm_beam.calibration.swept_settings import SweptSettings
+from calm_beam.inputs.losses import HIGHER
 from calm_beam.inputs.losses.direction import known_direction, settled_direction
 from calm_beam.inputs.losses.rows import LossRow, RowReading
 from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
+from calm_beam.manifest import Objective
+from calm_beam.metrics.registry import DEFAULT_METRIC, get_metric, is_bleurt
 from calm_beam.options import listed
 
 from .options import SweepSource
@@ -30,6 +34,8 @@ class Source:
       task: Task of the scores, if one was named.
       metric: Metric of the scores; None where losses were given.
       direction: Which scores of it are better; None where losses were given.
+      swept: The outputs that losses were made of; None where losses or scores were given.
+      consistency: What they were held against.
     """
 
     sweep: LossTable
@@ -40,6 +46,8 @@ class Source:
     task: str | None = None
     metric: str | None = None
     direction: str | None = None
+    swept: SweptSettings | None = None
+    consistency: str | None = None
 
 
 def read_losses(
@@ -75,6 +83,66 @@ def rows_of_losses(
     with naming("--losses"):
         files = table_files(patterns, reading)
     return itertools.chain.from_iterable(read_rows(path, reading) for path in files)
+
+
+def read_outputs(
+    source: SweepSource,
+    *,
+    loss: str,
+    consistency: str,
+    metric: str | None,
+    group_key: str | None,
+    cluster_key: str | None,
+) -> Source:
+    """Returns the losses that the outputs make which a request names.
+
+    Args:
+      source: Names the outputs.
+      loss: `given` of textual consistency, `signed` or `relu` of risk.
+      consistency: What outputs are held against.
+      metric: What scores them; None for the usual one.
+      group_key: Key of the data that names the group, if groups have tests of their own.
+      cluster_key: Key of the data that names the cluster, if clusters are the units.
+
+    Raises:
+      UsageError: If there are no outputs, or they were read with other keys.
+      OutputsError: If they are not complete, or damaged.
+      MetricError: If there is no such metric, or it fails; names the example.
+      DataError: If references are needed, and an example has none.
+    """
+    assert source.outputs is not None, "the outputs are named"
+    swept = SweptSettings.read(os.fspath(source.outputs))
+    job, name = swept.job, metric or DEFAULT_METRIC
+    if is_bleurt(name):
+        raise UsageError(
+            f"--metric={name}: needs a checkpoint, which is not asked for here. Take another metric, or write "
+            "module:function for one that loads it."
+        )
+    if group_key is not None and group_key != job.group_key:
+        raise UsageError(
+            f"--group_key={group_key}: the examples were read with group_key={job.group_key!r}. Sweep anew with that "
+            "key."
+        )
+    if cluster_key != job.cluster_key:
+        raise UsageError(
+            f"--cluster_key={cluster_key}: the examples were read with cluster_key={job.cluster_key!r}, which says "
+            "what was drawn independently. Pass the same."
+        )
+    objective = Objective(consistency, name, loss="dissimilarity" if loss == "given" else loss)
+    table = swept.table(
+        objective, get_metric(name), has_groups=group_key is not None, has_clusters=cluster_key is not None
+    )
+    return Source(
+        sweep=table,
+        loss=loss,
+        patterns=job.patterns,
+        listed=swept.tested,
+        baseline=job.settings[0],
+        metric=name,
+        direction=HIGHER,
+        swept=swept,
+        consistency=consistency,
+    )
 
 
 def read_scores(

@@ -17,7 +17,8 @@ most, is found out here too; a status of 3 alone does not say that the distribut
 A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
 names it.
 
-A manifest of kind settings, which `calm-beam certify` made, is tested on fresh losses or scores, and needs no model:
+A manifest of kind settings, which `calm-beam certify` made, is tested on fresh losses, scores or outputs, and needs no
+model:
 
     calm-beam verify --manifest=certification --losses='fresh-*.csv'
 
@@ -54,7 +55,17 @@ from calm_beam.launch.flags.results import with_result
 
 from .request import VerifyRequest
 
-_ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "--losses", "--baseline", "--candidates")
+_ESSENTIALS = (
+    "--manifest",
+    "--data",
+    "--checkpoint",
+    "--alpha",
+    "--metric",
+    "--losses",
+    "--baseline",
+    "--candidates",
+    "--outputs",
+)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:

@@ -103,13 +103,13 @@ class VerifyRequest(
         declared = {name for name, _ in options_of(VerifyRequest)}
         given = next((name for name in names if name in declared - of_settings), None)
         if self.is_of_settings and given is not None:
-            named = "losses" if self.losses else "baseline"
+            named = next(name for name in ("losses", "baseline", "outputs") if self.has(name))
             raise UsageError(f"--{given} is about outputs of a model, and --{named} needs none: leave one of them out.")
 
     @property
     def is_of_settings(self) -> bool:
-        """Whether promises about settings are tested: by losses, or by scores."""
-        return bool(self.losses) or self.baseline is not None
+        """Whether promises about settings are tested: by losses, by scores, or by outputs."""
+        return self.sources > 0
 
     @property
     def metrics(self) -> tuple[str, ...] | None:

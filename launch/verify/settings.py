@@ -1,4 +1,4 @@
-"""The test of a manifest of kind settings on fresh losses or scores, without a model."""
+"""The test of a manifest of kind settings on fresh losses, scores or outputs, without a model."""
 
 import os
 
@@ -11,11 +11,12 @@ from calm_beam.calibration.verified_settings import (
     with_settings,
 )
 from calm_beam.inputs.losses import LOWER
-from calm_beam.launch.certify.sources import Source, read_losses, read_scores
+from calm_beam.launch.certify.sources import Source, read_losses, read_outputs, read_scores
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import SettingManifest, SettingPlan, read_any_manifest
+from calm_beam.metrics.registry import check_may_run, check_source
 
 from .carried import take_up
 from .request import VerifyRequest
@@ -23,7 +24,7 @@ from .verified import VerifiedSettings
 
 
 def verify_certified(request: VerifyRequest) -> VerifiedSettings:
-    """Tests a manifest of kind settings on the losses or scores that are named, and returns what they say.
+    """Tests a manifest of kind settings on the losses, scores or outputs that are named, and returns what they say.
 
     Raises:
       ManifestError: If the manifest cannot be trusted.
@@ -78,9 +79,13 @@ def _checked_source(request: VerifyRequest, manifest: SettingManifest) -> Source
 
 
 def _check_kind(request: VerifyRequest, plan: SettingPlan) -> None:
-    """Refuses losses where the manifest was made of scores, other scores, and the other way round."""
-    if (plan.metric is None) == (request.baseline is not None):
-        kind = "losses (--losses)" if plan.metric is None else "scores (--baseline and --candidates)"
+    """Refuses losses where the manifest was made of scores, other scores, and so on."""
+    kind, is_named = "scores (--baseline and --candidates)", request.baseline is not None
+    if plan.metric is None:
+        kind, is_named = "losses (--losses)", bool(request.losses)
+    if plan.consistency is not None:
+        kind, is_named = "outputs (--outputs)", request.outputs is not None
+    if not is_named:
         raise UsageError(f"the manifest was made of {kind}: name fresh ones.")
     metric = request.metric_of_scores
     if metric not in (None, plan.metric):
@@ -92,6 +97,8 @@ def _check_kind(request: VerifyRequest, plan: SettingPlan) -> None:
 def _source(request: VerifyRequest, manifest: SettingManifest) -> Source:
     """Returns the fresh losses, read as those of the manifest were."""
     loss, plan = manifest.calibrations[0].loss, manifest.plan
+    if request.outputs is not None:
+        return _fresh_outputs(request, manifest)
     if request.baseline is None:
         return read_losses(request, loss=loss, group_key=plan.group_key, cluster_key=plan.cluster_key)
     return read_scores(
@@ -102,3 +109,35 @@ def _source(request: VerifyRequest, manifest: SettingManifest) -> Source:
         direction=plan.direction if request.direction is None else request.direction,
         cluster_key=plan.cluster_key,
     )
+
+
+def _fresh_outputs(request: VerifyRequest, manifest: SettingManifest) -> Source:
+    """Returns the losses of fresh outputs of the same decoder, made as those of the manifest were."""
+    plan, decoder = manifest.plan, manifest.decoder
+    assert plan.consistency is not None
+    assert plan.metric is not None
+    assert decoder is not None, "it was made of outputs"
+    # Looking it up might import it.
+    check_may_run(plan.metric, named=request.metrics or (), how=f"pass --metric={plan.metric}")
+    check_source(plan.metric, manifest.software)
+    source = read_outputs(
+        request,
+        loss=manifest.calibrations[0].loss,
+        consistency=plan.consistency,
+        metric=plan.metric,
+        group_key=plan.group_key,
+        cluster_key=plan.cluster_key,
+    )
+    fresh = source.sweep.decoder
+    assert fresh is not None, "it was read of outputs"
+    if fresh.name != decoder.name:
+        raise UsageError(
+            f"--outputs={request.outputs}: were decoded by {fresh.name}, and the manifest is about "
+            f"{decoder.name}. What one decoder gives says nothing about another."
+        )
+    if source.baseline != plan.baseline:
+        raise UsageError(
+            f"--outputs={request.outputs}: the first setting is {source.baseline}, and the manifest compares with "
+            f"{plan.baseline}."
+        )
+    return source

@@ -29,6 +29,7 @@ from tests.calm_beam.inputs.losses.builders import (
     write_lighteval,
     write_lm_eval,
 )
+from tests.transforms.setting_decoders import sweep, write_texts
 
 _TABLE: dict[str, Any] = {"losses": "losses.csv", "order": ORDER, "delta": 0.15}
 _WATCHED: dict[str, Any] = {
@@ -57,6 +58,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "lighteval": {"baseline": "light/a", "candidates": "light/b", "metric": "acc", "loss": "relu", "delta": 0.2},
     "inspect": {"baseline": "a.eval", "candidates": "b=b.eval", "direction": "higher", "delta": 0.2},
+    "outputs": {"outputs": "swept", "metric": "token_f1", "consistency": "risk", "loss": "relu", "delta": (0.3, 0.5)},
     "HELM": {"baseline": "helm/a", "candidates": "x=helm/b", "metric": "exact_match", "delta": 0.2},
     "sequential": {**_WATCHED, "stop_at_setting": "6bit", "group_key": "group", "joint": True},
     "sequential by cost": {
@@ -96,6 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         write_lighteval(folder / "light" / name, scores, higher=True)
         write_inspect(folder / f"{name}.eval", ["I" if score == 0 else "C" for score in scores])
         write_helm(folder / "helm" / name, scores, asked="easy ")
+    sweep(write_texts(folder / "texts.jsonl", 60), folder / "swept")
     return folder
 
 

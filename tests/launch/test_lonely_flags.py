@@ -16,6 +16,7 @@ from calm_beam.options.kinds import texts, whole_number
 # Values that flags take; all others take a name.
 _VALUES = {
     "--activation": "gelu",
+    "--consistency": "risk",
     "--data_format": "text",
     "--direction": "lower",
     "--extra_ids": "3",

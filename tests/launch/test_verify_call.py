@@ -23,6 +23,7 @@ from calm_beam.options import options_of
 from calm_beam.options.option import default_of
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, write_csv, write_lm_eval
 from tests.pipelines import id_rows, text_rows, write_model, write_rows, write_vocabulary
+from tests.transforms.setting_decoders import sweep
 
 _SMALL: dict[str, Any] = {"batch_size": 4, "num_shards": 3}
 _KINDS: dict[str, dict[str, Any]] = {
@@ -65,6 +66,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "metric": "exact_match,strict-match",
         "direction": "higher",
     },
+    "outputs": {"manifest": "swept", "outputs": "fresh swept", "metric": "token_f1"},
     "nothing promised": {"manifest": "nothing", "losses": "fresh-0.csv"},
 }
 
@@ -124,6 +126,10 @@ def _write_certifications(folder: pathlib.Path) -> None:
     candidates = ("int8=lm/8", "int4=lm/4")
     metric = "exact_match,strict-match"
     calm.certify(baseline="lm/full", candidates=candidates, metric=metric, delta=0.1, output="scored")
+    for name in ("swept", "fresh swept"):
+        texts = [{"id": f"{name} {at}", "input": f"{name} one two three {at}"} for at in range(60)]
+        sweep(write_rows(folder / f"{name}.jsonl", texts), folder / name)
+    calm.certify(outputs="swept", metric="token_f1", delta=0.4, output="swept")
 
 
 @pytest.fixture(autouse=True)

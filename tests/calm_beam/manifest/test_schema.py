@@ -77,7 +77,7 @@ def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     definitions = _SCHEMA["$defs"]
     assert list(definitions)[:2] == ["thresholds", "settings"]
-    assert len(definitions) == 32
+    assert len(definitions) == 33
     for described in definitions.values():
         assert described["additionalProperties"] is False
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
@@ -87,7 +87,7 @@ def test_schema_is_strict_and_described() -> None:
     }
     assert {name: keys for name, keys in optional.items() if keys} == {
         "thresholds": ["confirmation", "earlier_plans", "plan", "sequential"],
-        "settings": ["earlier_plans", "sequential"],
+        "settings": ["decoder", "earlier_plans", "sequential"],
         "vocabulary": ["chat"],
         "chat": ["system"],
         "decode": ["confidence_source", "engine", "matmul_precision", "patience"],
@@ -113,7 +113,7 @@ def test_schema_is_strict_and_described() -> None:
         "exit_rule": ["confidence_source", "patience"],
         "path_entry": ["near_ties", "variant"],
         "setting_data": ["id_sample"],
-        "setting_plan": ["direction", "sequential"],
+        "setting_plan": ["consistency", "direction", "sequential"],
         "setting_sequential_plan": ["costs", "stop_at_cost", "stop_at_setting", "stop_gain"],
         "setting_calibration": ["example_risk", "looks"],
     }

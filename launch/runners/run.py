@@ -31,6 +31,8 @@ _PERHAPS_HERE = ("daskrunner", "portablerunner", *_JOB_SERVICE_RUNNERS)
 _ENDPOINT_SECONDS = 10
 # Beam lets a job service answer for 300 s, and takes a job that runs longer for a failed one.
 _JOB_SECONDS = 10_000_000
+# Otherwise Flink ends all workers after each step of a job, and starts others for the next.
+_CACHE_MILLIS = 60_000
 
 
 class PipelineError(CalmBeamError, RuntimeError):
@@ -108,9 +110,10 @@ def _dask_runner() -> PipelineRunner:
 
 
 def _prepare_job_service(options: PipelineOptions) -> None:
-    """Lets jobs of a job service take their time, and checks that one that runs already answers."""
+    """Lets jobs of a job service take their time and keep their workers; checks that one that runs already answers."""
     portable = options.view_as(PortableOptions)
     portable.job_server_timeout = _JOB_SECONDS
+    portable.environment_cache_millis = portable.environment_cache_millis or _CACHE_MILLIS
     endpoint = portable.job_endpoint
     if endpoint is None or endpoint == "embed":
         return

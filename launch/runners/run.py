@@ -80,8 +80,6 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     if not is_local(options):
         if not name.lower().endswith("dataflowrunner"):
             _prepare_job_service(options)
-        if _starts_job_service(options) and name.lower().endswith("prismrunner"):
-            say("caution: Prism opens ports to the network, and asks nobody for a password.")
         return create_runner(name)
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
     if (portable.environment_type or "").upper() == "EXTERNAL":
@@ -131,6 +129,12 @@ def _starts_job_service(options: PipelineOptions) -> bool:
     """Returns whether Beam starts a job service for a pipeline, which it stops when this process ends."""
     name = (options.view_as(StandardOptions).runner or "").lower().rpartition(".")[2]
     return name in _JOB_SERVICE_RUNNERS and not options.view_as(PortableOptions).job_endpoint
+
+
+def tell_open_ports(options: PipelineOptions) -> None:
+    """Says what Beam would open to the network on this machine."""
+    if _starts_job_service(options) and str(options.view_as(StandardOptions).runner).lower().endswith("prismrunner"):
+        say("caution: Prism opens ports to the network, and asks nobody for a password.")
 
 
 def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:

@@ -23,6 +23,7 @@ from calm_beam.launch.runners import (
     run,
     run_pipeline,
 )
+from calm_beam.launch.runners.run import tell_open_ports
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,9 @@ def test_jobs_of_a_job_service_keep_their_workers() -> None:
 
 def test_prism_is_a_program_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     """Beam makes the runner of it, and a caution says that its ports are open."""
-    runner = make_runner(PipelineOptions(["--runner=PrismRunner", f"--prism_location={sys.executable}"]))
-    assert type(runner).__name__ == "PrismRunner"
+    options = PipelineOptions(["--runner=PrismRunner", f"--prism_location={sys.executable}"])
+    assert type(make_runner(options)).__name__ == "PrismRunner"
+    tell_open_ports(options)
     assert "caution: Prism opens ports to the network" in capsys.readouterr().err
 
 

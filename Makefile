@@ -33,7 +33,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,accessibility.py browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels accelerators accelerators-all lint format types docs pictures demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels accelerators accelerators-all flink lint format types docs pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -69,6 +69,9 @@ accelerators: $(INSTALLED)  ## the accelerators' own compilers make what a chang
 
 accelerators-all: $(INSTALLED)  ## every program for every device, and each check on a broken copy (an hour)
 	$(BIN)/python -m tools.accelerators --all --output=build/accelerators-all.json
+
+flink: $(INSTALLED)  ## every command on a Flink cluster on this machine, and on Prism, compared with one process (needs Java, Maven and Go); FLINK=--runners=prism for one
+	$(BIN)/python -m tools.flink --output=build/flink $(FLINK)
 
 lint: $(CHECKERS)  ## ruff; neither this nor the next needs Beam or TensorFlow
 	$(BIN)/ruff check .

@@ -12,7 +12,11 @@ from tests.snippets import PAGES, ROOT, own_commands
 _BEAMS = {
     "--direct_num_workers",
     "--direct_running_mode",
+    "--environment_config",
+    "--environment_type",
+    "--job_endpoint",
     "--max_num_workers",
+    "--parallelism",
     "--project",
     "--region",
     "--runner",

@@ -6,7 +6,14 @@ import os
 import re
 import sys
 
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+    StandardOptions,
+)
+from apache_beam.version import __version__ as beam_version
 
 from calm_beam.launch.flags import UsageError
 
@@ -14,10 +21,11 @@ from .worker_processes import foreign_pool, is_loopback
 
 # Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
 LOCAL_RUNNERS = ("", "directrunner", "fnapirunner", "bundlebaseddirectrunner")
-_DOWNLOADING_RUNNERS = ("prismrunner", "switchingdirectrunner")
+_DOWNLOADING_RUNNER = "switchingdirectrunner"
 # Each is a process with a model of its own; beyond that, a machine is busy with itself.
 _WORKERS_PER_CORE = 4
 _LEAST_MOST_WORKERS = 64
+_PRISM_SOURCE = "github.com/apache/beam/sdks/v2/go/cmd/prism"
 _ADDRESS = re.compile(r"(\S+):(\d{1,5})")
 _DASK_OPTIONS = "apache_beam.runners.dask.dask_runner"
 
@@ -30,17 +38,36 @@ def check_runner_flags(options: PipelineOptions) -> None:
     """
     name = (options.view_as(StandardOptions).runner or "").lower()
     is_local, runner = name in LOCAL_RUNNERS, name.rpartition(".")[2]
-    if runner in _DOWNLOADING_RUNNERS:
+    if runner == _DOWNLOADING_RUNNER:
         raise UsageError(
             f"--runner={_given(options)}: starts a program that it downloads, and whose ports are open to the network. "
             "Leave --runner out to run on this machine."
         )
+    _check_prism(options, runner)
     if options.view_as(StandardOptions).streaming:
         raise UsageError("--streaming: the data are files, which end. Leave it out.")
     _check_workers(options, is_here=is_local or runner == "daskrunner")
     if runner != "daskrunner":
         _refuse_flags_of_dask(options)
     _check_portable(options, runner, is_local=is_local)
+
+
+def _check_prism(options: PipelineOptions, runner: str) -> None:
+    """Refuses a location of Prism that is left out, or is no file of this machine: Beam would download it."""
+    location = options.view_as(PrismRunnerOptions).prism_location
+    if runner != "prismrunner":
+        if location:
+            raise UsageError(f"--prism_location={location} needs --runner=PrismRunner, which is missing.")
+        return
+    if options.view_as(PortableOptions).job_endpoint:
+        return
+    if not location:
+        raise UsageError(
+            "--runner=PrismRunner needs --prism_location, the program: without it, Beam downloads one. Build it: go "
+            f"install {_PRISM_SOURCE}@v{beam_version}. Or leave --runner out to run on this machine."
+        )
+    if not os.path.isfile(location):
+        raise UsageError(f"--prism_location={location}: no such file.")
 
 
 def _check_workers(options: PipelineOptions, *, is_here: bool) -> None:

@@ -23,12 +23,16 @@ from .flags import LOCAL_RUNNERS, check_runner_flags
 from .metrics import RunMetrics, run_metrics
 from .worker_processes import provision_info, watch_workers
 
+# Beam starts job services for these, unless it is told of one.
+_JOB_SERVICE_RUNNERS = ("flinkrunner", "sparkrunner", "prismrunner")
 # Workers of these may be on this machine, and can then report their progress to a file.
-_PERHAPS_HERE = ("daskrunner", "portablerunner")
+_PERHAPS_HERE = ("daskrunner", "portablerunner", *_JOB_SERVICE_RUNNERS)
 
 _ENDPOINT_SECONDS = 10
 # Beam lets a job service answer for 300 s, and takes a job that runs longer for a failed one.
 _JOB_SECONDS = 10_000_000
+# Otherwise Flink ends all workers after each step of a job, and starts others for the next.
+_CACHE_MILLIS = 60_000
 
 
 class PipelineError(CalmBeamError, RuntimeError):
@@ -74,7 +78,8 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
             "that is a corrected one."
         )
     if not is_local(options):
-        _prepare_job_endpoint(options)
+        if not name.lower().endswith("dataflowrunner"):
+            _prepare_job_service(options)
         return create_runner(name)
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
     if (portable.environment_type or "").upper() == "EXTERNAL":
@@ -102,9 +107,11 @@ def _dask_runner() -> PipelineRunner:
     return CorrectedDaskRunner()
 
 
-def _prepare_job_endpoint(options: PipelineOptions) -> None:
-    """Checks that a job service answers, and lets its jobs take their time."""
+def _prepare_job_service(options: PipelineOptions) -> None:
+    """Lets jobs of a job service take their time and keep their workers; checks that one that runs already answers."""
     portable = options.view_as(PortableOptions)
+    portable.job_server_timeout = _JOB_SECONDS
+    portable.environment_cache_millis = portable.environment_cache_millis or _CACHE_MILLIS
     endpoint = portable.job_endpoint
     if endpoint is None or endpoint == "embed":
         return
@@ -116,7 +123,18 @@ def _prepare_job_endpoint(options: PipelineOptions) -> None:
                 f"--job_endpoint={endpoint}: no job service answers there. Start one: python -m "
                 f"calm_beam.launch.job_service --port={endpoint.rpartition(':')[2]}"
             ) from error
-    portable.job_server_timeout = _JOB_SECONDS
+
+
+def _starts_job_service(options: PipelineOptions) -> bool:
+    """Returns whether Beam starts a job service for a pipeline, which it stops when this process ends."""
+    name = (options.view_as(StandardOptions).runner or "").lower().rpartition(".")[2]
+    return name in _JOB_SERVICE_RUNNERS and not options.view_as(PortableOptions).job_endpoint
+
+
+def tell_open_ports(options: PipelineOptions) -> None:
+    """Says what Beam would open to the network on this machine."""
+    if _starts_job_service(options) and str(options.view_as(StandardOptions).runner).lower().endswith("prismrunner"):
+        say("caution: Prism opens ports to the network, and asks nobody for a password.")
 
 
 def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
@@ -129,7 +147,9 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
       PipelineError: If it did not succeed.
     """
     try:
-        with _temporary_files_removed():
+        # A job service that Beam starts removes files of its own when this process ends, and needs them until then.
+        has_files = _starts_job_service(pipeline.options)
+        with contextlib.nullcontext() if has_files else _temporary_files_removed():
             result = pipeline.run()
             if address := job_address(result, pipeline.options):
                 say(f"job {address}")

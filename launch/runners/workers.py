@@ -16,7 +16,7 @@ from calm_beam.transforms.progress import ProgressLog
 
 from .dataflow import prepare_job, template_location
 from .pipeline import OwnPipeline
-from .run import is_local, make_runner, may_report_progress
+from .run import is_local, make_runner, may_report_progress, tell_open_ports
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Workers:
     ) -> Self:
         """Returns the workers that flags name; arguments and errors are those of `prepare_job`."""
         prepare_job(options, accelerator=accelerator, paths=paths, num_shards=num_shards)
+        tell_open_ports(options)
         return cls(options=options, accelerator=accelerator)
 
     @property

@@ -27,6 +27,8 @@ _REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewh
         ["--runner=PortableRunner", "--job_endpoint=h:8099", "--environment_type=EXTERNAL", "--environment_config=p:1"],
         ["--runner=PortableRunner", "--job_endpoint=embed", "--sdk_worker_parallelism=2"],
         ["--runner=FlinkRunner"],
+        ["--runner=PrismRunner", f"--prism_location={sys.executable}"],
+        ["--runner=PrismRunner", "--job_endpoint=localhost:8073"],
         ["--runner=DataflowRunner", "--num_workers=3"],
     ],
 )
@@ -70,7 +72,10 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
             "--direct_running_mode=multi_processing starts workers here, --environment_type=EXTERNAL takes those of a",
         ),
         (["--streaming"], "--streaming: the data are files, which end."),
-        (["--runner=PrismRunner"], "--runner=PrismRunner: starts a program that it downloads"),
+        (["--runner=SwitchingDirectRunner"], "--runner=SwitchingDirectRunner: starts a program that it downloads"),
+        (["--runner=PrismRunner"], "--runner=PrismRunner needs --prism_location, the program: without it"),
+        (["--runner=PrismRunner", "--prism_location=/no/prism"], "--prism_location=/no/prism: no such file."),
+        ([f"--prism_location={sys.executable}"], "needs --runner=PrismRunner, which is missing."),
     ],
 )
 def test_what_does_not_is_refused(flags: list[str], message: str) -> None:

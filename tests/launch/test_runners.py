@@ -23,6 +23,7 @@ from calm_beam.launch.runners import (
     run,
     run_pipeline,
 )
+from calm_beam.launch.runners.run import tell_open_ports
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,24 @@ def test_other_runners_are_beams(name: str) -> None:
     _, options = parse_flags(FlagParser(prog="test"), flags)
     assert not is_local(options)
     assert type(make_runner(options)).__name__ == name
+
+
+def test_jobs_of_a_job_service_keep_their_workers() -> None:
+    """Unless a flag says otherwise: Flink would end them after each step."""
+    flags = ["--runner=FlinkRunner", "--job_endpoint=embed"]
+    kept, given = PipelineOptions(flags), PipelineOptions([*flags, "--environment_cache_millis=5"])
+    make_runner(kept)
+    make_runner(given)
+    assert kept.view_as(PortableOptions).environment_cache_millis == 60_000
+    assert int(given.view_as(PortableOptions).environment_cache_millis) == 5
+
+
+def test_prism_is_a_program_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beam makes the runner of it, and a caution says that its ports are open."""
+    options = PipelineOptions(["--runner=PrismRunner", f"--prism_location={sys.executable}"])
+    assert type(make_runner(options)).__name__ == "PrismRunner"
+    tell_open_ports(options)
+    assert "caution: Prism opens ports to the network" in capsys.readouterr().err
 
 
 def test_unknown_runners_are_named() -> None:

@@ -1,0 +1,93 @@
+"""What `make flink` starts, compares and refuses; and, where the jars are, a calibration on a cluster."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from tools.flink.checks import Checks, Outcome, differing_files
+from tools.flink.cluster import running_cluster
+from tools.flink.files import EngineError, Engines
+
+_NO_FLINK = Engines.here().missing()
+_NO_PRISM = "" if Engines.here().prism.is_file() else "no Prism; `make flink` builds it"
+
+
+def test_files_are_compared_but_for_times(tmp_path: pathlib.Path) -> None:
+    """A later date is no difference, nor another processor; another number and a missing file are."""
+    for name, when, risk in (("one", 1, 0.5), ("later", 2, 0.5), ("other", 1, 0.6)):
+        (tmp_path / name / "generations" / name).mkdir(parents=True)
+        decoded = json.dumps({"settings": {"engine": {"name": "native", "instructions": name}}})
+        (tmp_path / name / "generations" / name / "decode.json").write_text(decoded)
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"created": when, "digest": when, "risk": risk}))
+        (tmp_path / name / "risk_table.csv").write_text("risk\n0.5\n")
+    assert differing_files(tmp_path / "one", tmp_path / "later") == ()
+    assert differing_files(tmp_path / "one", tmp_path / "other") == ("manifest.json",)
+    (tmp_path / "later" / "risk_table.csv").unlink()
+    assert differing_files(tmp_path / "one", tmp_path / "later") == ("risk_table.csv",)
+
+
+def test_outcomes_in_words() -> None:
+    """A line says whether files are equal, which are not, or the status."""
+    assert Outcome(0, 3.2).in_words == "3 s"
+    assert Outcome(0, 3.2, ()).in_words == "equal, 3 s"
+    assert Outcome(0, 3.2, ("a", "b")).in_words == "not equal: a, b, 3 s"
+    assert Outcome(1, 3.2).in_words == "status 1, 3 s"
+
+
+def test_other_jars_are_refused(tmp_path: pathlib.Path) -> None:
+    """A jar that is not the known one is named, and nothing is started with it."""
+    (tmp_path / "beam").mkdir()
+    (tmp_path / "beam" / "0.jar").write_bytes(b"another")
+    engines = Engines(folder=tmp_path)
+    assert "fetches them" in engines.missing() or "no Java" in engines.missing()
+    with pytest.raises(EngineError, match=r"beam/0\.jar.*is missing, unknown, or not the file of sha256\.txt"):
+        engines.check()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    checks: Checks
+    folder: pathlib.Path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> _Data:
+    """Some embedded examples, and what one process makes of them."""
+    folder = tmp_path_factory.mktemp("checks")
+    checks = Checks(folder, examples=12)
+    assert checks.run("calibrate", runner="one process", flags=()).status == 0
+    return _Data(checks, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(_NO_FLINK), reason=_NO_FLINK)
+def test_flink_gives_the_same_and_names_what_fails(data: _Data, tmp_path: pathlib.Path) -> None:
+    """On a cluster of two TaskManagers every file is that of one process; a bad row ends the run in our own words."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "a", "input": "un chat"}\n{"id": "a", "input": "un chien"}\n', encoding="utf-8")
+    with running_cluster(Engines.here()) as cluster:
+        outcome = data.checks.run("calibrate", runner="flink", flags=cluster.flags)
+        failed = data.checks.start("decode", tmp_path / "failed", (*cluster.flags, f"--data={bad}")).wait()
+    assert outcome.differing == (), (data.folder / "flink" / "calibrate.log").read_text()
+    assert failed == 1
+    assert "id 'a' occurs 2 times" in (tmp_path / "failed.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(_NO_PRISM), reason=_NO_PRISM)
+def test_prism_gives_the_same(data: _Data) -> None:
+    """By a program that is there, every file is that of one process, and the program is stopped."""
+    prism = Engines.here().prism
+    flags = ("--runner=PrismRunner", f"--prism_location={prism}")
+    outcome = data.checks.run("calibrate", runner="prism", flags=flags)
+    assert outcome.differing == (), (data.folder / "prism" / "calibrate.log").read_text()
+    log = (data.folder / "prism" / "calibrate.log").read_text()
+    assert "caution: Prism opens ports to the network" in log
+    assert "Traceback" not in log
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in running.splitlines() if line.startswith(str(prism))]

@@ -1,0 +1,1 @@
+"""Flink and Prism on this machine: fetched, started, and compared with one process."""

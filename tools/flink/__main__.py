@@ -1,0 +1,67 @@
+"""Whether every command gives on Flink, and on Prism, what it gives in one process.
+
+    make flink
+    python -m tools.flink --runners=flink --commands=calibrate --examples=200
+
+Fetches what is missing into a cache (`CALM_BEAM_ENGINES`, by default a folder of the user's cache), starts a session
+cluster on loopback, runs commands on the embedded model, compares every file that they write with that of one
+process, and stops what it started. `certify` has no pipeline, and so no runner. Prints a line for each; the exit
+status is 1 if something is not equal.
+"""
+
+import argparse
+import contextlib
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+
+from .checks import Checks, Outcome
+from .cluster import running_cluster
+from .files import EngineError, Engines
+
+_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+_RUNNERS = ("one process", "two processes", "flink", "prism")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what flags name; returns 1 if something is not equal, or an engine cannot be had."""
+    parser = argparse.ArgumentParser(prog="python -m tools.flink", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", default="build/flink", help="folder of what commands write, and of their logs")
+    parser.add_argument("--runners", default="two processes,flink,prism", help=f"of {', '.join(_RUNNERS[1:])}")
+    parser.add_argument("--commands", default=",".join(Checks.commands))
+    parser.add_argument("--examples", type=int, default=40)
+    flags = parser.parse_args(argv)
+    checks = Checks(pathlib.Path(flags.output).absolute(), examples=flags.examples)
+    outcomes: dict[tuple[str, str], Outcome] = {}
+    asked = [command for command in Checks.commands if command in flags.commands.split(",")]
+    # Answers are made under what one process has calibrated.
+    here = [command for command in Checks.commands if command in ("calibrate", *asked)]
+    try:
+        for runner in ("one process", *flags.runners.split(",")):
+            with _flags_of(runner) as words:
+                for command in here if runner == "one process" else asked:
+                    outcomes[runner, command] = checks.run(command, runner=runner, flags=words)
+                    print(f"{runner}, {command}: {outcomes[runner, command].in_words}", flush=True)
+    except EngineError as error:
+        print(f"flink: {error}", file=sys.stderr)
+        return 1
+    return int(any(outcome.status or outcome.differing for outcome in outcomes.values()))
+
+
+@contextlib.contextmanager
+def _flags_of(runner: str) -> Iterator[tuple[str, ...]]:
+    """Gives what a command is given to run on a runner."""
+    engines = Engines.here()
+    if runner == "flink":
+        engines.fetch_flink()
+        with running_cluster(engines) as cluster:
+            yield cluster.flags
+    elif runner == "prism":
+        engines.fetch_prism()
+        yield "--runner=PrismRunner", f"--prism_location={engines.prism}"
+    else:
+        yield _PROCESSES if runner == "two processes" else ()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What every command makes of the same data in one process, and on another runner."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyarrow import parquet
+
+from calm_beam.inputs.demo import embedded
+from calm_beam.model.native import library
+
+_ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
+_DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_decode_length=24", "--batch_size=4", "--num_shards=4")
+_ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.1,0.3")
+_SERVED = ("--consistency=textual", "--delta=0.3")
+# When a run was, the instructions of its processor, which nobody knows of workers elsewhere, and hashes of both.
+_NAMES = ("created", "time", "instructions", "digest", "outputs", "job", "tests", "previous")
+# Likewise where they are no more than a word or a hash.
+_WORDS = ("engine", "plan")
+# Named for how long it took.
+_NOT_COMPARED = ("report.html", "timing-*.json", "*.log")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a command on a runner.
+
+    Attributes:
+      status: Its exit status.
+      seconds: How long it took.
+      differing: Files that are not those of one process, but for times; None in one process.
+    """
+
+    status: int
+    seconds: float
+    differing: tuple[str, ...] | None = None
+
+    @property
+    def in_words(self) -> str:
+        """What stands in a table."""
+        seconds = f"{self.seconds:.0f} s"
+        if self.status:
+            return f"status {self.status}, {seconds}"
+        if self.differing is None:
+            return seconds
+        return f"{'not equal: ' + ', '.join(self.differing) if self.differing else 'equal'}, {seconds}"
+
+
+class Checks:
+    """Commands on the embedded model and some of its examples.
+
+    Attributes:
+      commands: Their names, in an order in which each finds what it needs.
+    """
+
+    commands = ("calibrate", "calibrate --sequential", "generate", "decode")
+
+    def __init__(self, folder: pathlib.Path, *, examples: int = 40) -> None:
+        """Writes the data."""
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
+            (folder / "rows.jsonl").write_text("".join(itertools.islice(file, examples)), encoding="utf-8")
+        # Named, since runs elsewhere take another engine by default, whose numbers are not to be compared with these.
+        self._engine = "native" if library.is_available() else "xla"
+
+    def run(self, command: str, *, runner: str, flags: Sequence[str]) -> Outcome:
+        """Runs a command, and compares what it wrote with what one process has, where that is another runner."""
+        output = self.output(command, runner=runner)
+        shutil.rmtree(output, ignore_errors=True)
+        began = time.monotonic()
+        status = self.start(command, output, flags).wait()
+        seconds = time.monotonic() - began
+        one = self.output(command, runner="one process")
+        return Outcome(status, seconds, differing_files(one, output) if output != one and not status else None)
+
+    def start(self, command: str, output: pathlib.Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Starts a command; its log stands beside its output."""
+        output.mkdir(parents=True, exist_ok=True)
+        with open(output.parent / f"{output.name}.log", "ab") as log:
+            words = [sys.executable, "-c", _ENTRY, *self._words(command, output), *flags]
+            return subprocess.Popen(words, stdout=log, stderr=log, env=dict(os.environ))
+
+    def output(self, command: str, *, runner: str) -> pathlib.Path:
+        """Returns where a command writes to on a runner."""
+        return self._folder / runner.replace(" ", "-") / command.replace(" --", "-")
+
+    def _words(self, command: str, output: pathlib.Path) -> list[str]:
+        model, rows = f"--checkpoint={embedded.MODEL}", self._folder / "rows.jsonl"
+        if command == "generate":
+            manifest = self.output("calibrate", runner="one process")
+            prompts = (f"--manifest={manifest}", model, f"--input={rows}", f"--output={output}/")
+            return ["generate", *prompts, *_SERVED, "--batch_size=4", "--num_shards=4"]
+        data = (model, f"--data={rows}", f"--engine={self._engine}", *_DECODING)
+        if command == "decode":
+            return ["decode", *data, f"--output={output}/rows.jsonl"]
+        rounds = ("--sequential", "--round_examples=8", "--stop_at_threshold=0.9")
+        return ["calibrate", *data, f"--output={output}", *_ASKED, *(rounds if command != "calibrate" else ())]
+
+
+def differing_files(one: pathlib.Path, other: pathlib.Path) -> tuple[str, ...]:
+    """Returns which files of two folders differ in more than when, and on which processor, they were made."""
+    here, there = _contents(one), _contents(other)
+    return tuple(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
+
+
+def _contents(folder: pathlib.Path) -> Mapping[str, object]:
+    files = [path for path in folder.rglob("*") if path.is_file() and not any(map(path.match, _NOT_COMPARED))]
+    return {_name(path.relative_to(folder)): _content(path) for path in files}
+
+
+def _name(path: pathlib.Path) -> str:
+    """Returns a path without the name of a folder of outputs, which goes by the engine."""
+    parts = list(path.parts)
+    if parts[0] == "generations":
+        parts[1] = "*"
+    return "/".join(parts)
+
+
+def _content(path: pathlib.Path) -> object:
+    if path.suffix == ".json":
+        return _without_names(json.loads(path.read_bytes()))
+    return parquet.read_table(path).to_pydict() if path.suffix == ".parquet" else path.read_bytes()
+
+
+def _without_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        named = {key for key in value if key in _NAMES or (key in _WORDS and isinstance(value[key], str))}
+        return {key: _without_names(inner) for key, inner in value.items() if key not in named}
+    return [_without_names(inner) for inner in value] if isinstance(value, list) else value

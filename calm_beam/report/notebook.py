@@ -161,7 +161,7 @@ def _setting_loss(entry: SettingCalibration) -> str:
 
 
 def _drawn(steps: Sequence[_Step], *, chosen: str | None, what: str) -> str:
-    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=False)
+    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=True)
     ended = "to the end" if steps[-1].rejected else "until one could not be proved safe (×)"
     ends = f"{shown(steps[0].setting)} to {shown(steps[-1].setting)}" if len(steps) > 1 else shown(steps[0].setting)
     return f"<figure>{chart}<figcaption>Risk of the {what} that were tested, {ends}, {ended}.</figcaption></figure>"

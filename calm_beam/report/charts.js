@@ -267,6 +267,42 @@ function drawPanel(title, explanation, points, format) {
   return make("figure", { class: "panel" }, make("figcaption", {}, make("strong", {}, title), make("span", {}, explanation)), svg);
 }
 
+// What a token costs over what is lost, at every threshold, and where the only tolerance of such promises lies.
+function drawExchange(entry, layers) {
+  const { risks } = data.objectives[entry.objective];
+  const [width, height] = [380, 230];
+  const plot = { left: 34, right: width - 14, top: 22, bottom: height - 44 };
+  const most = Math.max(entry.delta * 1.1, Math.min(Math.max(...risks) * 1.05, entry.delta * 3));
+  const least = Math.max(Math.min(0, ...risks), -entry.delta);
+  const x = linear([least, most], [plot.left, plot.right]);
+  const y = linear([0, data.numLayers * 1.04], [plot.bottom, plot.top]);
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Layers per token over measured risk, with the tolerance ${entry.delta}` });
+  plot.svg = svg;
+  drawGrid(plot, ticksOf(0, data.numLayers, 4), y, (tick) => short(tick));
+  const inside = risks.map((_, place) => place).filter((place) => risks[place] >= least && risks[place] <= most);
+  const at = (place) => [x(risks[place]), y(layers[place])];
+  const texts = ticksOf(least, most, 4).map((tick) => ({ x: x(tick), text: minus(short(tick)) }));
+  svg.append(
+    draw("rect", { class: "within", x: plot.left, y: plot.top, width: x(entry.delta) - plot.left, height: plot.bottom - plot.top }),
+    draw("line", { class: "axis", x1: plot.left, x2: plot.right, y1: plot.bottom, y2: plot.bottom }),
+    draw("line", { class: "delta", x1: x(entry.delta), x2: x(entry.delta), y1: plot.top, y2: plot.bottom }),
+    draw("polyline", { class: "path", points: inside.map((place) => at(place).join(",")).join(" ") }),
+    ...inside.map((place) => drawMark(entry, place, ...at(place))),
+    ...rowOf(texts, plot.bottom + 17),
+    draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 36, "text-anchor": "end" }, "measured risk →"),
+  );
+  const labels = {
+    taken: inside.map((place) => boxAround(...at(place), 7)),
+    crossed: [...boxesAlong(inside.map(at)), { left: x(entry.delta) - 2, right: x(entry.delta) + 2, top: plot.top, bottom: plot.bottom }],
+    area: { left: plot.left + 3, right: plot.right, top: plot.top - 18, bottom: plot.bottom - 3 },
+  };
+  svg.append(
+    labelFor(`δ = ${short(entry.delta, 6)}`, "delta-name", [x(entry.delta), plot.top], { ...labels, wish: [1, -1] }),
+    labelFor(entry.chosen ? `chosen: ${layers[entry.chosen].toFixed(2)}` : "never exit", "flag", at(entry.chosen), { ...labels, wish: [-1, 1] }),
+  );
+  return make("figure", { class: "panel curve" }, make("figcaption", {}, make("strong", {}, "Layers per token"), make("span", {}, `of ${data.numLayers}, at every threshold`)), svg);
+}
+
 function drawExits(figure, lane) {
   const { width: positions, tokens } = data.exits;
   const sum = (column) => column.reduce((total, exits) => total + exits, 0);

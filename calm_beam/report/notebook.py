@@ -111,14 +111,18 @@ def setting_manifest_html(manifest: SettingManifest) -> str:
 
 
 def answer_html(answer: "Answer") -> str:
-    """Returns an answer's text, and a cell for each of its tokens in the colour of the layer at which it left."""
+    """Returns an answer's text, and a cell for each of its tokens in the colour of the layer at which it left.
+
+    A cell has the token's text above the layer; of an answer that was sent, whose vocabulary is not there, the layer.
+    """
     used, full = answer.layers_used, answer.num_layers * len(answer.tokens)
     saved = f"{answer.layers_saved / full:.0%}".replace("%", " %") if full else "nothing"
-    pairs = zip(answer.tokens, answer.exit_layers, answer.confidences, strict=True)
+    texts = [_token_html(text) for text in answer.token_texts or ()] or [""] * len(answer.tokens)
+    pairs = zip(texts, answer.tokens, answer.exit_layers, answer.confidences, strict=True)
     cells = "".join(
         f"<span class='token l{layer}' title='token {token}: layer {layer} of {answer.num_layers}, "
-        f"confidence {confidence:.3f}'>{layer}</span>"
-        for token, layer, confidence in list(pairs)[:_MOST_TOKENS]
+        f"confidence {confidence:.3f}'>{text}{layer}</span>"
+        for text, token, layer, confidence in list(pairs)[:_MOST_TOKENS]
     )
     more = max(len(answer.tokens) - _MOST_TOKENS, 0)
     notes = [f"{counted(len(answer.tokens), 'token')}, {used:,} of {full:,} layers run, {saved} saved."]
@@ -133,6 +137,11 @@ def answer_html(answer: "Answer") -> str:
         _paragraph(f"The layer at which each token left, of {answer.num_layers}. {' '.join(notes)}"),
         style=_layer_styles(answer.num_layers),
     )
+
+
+def _token_html(text: str) -> str:
+    """Returns the text of a token; one that is a part of a letter only has none."""
+    return f"<span class='piece'>{shown(text.replace(chr(10), '⏎') or '·')}</span>"
 
 
 def _shown(label: str, *parts: str, style: str = "") -> str:
@@ -161,7 +170,7 @@ def _setting_loss(entry: SettingCalibration) -> str:
 
 
 def _drawn(steps: Sequence[_Step], *, chosen: str | None, what: str) -> str:
-    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=False)
+    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=True)
     ended = "to the end" if steps[-1].rejected else "until one could not be proved safe (×)"
     ends = f"{shown(steps[0].setting)} to {shown(steps[-1].setting)}" if len(steps) > 1 else shown(steps[0].setting)
     return f"<figure>{chart}<figcaption>Risk of the {what} that were tested, {ends}, {ended}.</figcaption></figure>"

@@ -1,17 +1,17 @@
 """One colour per decoder layer: a sequential scale, told apart by lightness alone, for a light and for a dark page.
 
-Early layers are close to the page and late ones far from it, on either page, so that what catches the eye is what
-costs. Colours are mixed in OKLab, where equal steps look equal (Ottosson, "A perceptual color space for image
-processing", 2020).
+From yellow over green to blue on either page. Early layers are close to the page and late ones far from it, so that
+what catches the eye is what costs. Colours are mixed in OKLab, where equal steps look equal (Ottosson, "A perceptual
+color space for image processing", 2020).
 """
 
 import dataclasses
 
 Colour = tuple[float, float, float]
 
-# From few layers to many; lightness is monotone along each.
+# From few layers to many, by the same order of hues; lightness is monotone along each.
 _ON_LIGHT = ("#fdf1c2", "#a5d7b8", "#4ba3b3", "#2f6ba8", "#2a2f72")
-_ON_DARK = ("#2b3050", "#2f5d92", "#3f96a6", "#8cc7a8", "#e6d9a6")
+_ON_DARK = ("#4d431c", "#34684a", "#3a8d99", "#6fafe3", "#d3dcff")
 # Of lines that stand beside each other, on a light page and on a dark one, told apart by readers who are colour-blind
 # too (after Okabe and Ito, "Color universal design", 2008); the last two are for what the others are compared with.
 SERIES = (

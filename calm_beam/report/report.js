@@ -34,6 +34,12 @@ function times(factor) {
   return `×${factor.toFixed(2)}`;
 }
 
+// A share more or fewer than the full model has.
+function change(share) {
+  const text = percent(share);
+  return share > 0 && text !== "0 %" ? `+${text}` : minus(text.replace("-0 %", "0 %"));
+}
+
 function risksNow() {
   return data.objectives[current().objective].risks;
 }
@@ -164,6 +170,11 @@ function tableOf(names, rows) {
   return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
 }
 
+// Operations at a promised threshold by one of the counts, as a share more or fewer than the full model has.
+function operationsOf(index, count) {
+  return 1 / data.savings.flops[index][count] - 1;
+}
+
 function writeSavings(entry) {
   const alike = data.entries
     .map((other, index) => ({ other, index }))
@@ -173,14 +184,18 @@ function writeSavings(entry) {
     alike
       .map(({ other, index }) => ({ delta: other.delta, value: valueOf(other, index), base, isNow: other === entry }))
       .filter(({ value }) => value !== null);
-  const panels = [drawPanel("Layers per token", `of ${data.numLayers}`, points(data.numLayers, (other) => other.layers), (value) => value.toFixed(2))];
-  if (data.savings) {
+  // At a single tolerance such drawings would have one point each: what others would buy shows in the curve.
+  const panels =
+    alike.length === 1
+      ? [drawExchange(entry, layersNow())]
+      : [drawPanel("Layers per token", `of ${data.numLayers}`, points(data.numLayers, (other) => other.layers), (value) => value.toFixed(2))];
+  if (data.savings && alike.length > 1) {
     panels.push(
-      drawPanel("FLOPs, as the paper’s table", "full model / with exits", points(1, (_, index) => data.savings.flops[index][1]), times),
-      drawPanel("FLOPs, by Appendix B", "full model / with exits", points(1, (_, index) => data.savings.flops[index][0]), times),
+      drawPanel("Operations", "against the full model", points(0, (_, index) => operationsOf(index, 0)), change),
+      drawPanel("Operations, as in Table 2", "against the full model", points(0, (_, index) => operationsOf(index, 1)), change),
     );
   }
-  if (data.speedups) {
+  if (data.speedups && alike.length > 1) {
     const measured = points(1, (_, index) => data.speedups[index]);
     if (measured.length) panels.push(drawPanel("Speedup", "measured, batch of one", measured, times));
   }
@@ -191,9 +206,10 @@ function writeSavings(entry) {
     foreign(objective.metric),
     objective.group === null ? "" : ", group ",
     objective.group === null ? "" : foreign(objective.group),
-    `, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.`,
-    data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
-    data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Below ×1, exit tests cost more than skipped layers save." : "",
+    `, ε = ${short(entry.epsilon, 4)}. ${alike.length === 1 ? "Risks are measured: only tests tell what is safe." : "Dashed: the full model."}`,
+    data.savings ? ` Operations are the decoder’s, exit tests included, against the full model’s, counted over ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
+    data.savings ? " The first count has the tests that each token took; the other one, as Table 2 of the CALM paper seems to, those of its output’s deepest token." : "",
+    data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Where there are more, exit tests cost more than skipped layers save." : "",
   );
   const rows = data.entries.map((other, index) => {
     const promised = data.objectives[other.objective];
@@ -208,11 +224,11 @@ function writeSavings(entry) {
       make("td", {}, other.layers.toFixed(2)),
       make("td", {}, percent(1 - other.layers / data.numLayers)),
       make("td", {}, lossBeside(other.risk, other.delta)),
-      ...(data.savings ? [make("td", {}, times(data.savings.flops[index][1])), make("td", {}, times(data.savings.flops[index][0]))] : []),
+      ...(data.savings ? [make("td", {}, change(operationsOf(index, 0))), make("td", {}, change(operationsOf(index, 1)))] : []),
       ...(data.speedups ? [make("td", {}, data.speedups[index] === null ? "–" : times(data.speedups[index]))] : []),
     );
   });
-  const flops = data.savings ? ["FLOPs (table)", "FLOPs (App. B)"] : [];
+  const flops = data.savings ? ["operations", "as in Table 2"] : [];
   const speedups = data.speedups ? ["speedup"] : [];
   byId("saved-table").replaceChildren(tableOf(["promise", "δ", "ε", "threshold", "layers", "layers saved", "risk", ...flops, ...speedups], rows));
 }

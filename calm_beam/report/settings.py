@@ -47,8 +47,9 @@ def build_setting_page(directory: str) -> str:
     """
     manifest = read_setting_manifest(joined(directory, MANIFEST))
     tests = _tests(joined(directory, RISK_TABLE), manifest)
-    first, *others = (_panel(entry, rows) for entry, rows in zip(manifest.calibrations, tests, strict=True))
-    entry = manifest.calibrations[0]
+    pairs = zip(manifest.calibrations, tests, strict=True)
+    # The first promise that found a setting, as on pages of thresholds.
+    (entry, rows), *others = sorted(pairs, key=lambda pair: pair[0].setting is None)
     return PlainPage(
         kind="certification report",
         title=_of_what(manifest),
@@ -59,10 +60,10 @@ def build_setting_page(directory: str) -> str:
         risks="Risk of every setting",
         lead=_lead(entry, manifest),
         costs="cost",
-        first=first,
+        first=_panel(entry, rows),
         proof=_proof(entry, manifest),
         together=_together(manifest),
-        panels=others,
+        panels=[_panel(*pair) for pair in others],
         entries=_entries(manifest),
         every="Every setting under every test",
         numbers=_numbers(tests),
@@ -207,11 +208,11 @@ def _group(entry: SettingCalibration) -> str:
 
 
 def _entries(manifest: SettingManifest) -> str:
-    names = ("promise", "setting", "cost", "risk", "δ", "ε", "p-value", "ended at")
+    names = ("promise", "setting", "cost", "risk", "δ", "ε", "p-value", "first not proved")
     rows = []
     for entry in manifest.calibrations:
         last = entry.path[-1]
-        ended = "end of order" if last.rejected or entry.procedure != "fixed_sequence" else last.setting
+        failed = "none: end of order" if last.rejected or entry.procedure != "fixed_sequence" else last.setting
         rows.append(
             (
                 _group(entry),
@@ -221,7 +222,7 @@ def _entries(manifest: SettingManifest) -> str:
                 number(entry.delta, "g"),
                 number(entry.epsilon),
                 entry.p_value,
-                ended,
+                failed,
             )
         )
     return table(names, rows, label="Table of all promises")

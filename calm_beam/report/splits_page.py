@@ -112,9 +112,15 @@ def split_notes(results: SplitResults, *, max_decode_length: int) -> Iterator[st
     worst = max(summary.exceeding for summary in summaries)
     low, high = binomial_interval(worst, trials)
     yield (
-        f"Means over {trials} random splits; threshold: the middle one. Layers, FLOPs reductions, risk and BLEU are of "
-        "the test part alone."
+        f"Means over {trials} random splits; threshold: the middle one. Layers, operations, risk and BLEU are of the "
+        "test part alone."
     )
+    if any(summary.flops_appendix_b for summary in summaries):
+        yield (
+            "Operations are compared with the full model's, exit tests included: those that each token took. The "
+            "column beside counts as Table 2 of the CALM paper seems to: every token with the tests of its output's "
+            "deepest one."
+        )
     yield (
         f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of {trials} in a line "
         f"(95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share their examples). "
@@ -261,7 +267,7 @@ def _tolerances(results: SplitResults, *, notes: Sequence[str]) -> Section:
         "threshold",
         f"layers of {num_layers}",
         "layers saved",
-        *(["FLOPs (App. B)", "FLOPs (table)"] if with_flops else []),
+        *(["operations", "as in Table 2"] if with_flops else []),
         *(["speedup"] if results.speedups else []),
         "test risk",
         "risk > δ",
@@ -276,7 +282,7 @@ def _tolerances(results: SplitResults, *, notes: Sequence[str]) -> Section:
             threshold_cell(summary.threshold),
             number(summary.layers.mean, ".2f"),
             number(1 - summary.layers.mean / num_layers, ".0%"),
-            *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
+            *([_change(summary.flops_appendix_b), _change(summary.flops_calm_table)] if with_flops else []),
             *([_speedup(summary, results)] if results.speedups else []),
             number(summary.test_risk.mean, ".4f"),
             Cell(f"{summary.exceeding} of {summary.trials}", summary.exceeding),
@@ -411,8 +417,9 @@ def _have_several_tests(specs: Sequence[PlannedTest]) -> bool:
     return len({(spec.objective, _tested_by(spec)) for spec in specs}) > len({spec.objective for spec in specs})
 
 
-def _factor(spread: Spread | None) -> Cell:
-    return Cell("") if spread is None else Cell(f"×{spread.mean:.2f}", spread.mean)
+def _change(reduction: Spread | None) -> Cell:
+    """Returns how many operations more or fewer there are than those of the full model."""
+    return Cell("") if reduction is None else number(1 / reduction.mean - 1, "+.0%")
 
 
 def _speedup(summary: Summary, results: SplitResults) -> Cell:

@@ -166,13 +166,13 @@ def _entries(manifest: Manifest) -> str:
         "risk",
         "p-value",
         "tested",
-        "ended at",
+        "first not proved",
         *(["confirmation"] if manifest.confirmation is not None else []),
     )
     rows: list[tuple[str | Cell, ...]] = []
     for entry in manifest.calibrations:
         last = entry.path[-1]
-        at = "end of path"
+        at = "none: end of path"
         if not last.rejected and last.variant is not None:
             at = f"{last.threshold:g}, {last.variant.in_words()}"
         rows.append(

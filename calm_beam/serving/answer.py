@@ -1,11 +1,15 @@
 """What a served prompt becomes, and what goes wrong instead."""
 
 import dataclasses
+from typing import Any
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Calibration
 from calm_beam.manifest.notebook import html_of
 from calm_beam.risk.monitor import SampledLoss
+
+from .pieces import END, token_texts
 
 
 class PromptError(CalmBeamError, ValueError):
@@ -31,6 +35,7 @@ class Answer:
       group: The group that the prompt was said to belong to, or that the generator is for; None for none.
       entry: Entry of the manifest whose threshold let tokens exit. Only if its group is `group` does its promise cover
         the prompt. None where the full model answered whatever the manifest says.
+      vocabulary: That of the model, for `token_texts`; taken when the answer is made, and no field.
     """
 
     text: str
@@ -41,6 +46,20 @@ class Answer:
     truncated: bool
     group: str | None = None
     entry: Calibration | None = None
+    vocabulary: dataclasses.InitVar[Vocabulary | None] = None
+
+    def __post_init__(self, vocabulary: Vocabulary | None) -> None:
+        # No field: an answer is compared, written as JSON and sent to other processes without it.
+        object.__setattr__(self, "_vocabulary", vocabulary)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def token_texts(self) -> tuple[str, ...] | None:
+        """The text of every token, as `calm_beam.serving.token_texts` gives them; None for an answer that was sent."""
+        texts = token_texts(self.tokens, self.__dict__.get("_vocabulary"))
+        return texts if "".join(text for text in texts if text != END) == self.text else None
 
     @property
     def layers_used(self) -> int:

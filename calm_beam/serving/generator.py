@@ -415,6 +415,7 @@ class Generator:
             truncated=request.encoded.truncated,
             group=request.group,
             entry=None if self._is_full_model else request.entry,
+            vocabulary=self.vocabulary,
         )
 
     def to_decode(self, request: ServedRequest) -> Request:

@@ -25,6 +25,7 @@ def plan_cost(request: PlanRequest) -> int:
         if request.examples is None:
             raise UsageError("--examples is missing: how many the run will have, such as 1e6.")
         output, pilot = checked_output(request, kinds=(PAGE,)), os.fspath(request.pilot or "")
+        say("reading the pilot, and scoring some of its outputs to time that")
         run = read_pilot(pilot)
         _check_device(request, run.pilot.device)
     job = _job(request, examples=request.examples)

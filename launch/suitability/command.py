@@ -10,6 +10,8 @@ from calm_beam.launch.terminal.tables import PlainTable
 from .job import OnDevice, measure
 from .request import SuitabilityRequest
 
+_LARGEST_PERPLEXITY_IN_FULL = 1e6
+
 
 def tell_suitability(request: SuitabilityRequest) -> int:
     """Measures, and tells what was found; returns the exit status of the command."""
@@ -54,8 +56,17 @@ def _table(found: Suitability) -> Table:
     table = PlainTable("Layers on the full model's outputs")
     table.add_numbers("decoder\nlayer", "agrees with\nthe last layer", "perplexity")
     for layer, (agreement, perplexity) in enumerate(zip(found.agreement, found.perplexity, strict=True), start=1):
-        table.add_row(str(layer), f"{agreement:.1%}", f"{perplexity:,.2f}")
+        table.add_row(str(layer), f"{agreement:.1%}", _in_few_digits(perplexity))
     return table
+
+
+def _in_few_digits(perplexity: float) -> str:
+    """Returns a perplexity; one of untrained layers, which may have dozens of digits, by its power of ten.
+
+    >>> _in_few_digits(1234.567), _in_few_digits(2.5e17)
+    ('1,234.57', '2.5e+17')
+    """
+    return f"{perplexity:,.2f}" if perplexity <= _LARGEST_PERPLEXITY_IN_FULL else f"{perplexity:.1e}"
 
 
 def _forecasts(found: Suitability) -> Table:

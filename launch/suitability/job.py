@@ -129,6 +129,7 @@ def _measured(
     for index, result in decoder.decode([prompt.ids for prompt in prompts]):
         pairs.append((prompts[index].ids, result.tokens[0, : result.lengths[0]].tolist()))
         progress.report("decoded", 1)
+    progress.report("predicting", 1)
     found = suitability(
         layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic),
         sizes=DecoderSizes.of(run.checkpoint.config),

@@ -16,7 +16,10 @@ from . import say
 
 _READING, _LOADING, _COMPILING = "reading", "loading the model", "compiling"
 _DECODING, _SCORING = "decoding", "scoring"
+_PREDICTING = "computing what every layer predicts"
 _BEFORE_THE_FIRST = (_LOADING, _COMPILING)
+# Without a count of what is done, seconds tell that something is.
+_TIMED = (*_BEFORE_THE_FIRST, _PREDICTING)
 
 _TERMINAL_SECONDS = 0.3
 _LOG_SECONDS = 10.0
@@ -70,7 +73,7 @@ def _watch(path: pathlib.Path, done: threading.Event) -> None:
             counts = _read_counts(path)
             read, decoded = _read_and_decoded(counts)
             phase, seconds = phases.see(counts)
-            description = f"{phase} {seconds:.0f} s" if phase in _BEFORE_THE_FIRST else phase
+            description = f"{phase} {seconds:.0f} s" if phase in _TIMED else phase
             progress.update(task, description=description, total=read or None, completed=decoded)
             if is_last:
                 return
@@ -98,7 +101,8 @@ def _line(phase: str, read: int, *, decoded: int, in_phase: float, in_all: float
     if phase == _READING:
         return f"{phase} for {in_phase:.0f} s"
     # What came before the first prompt does not come again.
-    left = f", about {in_phase / decoded * (read - decoded):.0f} s left" if phase == _DECODING else f"; {phase}"
+    since = f" for {in_phase:.0f} s" if phase == _PREDICTING else ""
+    left = f", about {in_phase / decoded * (read - decoded):.0f} s left" if phase == _DECODING else f"; {phase}{since}"
     return f"decoded {decoded} of {prompts} in {in_all:.0f} s{left}"
 
 
@@ -123,6 +127,8 @@ def _phase_of(counts: Mapping[str, int]) -> str:
             return _DECODING
         # Each is told when it begins; once a prompt is decoded, all of them are over.
         return _COMPILING if "compiling" in counts else _LOADING if "loading" in counts else _READING
+    if "predicting" in counts:
+        return _PREDICTING
     return _SCORING if counts.get("read") else _READING
 
 

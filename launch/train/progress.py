@@ -43,6 +43,11 @@ class StepBar:
         """Seconds since the start, not 0."""
         return max(time.monotonic() - self._start, 1e-9)
 
+    def begin(self) -> None:
+        """Says that the first step is compiled now, which may take minutes, where no bar says so."""
+        if not self._console.is_terminal:
+            self.say("compiling, then the first steps")
+
     def show(self, step: int, steps: int, *, text: str) -> None:
         """Shows that a step of `steps` is done, with some text about it."""
         self._bar.update(self._task, total=steps, completed=step, description=text)

@@ -40,6 +40,7 @@ def run_training(run: PreparedTraining, console: PlainConsole) -> TrainedModel:
             run.states.delete()
         log.begin()
         say_start(console, run)
+        bar.begin()
 
     with _kept_if_resumable(run.states, log), StepBar(console, done=done) as bar:
         model = train(
@@ -65,6 +66,7 @@ def run_classifier(run: PreparedClassifier, console: PlainConsole) -> TrainedCla
     """Trains an exit classifier, and writes the model with it."""
     say_classifier_start(console, run)
     with StepBar(console) as bar:
+        bar.begin()
         trained = train_classifier(
             run.config,
             run.checkpoint.config,

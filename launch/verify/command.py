@@ -16,6 +16,8 @@ from .verified import Verified, VerifiedSettings, VerifiedThresholds
 BROKEN = 3
 """Exit status if a promise is broken."""
 
+_P_VALUES = "p-values: a small upper one proves the promise again, a small lower one proves it broken."
+
 
 def tell_thresholds(done: VerifiedThresholds) -> int:
     """Tells what fresh outputs have said, and returns the exit status of the command."""
@@ -25,9 +27,9 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
         _give(done)
         return 0
     console = PlainConsole()
-    table = PlainTable("The manifest's entries on fresh data")
+    table = PlainTable("The manifest's entries on fresh data", caption=_P_VALUES, caption_justify="left")
     table.add_column("consistency\nmetric", overflow="fold")
-    table.add_numbers("delta\nepsilon", "threshold", "risk then\nnow", "p proved\np broken", "verdict")
+    table.add_numbers("delta\nepsilon", "threshold", "risk then\nnow", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
@@ -56,10 +58,10 @@ def tell_settings(done: VerifiedSettings) -> int:
         _give(done)
         return 0
     console = PlainConsole()
-    table = PlainTable("The manifest's entries on fresh losses")
+    table = PlainTable("The manifest's entries on fresh losses", caption=_P_VALUES, caption_justify="left")
     table.add_column("group\nloss", overflow="fold")
     table.add_column("setting", overflow="fold")
-    table.add_numbers("delta\nepsilon", "risk then\nnow", "p proved\np broken", "verdict")
+    table.add_numbers("delta\nepsilon", "risk then\nnow", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(

@@ -86,6 +86,7 @@ def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
         ({"read": 8, "stored": 3, "loading": 1, "compiling": 1}, "compiling"),
         ({"read": 8, "stored": 8}, "scoring"),
         ({"read": 8, "loading": 1, "compiling": 1, "decoded": 8}, "scoring"),
+        ({"read": 8, "compiling": 1, "decoded": 8, "predicting": 1}, "computing what every layer predicts"),
     ],
 )
 def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:
@@ -108,6 +109,10 @@ def test_lines_of_a_log() -> None:
         == "decoded 300 of 1000 prompts in 42 s, about 70 s left"
     )
     assert progress._line("scoring", 1000, decoded=1000, **in_phase) == "decoded 1000 of 1000 prompts in 42 s; scoring"
+    assert (
+        progress._line("computing what every layer predicts", 5, decoded=5, **in_phase)
+        == "decoded 5 of 5 prompts in 42 s; computing what every layer predicts for 30 s"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from calm_beam import __version__
 from tools.site import flags, schema
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -29,6 +30,11 @@ _SOURCES = {page: source for source, page in _ELSEWHERE.items()}
 
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Says at the foot of every page which version the site is about."""
+    config.copyright = f"calm-beam {__version__}. {config.copyright}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

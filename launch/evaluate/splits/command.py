@@ -187,7 +187,7 @@ def _table(group: Sequence[Summary], results: SplitResults, *, with_speedup: boo
         "measure",
         "threshold",
         f"layers\nof {results.num_layers}",
-        *(["FLOPs r.\nApp. B", "FLOPs r.\nTable 2"] if with_flops else []),
+        *(["oper-\nations", "as in\nTable 2"] if with_flops else []),
         *(["speedup"] if with_speedup else []),
         "test\nrisk",
         "risk >\ndelta",
@@ -206,7 +206,7 @@ def _table(group: Sequence[Summary], results: SplitResults, *, with_speedup: boo
                 summary.measure,
                 "never exit" if summary.threshold is None else f"{summary.threshold:g}",
                 f"{summary.layers.mean:.2f}",
-                *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
+                *([_change(summary.flops_appendix_b), _change(summary.flops_calm_table)] if with_flops else []),
                 *([_speedup_cell(summary, results)] if with_speedup else []),
                 f"{summary.test_risk.mean:.4f}",
                 f"{summary.exceeding}/{summary.trials}",
@@ -223,5 +223,6 @@ def _speedup_cell(summary: Summary, results: SplitResults) -> str:
     return "" if speedup is None else f"x{speedup.factor.mean:.2f}"
 
 
-def _factor(spread: Spread | None) -> str:
-    return "" if spread is None else f"x{spread.mean:.2f}"
+def _change(reduction: Spread | None) -> str:
+    """Returns how many operations more or fewer there are than those of the full model."""
+    return "" if reduction is None else f"{1 / reduction.mean - 1:+.0%}"

@@ -9,6 +9,7 @@ from calm_beam.report import build_page, read_calibrated
 from calm_beam.report.palette import layer_colours
 from tests.calm_beam.report.browser import EVIL, PHONE, SeenPage, needs_browser, opened
 from tests.calm_beam.report.builders import GRID, NUM_LAYERS
+from tests.calm_beam.report.pages import page_about, page_data
 
 pytestmark = needs_browser
 
@@ -138,6 +139,18 @@ def test_promises_are_chosen(browser: Any, report: pathlib.Path) -> None:
                 assert seen.page.locator("#chosen").is_disabled()
     assert len({entry.threshold for entry in entries}) > 1
     assert None in {entry.threshold for entry in entries}
+
+
+def test_one_tolerance_gets_a_curve(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Of a single tolerance, layers are drawn over the risks of all thresholds, not as single points."""
+    content = page_data(report.read_text(encoding="utf-8"))
+    content["entries"] = [content["entries"][0] | {"delta": 0.5}]
+    with opened(browser, page_about(report, content, tmp_path)) as seen:
+        panel = seen.page.locator("#saved-panels .panel")
+        assert panel.count() == 1
+        assert "at every threshold" in panel.inner_text()
+        assert panel.locator(".mark").count() > 2
+        assert seen.messages == []
 
 
 def test_values_are_told_where_one_points(browser: Any, report: pathlib.Path) -> None:

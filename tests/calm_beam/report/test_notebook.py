@@ -1,7 +1,9 @@
 """Manifests and answers in notebooks: what is shown, and that texts of others are nothing but text."""
 
+import dataclasses
 import html.parser
 import pathlib
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -129,6 +131,18 @@ def test_a_manifest_of_settings_shows_its_setting() -> None:
     seen = _Seen(_html(build_setting_manifest()))
     assert "setting 6bit loses in expectation at most 0.1, at cost 6." in seen.text
     assert "8bit: risk" in seen.text
+
+
+def test_layers_stand_below_their_tokens() -> None:
+    """Each cell has the token's text above its layer; an answer that was sent to another process has layers alone."""
+    answer = _answer(text="5 9")
+    seen = _Seen(_html(answer))
+    assert answer.token_texts == ("5", " 9", "</s>")
+    assert seen.text.startswith("5 952 94</s>1The layer")
+    assert pickle.loads(pickle.dumps(answer)) == answer
+    assert _answer().token_texts is None
+    assert "token_texts" not in dataclasses.asdict(answer)
+    assert "vocabulary" not in dataclasses.asdict(answer)
 
 
 def test_an_answer_shows_its_layers() -> None:

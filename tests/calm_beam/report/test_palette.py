@@ -24,6 +24,14 @@ def test_lightness_alone_orders_the_layers(num_layers: int) -> None:
         assert contrast(below.dark, "#000000") < contrast(above.dark, "#000000")
 
 
+def test_hues_have_one_order_on_both_pages() -> None:
+    """The first layers are yellow and the last ones blue, on a light page and on a dark one."""
+    for pick in (lambda colour: colour.light, lambda colour: colour.dark):
+        first, *_, last = (tuple(int(pick(each)[at : at + 2], 16) for at in (1, 3, 5)) for each in layer_colours(8))
+        assert first[0] > first[1] > first[2]
+        assert last[2] > last[1] > last[0]
+
+
 def test_contrast_of_known_colours() -> None:
     """Black on white has the largest contrast, 21; a colour on itself has 1; #777777 on white has 4.48."""
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
@@ -36,14 +44,14 @@ def test_ends_of_the_scale() -> None:
     for num_layers in (2, 5, 24):
         colours = layer_colours(num_layers)
         assert (colours[0].light, colours[-1].light) == ("#fdf1c2", "#2a2f72")
-        assert (colours[0].dark, colours[-1].dark) == ("#2b3050", "#e6d9a6")
+        assert (colours[0].dark, colours[-1].dark) == ("#4d431c", "#d3dcff")
 
 
 def test_every_layer_has_a_class() -> None:
     """The style sheet names each layer from 1 on."""
     styles = layer_styles(3)
     assert [line.partition("{")[0] for line in styles.splitlines()] == [".l1", ".l2", ".l3"]
-    assert "light-dark(#fdf1c2,#2b3050)" in styles
+    assert "light-dark(#fdf1c2,#4d431c)" in styles
 
 
 def test_lines_can_be_seen_on_every_page() -> None:

@@ -80,6 +80,18 @@ def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:
     assert none.startswith("For examples of group a, no setting was proved safe: from 20 examples of the group, none ")
 
 
+def test_a_proved_promise_opens_the_page(tmp_path: pathlib.Path) -> None:
+    """Where the first entry found no setting and another one did, that one is shown first."""
+    rows = [dataclasses.replace(row, loss=1.0) for row in coin_rows(600) if row.group == "a"]
+    rows += [dataclasses.replace(row, loss=0.0) for row in coin_rows(600) if row.group == "b"]
+    folder = _write(tmp_path / "out", rows)
+    manifest = read_setting_manifest(pathlib.Path(folder) / "manifest.json")
+    assert manifest.calibrations[0].setting is None
+    text = re.sub(r"<[^>]+>", "", build_setting_page(folder))
+    opening = text[text.index("What is guaranteed") :][:200]
+    assert "For examples of group b, with probability at least" in opening
+
+
 def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:
     """Then the page says so, and what could not be shown."""
     page = build_setting_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))

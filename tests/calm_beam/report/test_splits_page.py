@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from calm_beam.evaluation.outcomes import Spread
 from calm_beam.evaluation.sample import Estimate
 from calm_beam.evaluation.speedup import Speedup
 from calm_beam.report import splits_page as page_module
@@ -106,6 +107,14 @@ def test_speedups_are_shown_where_they_were_measured() -> None:
     assert [row[head.index("speedup")] for row in rows] == ["×1.25", "×1.00"]
 
 
+def test_operations_are_a_change_against_the_full_model() -> None:
+    """Reductions by factors of 1.5 and 1.2 are a third and a sixth fewer operations, below heads in words."""
+    head, *rows = _table(_page(), "Table of tolerances")
+    at = head.index("operations")
+    assert head[at + 1] == "as in Table 2"
+    assert {tuple(row[at : at + 2]) for row in rows} == {("−33%", "−17%")}
+
+
 def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
     """Equal findings give equal bytes; folders of the machine stay out of it; one line of all stands out if broken."""
     page = _page()
@@ -115,6 +124,23 @@ def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
     assert 'class="sentence"' in page
     broken = [dataclasses.replace(summary, proved_broken=1) for summary in split_summaries()]
     assert 'class="sentence never"' in _page(table=broken)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.timeout(240)
+def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
+    """With every column that there may be, and names of the usual length, the table fits a window of 1280 pixels."""
+    bleu = Spread(mean=33.1, std=1.0)
+    table = [dataclasses.replace(summary, bleu=bleu, full_bleu=bleu) for summary in split_summaries()]
+    factor = Speedup(factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0)
+    page = _page(table=table, speedups={(summary.measure, summary.threshold): factor for summary in table})
+    path = tmp_path / "page.html"
+    path.write_text(page.replace("risk, token_f1", "risk (relu), rouge_l_unicode"), encoding="utf-8")
+    with started_browser() as browser:
+        seen = browser.new_page(viewport={"width": 1280, "height": 900})
+        seen.goto(path.as_uri())
+        frame = seen.get_by_role("region", name="Table of tolerances", exact=True)
+        assert frame.evaluate("(it) => it.scrollWidth - it.clientWidth") == 0
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")

@@ -2,9 +2,9 @@
 
     cost = output + layers gone through * layer + layers skipped * skipped + exit tests * test
 
-In seconds that are forecast of a device (`evaluation/device_forecast.py`), in operations (`evaluation/flops.py`), or in
-layers. What is cheapest at the same promise differs between them: a test of logits may cost as much
-as several layers, and where few prompts are decoded together, more than in a batch.
+In seconds that were measured (`evaluation/measured_cost.py`) or are forecast of a device
+(`evaluation/device_forecast.py`), in operations (`evaluation/flops.py`), or in layers. What is cheapest at the same
+promise differs between them: a test of logits may cost as much as several layers.
 """
 
 import bisect
@@ -46,23 +46,16 @@ class TokenCost:
     def at(self, layer: int, rule: ExitRule) -> float:
         """Returns what a token costs that leaves at a layer.
 
-        A test of logits that lets a token out gives the token, so that one test fewer is paid. The last layer is never
-        tested.
-
         Args:
           layer: From 1 to L.
           rule: How exits are decided: what is tested, and where.
         """
-        needs = rule.measure().needs
-        *tested, _ = rule.exit_layers(self.layers)
-        tests = bisect.bisect_right(tested, layer)
-        if needs is Need.LOGITS and layer < self.layers:
-            tests -= 1
+        test = self.tests.get(rule.measure().needs, 0.0)
         return (
             self.output
             + layer * self.layer
             + (self.layers - layer) * self.skipped
-            + max(0, tests) * self.tests.get(needs, 0.0)
+            + tests_at(layer, rule, layers=self.layers) * test
         )
 
     def at_mean(self, layers: float, rule: ExitRule) -> float:
@@ -80,3 +73,19 @@ class TokenCost:
         above = min((each for each in exits if each >= layers), default=exits[-1])
         share = (layers - below) / (above - below) if above > below else 0.0
         return (1 - share) * self.at(below, rule) + share * self.at(above, rule)
+
+
+def tests_at(layer: int, rule: ExitRule, *, layers: int) -> int:
+    """Returns how many exit tests a token pays for that leaves at a layer.
+
+    A test of logits that lets a token out gives the token, so that one fewer is paid. The last layer is never tested.
+
+    Args:
+      layer: From 1 to L.
+      rule: How exits are decided.
+      layers: Decoder depth L.
+    """
+    *tested, _ = rule.exit_layers(layers)
+    tests = bisect.bisect_right(tested, layer)
+    gives_token = rule.measure().needs is Need.LOGITS and layer < layers
+    return max(0, tests - gives_token)

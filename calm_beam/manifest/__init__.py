@@ -77,6 +77,14 @@ from ._sentences import rounds_in_words as rounds_in_words
 from ._sentences import served_in_words as served_in_words
 from ._sentences import too_few_in_words as too_few_in_words
 from ._sentences import unseen_in_words as unseen_in_words
+from ._speed import FLOPS as FLOPS
+from ._speed import LATENCY as LATENCY
+from ._speed import LAYERS as LAYERS
+from ._speed import OBJECTIVES as OBJECTIVES
+from ._speed import THROUGHPUT as THROUGHPUT
+from ._speed import UNITS as UNITS
+from ._speed import CostRecord as CostRecord
+from ._speed import SpeedRecord as SpeedRecord
 from ._tests import CONSISTENCIES as CONSISTENCIES
 from ._tests import EACH_VARIANT as EACH_VARIANT
 from ._tests import LOSSES as LOSSES

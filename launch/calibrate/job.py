@@ -24,6 +24,7 @@ from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 from calm_beam.storage import joined
 
 from .confirm import ConfirmedRun
+from .kept_cost import write_cost
 from .prepare import prepare
 from .request import CalibrateRequest
 from .run import CalibrationRun
@@ -82,6 +83,8 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         asked = run.source.data.asked(run.plan, plans, command=run.source.command)
         earlier = plans.ask(asked, is_answered=_shows_losses_early(run, request))
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
+        if run.provenance.cost is not None:
+            write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
     # Now, so that a log can show later what had been settled by then.
     _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
     start = time.monotonic()
@@ -126,7 +129,7 @@ def _executed(
     """Decodes and calibrates; returns what `CalibrationRun.execute` does."""
     if request.sequential:
         return SequentialRun(run, continued=continued).execute(first)
-    if request.variants:
+    if run.plan.pareto is not None:
         return VariantsRun(run).execute(first)
     return run.execute(first)
 

@@ -75,6 +75,8 @@ from ._sentences import plans_in_words as plans_in_words
 from ._sentences import repeats_in_words as repeats_in_words
 from ._sentences import rounds_in_words as rounds_in_words
 from ._sentences import served_in_words as served_in_words
+from ._sentences import speeds_in_words as speeds_in_words
+from ._sentences import times_as_fast as times_as_fast
 from ._sentences import too_few_in_words as too_few_in_words
 from ._sentences import unseen_in_words as unseen_in_words
 from ._speed import FLOPS as FLOPS

@@ -110,7 +110,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         The last one rejected is promised; where none was, nothing is. None where nothing was to be confirmed.
         A single one stands in the file by itself, as early writers put it, and several in a list.
       pays: False where a threshold was accepted and nothing is promised, since the cheapest that was found safe costs
-        no less than the full model, by `cost` of the manifest; None elsewhere.
+        no less than the full model, by `cost` of the manifest or as it was then measured; None elsewhere.
       confirming_epsilon: Level of the confirmations: of promises that hold together, those that have something to
         confirm divide the epsilon of those that have not. None where it is `epsilon`, or nothing was to be confirmed.
     """

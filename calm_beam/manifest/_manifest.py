@@ -323,8 +323,8 @@ class Manifest(WrittenManifest[Calibration]):
         for index, entry in enumerate(self.calibrations):
             if entry.pays is not None and objective is None:
                 raise ManifestError(f"calibrations[{index}].pays must be left out without plan.pareto.objective")
-        thresholds = {index: entry.threshold for index, entry in enumerate(self.calibrations)}
-        check_speeds(self.speeds or (), thresholds)
+        exits = [i for i, each in enumerate(self.calibrations) if each.threshold is not None or each.pays is False]
+        check_speeds(self.speeds or (), exits)
 
     @property
     def engine(self) -> EngineRecord | None:

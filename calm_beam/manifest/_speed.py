@@ -1,8 +1,8 @@
 """What a token was said to cost where rules of exit are chosen by it, and how fast what was chosen has been."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from calm_beam.errors import ManifestError
 from calm_beam.storage.record_values import Cost, Count, Number, OneOf, Positive, Text, shown
@@ -65,7 +65,6 @@ class SpeedRecord(Record):
       standard_error: Of the factor over samples of prompts; None where there was a single part.
       prompts: Prompts that both have decoded.
       batch: Prompts at a time.
-      layers: Mean layers of a token, of these prompts.
       seconds: Of a prompt, on average.
       full_seconds: Of a prompt by the full model.
       device: JAX's name of the kind of device.
@@ -78,7 +77,6 @@ class SpeedRecord(Record):
     standard_error: Cost | None = None
     prompts: Positive
     batch: Positive
-    layers: Annotated[float, Number(1)]
     seconds: Cost
     full_seconds: Cost
     device: Text
@@ -86,19 +84,19 @@ class SpeedRecord(Record):
     engine: EngineRecord
 
 
-def check_speeds(speeds: tuple[SpeedRecord, ...], thresholds: Mapping[int, float | None]) -> None:
-    """Refuses speeds of promises that are not there, or that exit nowhere.
+def check_speeds(speeds: tuple[SpeedRecord, ...], exits: Collection[int]) -> None:
+    """Refuses speeds of promises that are not there, or of which nothing was found safe.
 
     Args:
       speeds: As in a manifest.
-      thresholds: Of every promise, by its place.
+      exits: Places of the promises that exit, or would if it paid.
 
     Raises:
       ManifestError: If one is of such.
     """
     for index, speed in enumerate(speeds):
-        wrong: Any = next((place for place in speed.calibrations if thresholds.get(place) is None), None)
+        wrong = next((place for place in speed.calibrations if place not in exits), None)
         if wrong is not None:
             raise ManifestError(
-                f"speeds[{index}].calibrations must be places of entries with a threshold, got {shown(wrong)}"
+                f"speeds[{index}].calibrations must be places of entries that accepted one, got {shown(wrong)}"
             )

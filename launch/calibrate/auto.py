@@ -5,34 +5,31 @@ it. Layers may exit at quarters of the depth, since a test at every layer often 
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from calm_beam.calibration.pareto import CHOOSING, CHOOSING_SHARE, MOST_BY_THEMSELVES, part_of
+from calm_beam.calibration.pareto import CHOOSING, CHOOSING_SHARE, MOST_BY_THEMSELVES
 from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
-from calm_beam.evaluation.sample import encoded_prompts, sampled
 from calm_beam.exits.measures import MEASURES, measure_named
 from calm_beam.exits.rule import SCHEDULES, ExitRule
 from calm_beam.exits.token_cost import TokenCost
-from calm_beam.inputs import read_examples
 from calm_beam.inputs.preview import count_examples
-from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import FLOPS, LAYERS, UNITS, CostRecord, Variant
 from calm_beam.options import listed
 from calm_beam.outputs.prepared import PreparedSweep
 
 from .kept_cost import read_cost
+from .prompts import first_prompts
 from .request import CalibrateRequest
 
 # Examples from which on so many candidates are taken. Up to six are tested each by itself, at an equal share of
 # epsilon; of more, some examples choose.
 _CANDIDATES = ((0, 2), (500, 4), (1500, MOST_BY_THEMSELVES), (5000, 12))
-# Prompts that are decoded to measure what a token costs, and rows that these are drawn from.
-_PROMPTS, _BATCHES, _DRAWN_FROM = 16, 2, 2000
+# Prompts that are decoded to measure what a token costs, or so many batches.
+_PROMPTS, _BATCHES = 16, 2
 
 
 def with_candidates(
@@ -138,7 +135,14 @@ def _cost(
     use_compilation_cache()
     serving = Serving.of(sweep, batch=request.objective_batch)
     needs = {measure_named(variant.confidence).needs for variant in tried if variant.confidence is not None}
-    prompts = _prompts(request, sweep, count=max(_PROMPTS, _BATCHES * serving.batch), choosing_share=choosing_share)
+    # Where some examples choose, of those: no other has a part in what is chosen.
+    prompts = first_prompts(
+        request,
+        sweep,
+        count=max(_PROMPTS, _BATCHES * serving.batch),
+        parts=(CHOOSING,),
+        choosing_share=choosing_share,
+    )
     first = tried[0]
     cost = measured_cost(
         serving,
@@ -153,28 +157,6 @@ def _cost(
         cores=serving.cores,
         engine=serving.engine(),
     )
-
-
-def _prompts(
-    request: CalibrateRequest, sweep: PreparedSweep, *, count: int, choosing_share: float | None
-) -> list[Sequence[int]]:
-    """Returns prompts as the model sees them: where some examples choose, of those, so that no other has a part."""
-    salt = salt_of(request.seed)
-    examples = itertools.chain.from_iterable(
-        read_examples(path, sweep.reading, file_index=index) for index, path in enumerate(sweep.paths)
-    )
-    may_choose = [
-        example
-        for example in itertools.islice(examples, _DRAWN_FROM)
-        if (request.part is None or request.part.takes(example))
-        and (
-            choosing_share is None
-            or part_of(example.cluster or example.id, salt=salt, choosing_share=choosing_share) == CHOOSING
-        )
-    ]
-    if not may_choose:
-        raise UsageError("--exits=auto: no example chooses. Take more examples.")
-    return [prompt.ids for prompt in encoded_prompts(sweep, sampled(may_choose, count))]
 
 
 def _record(cost: TokenCost, *, unit: str) -> CostRecord:

@@ -101,7 +101,13 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         # The manifest stands, and shows by itself that there was an answer.
         say(f"caution: {error}")
     manifest, folder = finished
-    return Done(run=run, manifest=manifest, folder=folder, seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    if manifest.cost is not None and manifest.cost.was_measured:
+        # Here, since it loads JAX.
+        from .speed import with_speeds
+
+        manifest = with_speeds(run, manifest, request)
+    return Done(run=run, manifest=manifest, folder=folder, seconds=seconds)
 
 
 def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:

@@ -14,7 +14,9 @@ from calm_beam.manifest import (
     SpeedRecord,
     manifest_text,
     parse_manifest,
+    speeds_in_words,
 )
+from calm_beam.report.promise import promise_in_words
 from tests.calm_beam.manifest.builders import build_planned_manifest, build_variants_manifest
 
 _ENGINE = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
@@ -35,7 +37,6 @@ _SPEED = SpeedRecord(
     standard_error=0.02,
     prompts=200,
     batch=1,
-    layers=4.5,
     seconds=0.008,
     full_seconds=0.01,
     device="cpu",
@@ -82,11 +83,11 @@ def test_what_does_not_pay_is_never_exited() -> None:
         ({"cost": None}, 'cost must be there exactly if plan.pareto.objective is, which is "latency"'),
         (
             {"speeds": (dataclasses.replace(_SPEED, calibrations=(1,)),)},
-            r"speeds\[0\]\.calibrations must be places of entries with a threshold, got 1",
+            r"speeds\[0\]\.calibrations must be places of entries that accepted one, got 1",
         ),
         (
             {"speeds": (dataclasses.replace(_SPEED, calibrations=(2,)),)},
-            r"speeds\[0\]\.calibrations must be places of entries with a threshold, got 2",
+            r"speeds\[0\]\.calibrations must be places of entries that accepted one, got 2",
         ),
     ],
 )
@@ -94,3 +95,37 @@ def test_costs_and_speeds_at_odds_are_refused(changes: dict[str, Any], message: 
     """Costs stand exactly where something was chosen by them, and speeds are of what is promised."""
     with pytest.raises(ManifestError, match=message):
         _manifest(**changes)
+
+
+def test_speeds_in_words() -> None:
+    """Each entry that was measured has a sentence, and each that does not pay says why it never exits."""
+    manifest = _manifest(speeds=(_SPEED, dataclasses.replace(_SPEED, batch=64, factor=0.8)))
+    first, never = manifest.calibrations
+    (said,) = speeds_in_words(manifest)
+    assert said.startswith("textual, rouge_l, delta 0.1")
+    assert said.endswith(
+        ": 1.25 times as fast as the full model on the machine that calibrated (one prompt at a time; 0.80 in batches "
+        "of 64), at 3.50 of 6 layers a token."
+    )
+    of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
+    slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
+    (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never)))
+    assert ": never exit, since what was proved was 1.25 times as fast" in said
+    (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never), speeds=None))
+    assert ": never exit, since what was proved was forecast to be no faster; fine-tuning moves exits down" in said
+    assert speeds_in_words(build_planned_manifest()) == ()
+
+
+def test_the_headline_of_a_report_says_the_speed() -> None:
+    """The promise ends with how fast it was; one that does not pay says that nothing faster could be proved."""
+    manifest = _manifest()
+    first, never = manifest.calibrations
+    said = "".join(promise_in_words(first, manifest))
+    assert said.endswith(
+        "On the machine that calibrated, it was 1.25 times as fast as the full model, one prompt at a time."
+    )
+    of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
+    slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
+    found = dataclasses.replace(manifest, calibrations=(slow, never))
+    assert "nothing that is faster than the full model could be proved" in "".join(promise_in_words(slow, found))
+    assert "On the machine that calibrated" not in "".join(promise_in_words(never, found))

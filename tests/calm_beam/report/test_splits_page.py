@@ -100,7 +100,9 @@ def test_speedups_are_shown_where_they_were_measured() -> None:
     assert "speedup" not in _table(_page(), "Table of tolerances")[0]
     summaries = split_summaries(measures=("softmax",))
     never = dataclasses.replace(summaries[1], threshold=None)
-    factor = Speedup(factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0)
+    factor = Speedup(
+        factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0, prompts=3
+    )
     page = _page(table=[summaries[0], never], speedups={("softmax", summaries[0].threshold): factor})
     head, *rows = _table(page, "Table of tolerances")
     assert [row[head.index("speedup")] for row in rows] == ["×1.25", "×1.00"]

@@ -91,3 +91,8 @@ class Serving:
     def cores(self) -> int:
         """Cores that the process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @property
+    def load(self) -> float:
+        """Processes that run or wait to, by the mean of the last minute."""
+        return os.getloadavg()[0]

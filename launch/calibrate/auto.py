@@ -134,6 +134,11 @@ def _cost(
 
     use_compilation_cache()
     serving = Serving.of(sweep, batch=request.objective_batch)
+    if serving.load > serving.cores:
+        say(
+            f"caution: this machine is busy (load {serving.load:.1f} on {serving.cores} cores), so that what is "
+            "measured is uncertain: calibrate when it is idle, or pass --objective=layers"
+        )
     needs = {measure_named(variant.confidence).needs for variant in tried if variant.confidence is not None}
     # Where some examples choose, of those: no other has a part in what is chosen.
     prompts = first_prompts(

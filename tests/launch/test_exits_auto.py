@@ -61,6 +61,23 @@ def test_seconds_are_measured_and_kept(
     assert [entry.path for entry in again.calibrations] == [entry.path for entry in manifest.calibrations]
 
 
+def test_a_busy_machine_is_told(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a busy machine measures is uncertain, and that is said."""
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 1000.0, 1000.0))
+    assert _calibrate(model, data, tmp_path / "out", "--objective=throughput:4") == 0
+    assert "caution: this machine is busy (load 1000.0 on" in capsys.readouterr().err
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.cost is not None
+    assert manifest.cost.batch == 4
+    assert {speed.batch for speed in manifest.speeds or ()} <= {1, 4}
+
+
 def test_by_layers_nothing_is_measured(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Layers and operations cost what they cost on any machine; Python asks for the same."""
     manifest = calm.calibrate(

@@ -40,7 +40,7 @@ from .flags.model import declared
 from .flags.results import with_result
 from .terminal import PlainConsole, give
 from .terminal.certification import choices_of_settings, tests_of_settings
-from .terminal.summary import choices_table, confirmation_lines, tests_in_words
+from .terminal.summary import choices_table, confirmation_lines, speed_lines, tests_in_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
     console.print(choices_table(manifest))
-    for line in confirmation_lines(manifest):
+    for line in (*confirmation_lines(manifest), *speed_lines(manifest)):
         console.print(line)
     console.print(tests_in_words(manifest))
     for line in filter(None, (rounds_in_words(manifest), clusters_in_words(manifest), served_in_words(manifest))):

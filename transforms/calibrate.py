@@ -321,14 +321,15 @@ def _outcome(
     variants = [of_variant for _, of_variant in sorted(totals.items())]
     whole = whole_of(variants)
     _check_examples(whole, provenance=provenance, scoring=scoring)
-    num_layers = provenance.model.layers
+    num_layers, costs = provenance.model.layers, provenance.costs
     by_variant: dict[Variant | None, CalibrationTotals] = {None: whole}
     if plan.pareto is None:
         rows = risk_rows(whole, tested, num_layers=num_layers)
     else:
         by_variant = dict(zip(plan.pareto.variants, variants, strict=True))
-        rows = variant_rows(variants, tested, num_layers=num_layers)
-    calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
+        rows = variant_rows(variants, tested, num_layers=num_layers, costs=costs)
+    full_cost = None if costs is None else costs.full()
+    calibrations = choose_thresholds(rows, tested, num_layers=num_layers, full_cost=full_cost)
     if tested != plan and not has_ended(calibrations):
         return
     calibrations = with_example_risks(calibrations, by_variant, tested)

@@ -41,7 +41,9 @@ class ParetoChoice:
     test: FwerResult
 
 
-def variants_plan(variants: Sequence[Variant], *, choosing_share: float | None = None) -> ParetoPlan:
+def variants_plan(
+    variants: Sequence[Variant], *, choosing_share: float | None = None, objective: str | None = None
+) -> ParetoPlan:
     """Returns how several variants are tested: by a rule that their number decides, and no loss.
 
     Each by itself costs a divided epsilon, and a part of the set that chooses costs its units. In simulations the
@@ -50,13 +52,14 @@ def variants_plan(variants: Sequence[Variant], *, choosing_share: float | None =
     Args:
       variants: The ways of decoding.
       choosing_share: The share of the set that chooses, where it is named.
+      objective: As in `ParetoPlan`.
 
     Raises:
       ManifestError: If they are not two or more different ones, or the share is none.
     """
     if choosing_share is None and len(variants) > MOST_BY_THEMSELVES:
         choosing_share = CHOOSING_SHARE
-    return ParetoPlan(variants=tuple(variants), choosing_share=choosing_share)
+    return ParetoPlan(variants=tuple(variants), choosing_share=choosing_share, objective=objective)
 
 
 def part_of(unit: str, *, salt: str, choosing_share: float) -> str:

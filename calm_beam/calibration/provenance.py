@@ -10,6 +10,7 @@ from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
     MOST_FAILED_IDS,
     Calibration,
+    CostRecord,
     DataRecord,
     DecodeRecord,
     EarlierPlan,
@@ -31,6 +32,7 @@ from calm_beam.outputs import DecodeJob
 from .pareto import CHOOSING
 from .plan import has_parts, promise_of
 from .totals import CalibrationTotals
+from .variant_costs import VariantCosts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class RunProvenance:
       patterns: Data patterns as the user gave them.
       software: Versions by name.
       earlier_plans: Those that were asked of the same outputs before this one.
+      cost: What a token was said to cost, where variants are chosen by it; None elsewhere.
     """
 
     created: str
@@ -54,6 +57,14 @@ class RunProvenance:
     patterns: tuple[str, ...]
     software: dict[str, str]
     earlier_plans: tuple[EarlierPlan, ...] = ()
+    cost: CostRecord | None = None
+
+    @property
+    def costs(self) -> VariantCosts | None:
+        """What variants cost; None where it is their layers."""
+        if self.cost is None:
+            return None
+        return VariantCosts.of_record(self.cost, rule=self.settings.rule, layers=self.model.layers)
 
     @classmethod
     def of_job(
@@ -119,6 +130,7 @@ class RunProvenance:
             plan=planned,
             earlier_plans=self.earlier_plans or None,
             sequential=sequential,
+            cost=self.cost,
             calibrations=tuple(self._with_positions(entry) for entry in calibrations),
             guarantee=promise_of(plan),
             software=self.software,

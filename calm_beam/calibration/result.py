@@ -40,6 +40,7 @@ class RiskRow(TestedSetting):
       confirmed: Whether it was found safe then, and so were those that were tested before it.
       near_ties: Examples whose output at this threshold, or the full model's, hung on a near tie; None where that is
         not known.
+      cost: What a token was said to cost there, by the layers that chose; None where layers are all that counts.
     """
 
     consistency: str
@@ -63,6 +64,7 @@ class RiskRow(TestedSetting):
     confirming_p_value: float | None = None
     confirmed: bool | None = None
     near_ties: int | None = None
+    cost: float | None = None
 
     @classmethod
     def columns(cls, rows: Sequence[Self]) -> tuple[str, ...]:
@@ -80,6 +82,8 @@ class RiskRow(TestedSetting):
             found += ["confirming_n", "confirming_loss_sum", "confirming_risk", "confirming_p_value", "confirmed"]
         if any(row.near_ties is not None for row in rows):
             found.append("near_ties")
+        if any(row.cost is not None for row in rows):
+            found.append("cost")
         return tuple(found)
 
     @property
@@ -154,7 +158,9 @@ def asked_of(spec: PlannedTest) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in ("consistency", "metric", "loss", "delta", "epsilon", "group")}
 
 
-def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[Calibration, ...]:
+def choose_thresholds(
+    rows: Sequence[RiskRow], plan: Plan, *, num_layers: int, full_cost: float | None = None
+) -> tuple[Calibration, ...]:
     """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
 
     Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that
@@ -165,6 +171,7 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
       rows: From `risk_rows`, or `variant_rows`.
       plan: As given there.
       num_layers: Decoder depth, reported for "never exit".
+      full_cost: What a token of the full model costs, where rows have costs: what costs no less is not promised.
     """
     per_spec = len(rows) // len(plan.tests)
     entries = []
@@ -173,7 +180,12 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
         # Rows of a grid are in its order.
         tested.sort(key=lambda row: row.place or 0)
         path = [PathEntry.of(row) for row in tested]
-        entries.append(Calibration.of_tests(spec, path, threshold=None, variant=None, layers=num_layers, risk=0.0))
+        of_none: dict[str, Any] = {"threshold": None, "variant": None, "layers": num_layers, "risk": 0.0}
+        last = next((row for row in reversed(tested) if row.rejected), None)
+        if last is not None and last.cost is not None and full_cost is not None and last.cost >= full_cost:
+            entries.append(Calibration(path=tuple(path), pays=False, **vars(spec), **of_none))
+        else:
+            entries.append(Calibration.of_tests(spec, path, **of_none))
     return tuple(entries)
 
 

@@ -1,6 +1,7 @@
 """From the totals of several variants to what is proved: along a path that a part of the set chose, or of each."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from .result import RiskRow, asked_of
 from .split import check_parts
 from .totals import CalibrationTotals
 from .unseen import largest_unseen
+from .variant_costs import VariantCosts
 
 
 def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
@@ -52,7 +54,9 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
     )
 
 
-def variant_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
+def variant_rows(
+    variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int, costs: VariantCosts | None = None
+) -> tuple[RiskRow, ...]:
     """Returns the risk of every variant and threshold under every spec, and what its test says of it.
 
     Rows are by spec, variant and threshold, the last varying fastest; their `place` is that on the path. Where a part
@@ -68,20 +72,32 @@ def variant_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layer
         has some.
       plan: What is asked for, fixed before any loss was seen.
       num_layers: Decoder depth.
+      costs: What variants cost, settled before any loss was seen; None where it is their layers.
 
     Raises:
       ValueError: If a part is empty.
       EvidenceError: If the losses do not allow a p-value that was planned.
 
-    Source: as `pareto_choice`, or Bonferroni's inequality over fixed sequences. Costs are mean layers per token.
+    Source: as `pareto_choice`, or Bonferroni's inequality over fixed sequences. Where each variant is tested by itself,
+      all that was found safe holds together, so that its costs may be any; where a part chooses, they are of its tokens
+      alone.
     """
     if not has_parts(plan):
-        return tuple(row for spec in plan.tests for row in _each_rows(variants, plan, spec=spec, num_layers=num_layers))
-    check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)), verb="test")
-    return tuple(row for spec in plan.tests for row in _rows(variants, plan, spec=spec, num_layers=num_layers))
+        rows = (_each_rows(variants, plan, spec=spec, num_layers=num_layers, costs=costs) for spec in plan.tests)
+    else:
+        check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)), verb="test")
+        rows = (_rows(variants, plan, spec=spec, num_layers=num_layers, costs=costs) for spec in plan.tests)
+    return tuple(itertools.chain.from_iterable(rows))
 
 
-def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTest, num_layers: int) -> list[RiskRow]:
+def _rows(
+    variants: Sequence[CalibrationTotals],
+    plan: Plan,
+    *,
+    spec: PlannedTest,
+    num_layers: int,
+    costs: VariantCosts | None,
+) -> list[RiskRow]:
     assert plan.pareto is not None
     # [variants * thresholds], of either part
     choosing, testing = (
@@ -93,10 +109,11 @@ def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTes
         for part in (CHOOSING, TESTING)
     )
     chosen_by, p_values = p_values_for(spec, choosing), p_values_for(spec, testing)
-    choice = pareto_choice(chosen_by, p_values, costs=choosing_layers, epsilon=spec.epsilon)
+    grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
+    choosing_costs = _costs(choosing_layers, [variant for variant, _ in grid], costs)
+    choice = pareto_choice(chosen_by, p_values, costs=choosing_costs or choosing_layers, epsilon=spec.epsilon)
     tested = outcomes_of(spec, testing, p_values=p_values, decided=choice.test)
     places = {index: place for place, index in enumerate(choice.path, start=1)}
-    grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
     return [
         _row(
             spec,
@@ -107,28 +124,43 @@ def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTes
             place=places.get(index),
             choosing_p_value=float(chosen_by[index]),
             choosing_layers=choosing_layers[index],
+            cost=choosing_costs[index] if choosing_costs else None,
         )
         for index, ((variant, threshold), found) in enumerate(zip(grid, tested, strict=True))
     ]
 
 
 def _each_rows(
-    variants: Sequence[CalibrationTotals], plan: Plan, *, spec: PlannedTest, num_layers: int
+    variants: Sequence[CalibrationTotals],
+    plan: Plan,
+    *,
+    spec: PlannedTest,
+    num_layers: int,
+    costs: VariantCosts | None,
 ) -> list[RiskRow]:
     assert plan.pareto is not None
     at_share = dataclasses.replace(spec, epsilon=plan.pareto.share_of(spec.epsilon), procedure="fixed_sequence")
-    rows, costs = [], []
+    rows, cheapest = [], []
     for variant, totals in zip(plan.pareto.variants, variants, strict=True):
         layers = totals.whole.mean_layers(num_layers)[1:]
+        priced = _costs(layers, [variant] * len(layers), costs)
         tested = GridTest.of(at_share, [totals.evidence(spec)]).after(1)
         rows.append(
             [
-                _row(spec, found, variant=variant, threshold=threshold, layers=cost)
-                for threshold, cost, found in zip(plan.thresholds, layers, tested, strict=True)
+                _row(
+                    spec,
+                    found,
+                    variant=variant,
+                    threshold=threshold,
+                    layers=layers[index],
+                    cost=priced[index] if priced else None,
+                )
+                for index, (threshold, found) in enumerate(zip(plan.thresholds, tested, strict=True))
             ]
         )
-        costs.append(next((row.layers for row in reversed(rows[-1]) if row.rejected), math.inf))
-    place, by_cost = 0, sorted(range(len(rows)), key=lambda index: -costs[index])
+        last = next((row for row in reversed(rows[-1]) if row.rejected), None)
+        cheapest.append(math.inf if last is None else last.layers if last.cost is None else last.cost)
+    place, by_cost = 0, sorted(range(len(rows)), key=lambda index: -cheapest[index])
     for index in by_cost:
         of_variant = rows[index]
         for at, row in enumerate(of_variant):
@@ -136,6 +168,13 @@ def _each_rows(
                 place += 1
                 of_variant[at] = dataclasses.replace(row, place=place)
     return [row for of_variant in rows for row in of_variant]
+
+
+def _costs(layers: Sequence[float], variants: Sequence[Variant], costs: VariantCosts | None) -> list[float]:
+    """Returns what places cost of these variants and mean layers; nothing where layers are all that counts."""
+    if costs is None:
+        return []
+    return [costs.at_mean(used, variant) for used, variant in zip(layers, variants, strict=True)]
 
 
 def _row(

@@ -21,7 +21,9 @@ import re
 from typing import Self
 
 from calm_beam.arithmetic import Arithmetic, held_type
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
 from calm_beam.model import ModelConfig, parameter_shapes
 
 # Passes of bfloat16 products that a TPU makes for float32 ones of the highest precision.
@@ -179,7 +181,7 @@ class DeviceForecast:
 
     def full_seconds(self) -> float:
         """Returns what a step of the full model takes at the least, which asks the head once."""
-        return self._seconds(layers=self.parts.layers, heads=1)
+        return self.cost().full()
 
     def head_share(self) -> float:
         """Returns the head's share of that."""
@@ -200,20 +202,25 @@ class DeviceForecast:
         exits = rule.exit_layers(self.parts.layers)
         if layer not in exits:
             raise ValueError(f"layer must be one that may exit, of {', '.join(map(str, exits))}; got {layer}.")
-        asked = sum(each <= layer for each in exits) if rule.measure().needs.asks_head else 1
-        return self._seconds(layers=layer, heads=asked)
+        return self.cost().at(layer, rule)
 
     def mean_seconds(self, layers: float, rule: ExitRule) -> float:
-        """Returns what steps take at the least on average whose rows leave at a mean layer, between two that may exit.
+        """Returns what steps take at the least on average whose rows leave at a mean layer, as `TokenCost.at_mean`."""
+        return self.cost().at_mean(layers, rule)
 
-        Args:
-          layers: From the lowest layer that may exit to L.
-          rule: How exits are decided.
-        """
-        exits = rule.exit_layers(self.parts.layers)
-        below, above = max(each for each in exits if each <= layers), min(each for each in exits if each >= layers)
-        share = (layers - below) / (above - below) if above > below else 0.0
-        return (1 - share) * self.exit_seconds(below, rule) + share * self.exit_seconds(above, rule)
+    def cost(self) -> TokenCost:
+        """Returns the least seconds of a step, whose rows all go through the same layers."""
+        layer, skipped, head = (
+            part.seconds(self.device, self.arithmetic)
+            for part in (self.parts.layer, self.parts.skipped, self.parts.head)
+        )
+        return TokenCost(
+            layers=self.parts.layers,
+            layer=layer,
+            skipped=skipped,
+            output=head,
+            tests={need: head for need in Need if need.asks_head},
+        )
 
     def gain(self, layer: int, rule: ExitRule) -> float:
         """Returns the full model's least time over that of steps whose rows all leave at a layer."""
@@ -237,13 +244,6 @@ class DeviceForecast:
         alone = dataclasses.replace(rule, min_exit_layer=layer, exit_interval=self.parts.layers)
         leaving, going_on = (self.exit_seconds(each, alone) for each in (layer, self.parts.layers))
         return (going_on - self.full_seconds()) / (going_on - leaving)
-
-    def _seconds(self, *, layers: int, heads: int) -> float:
-        layer, skipped, head = (
-            part.seconds(self.device, self.arithmetic)
-            for part in (self.parts.layer, self.parts.skipped, self.parts.head)
-        )
-        return layers * layer + (self.parts.layers - layers) * skipped + heads * head
 
 
 def device_forecast(

@@ -32,8 +32,9 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.exits.measures import Need
+from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
 from calm_beam.model import ModelConfig, architecture_of
 
 
@@ -169,13 +170,26 @@ def share_of_work(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, 
     Raises:
       ValueError: If an exit layer is not in 1..L.
     """
-    exits, depth = _checked(exit_layers, sizes, source_length=1), sizes.num_layers
+    cost = operations_cost(sizes)
+    by_layer = np.array([cost.at(layer, rule) for layer in range(1, sizes.num_layers + 1)])
+    exits = _checked(exit_layers, sizes, source_length=1)
+    return float(by_layer[exits - 1].mean()) / cost.full()
+
+
+def operations_cost(sizes: DecoderSizes) -> TokenCost:
+    """Returns what a token costs in operations, attention left out."""
     through, skipped = _layer_operations(sizes)
-    output = 2 * sizes.vocab_size * sizes.width
-    gives_token = rule.measure().needs is Need.LOGITS
-    outputs = np.where(gives_token & (exits < depth), 0, output)
-    operations = exits * through + (depth - exits) * skipped + _tests(exits, sizes, rule=rule) + outputs
-    return float(operations.mean()) / (depth * through + output)
+    tests = {
+        measure.needs: measure.test_operations(width=sizes.width, vocab_size=sizes.vocab_size)
+        for measure in MEASURES.values()
+    }
+    return TokenCost(
+        layers=sizes.num_layers,
+        layer=through,
+        skipped=skipped,
+        output=2 * sizes.vocab_size * sizes.width,
+        tests=tests,
+    )
 
 
 def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> float:

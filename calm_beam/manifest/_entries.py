@@ -109,6 +109,8 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         the decoder that serves: from the safest on, each at epsilon, up to the last accepted or the first that fails.
         The last one rejected is promised; where none was, nothing is. None where nothing was to be confirmed.
         A single one stands in the file by itself, as early writers put it, and several in a list.
+      pays: False where a threshold was accepted and nothing is promised, since the cheapest that was found safe costs
+        no less than the full model, by `cost` of the manifest or as it was then measured; None elsewhere.
       confirming_epsilon: Level of the confirmations: of promises that hold together, those that have something to
         confirm divide the epsilon of those that have not. None where it is `epsilon`, or nothing was to be confirmed.
     """
@@ -116,7 +118,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("consistency", "metric", "loss", "group", "delta", "epsilon", "p_value", "procedure"),
         *("threshold", "variant", "threshold_by_position", "rule", "layers", "risk", "path"),
-        *("confirmation", "confirming_epsilon"),
+        *("confirmation", "confirming_epsilon", "pays"),
     )
     _TESTED: ClassVar[str] = "threshold"
     _COST: ClassVar[str] = "layers"
@@ -131,6 +133,12 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
     risk: Signed
     confirmation: Annotated[tuple[PathEntry, ...], ALONE_IF_ONE] | None = None
     confirming_epsilon: Share | None = None
+    pays: bool | None = None
+
+    @property
+    def chosen(self) -> PathEntry | None:
+        """What the tests of the path have chosen, confirmed or not; None where nothing safe was found, or pays."""
+        return None if self.pays is False else super().chosen
 
     @property
     def promised_epsilon(self) -> float:
@@ -184,6 +192,8 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         if self.threshold is None and self.rule is not None:
             raise ManifestError("rule must be left out when threshold is null")
         self._check_testing_order()
+        if self.pays or (self.pays is False and super().chosen is None):
+            raise ManifestError("pays must be false where path has accepted a threshold that does not, or be left out")
         if self.confirming_epsilon is not None:
             self._check_confirming_epsilon(self.confirming_epsilon)
         if self.confirmation is not None:

@@ -24,6 +24,7 @@ from ._rounds import (
     check_rounds,
     rules_of_ends,
 )
+from ._speed import CostRecord, SpeedRecord, check_speeds
 from ._tests import OF_VARIANTS
 
 SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
@@ -261,11 +262,13 @@ class Manifest(WrittenManifest[Calibration]):
       data: The calibration set; where a part of it confirms what the rest has chosen, the rest.
       plan: What was settled before any loss was seen; None in manifests that do not say.
       confirmation: What has confirmed the promises; None where nothing was to be confirmed.
+      cost: What a token was said to cost, where `plan.pareto.objective` says that variants are chosen by it; else None.
+      speeds: How fast thresholds have been that are promised; None where none was measured.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("created", "model", "vocabulary", "decode", "data"),
-        *("plan", "earlier_plans", "sequential", "confirmation"),
+        *("plan", "earlier_plans", "sequential", "confirmation", "cost", "speeds"),
     )
     KIND: ClassVar[str] = THRESHOLDS
     SCHEMA_RULES: ClassVar[Mapping[str, Any]] = rules_of_ends(SequentialPlan)
@@ -277,6 +280,8 @@ class Manifest(WrittenManifest[Calibration]):
     data: DataRecord
     plan: Plan | None = None
     confirmation: ConfirmationRecord | None = None
+    cost: CostRecord | None = None
+    speeds: Annotated[tuple[SpeedRecord, ...], Items(1, "be left out where none was measured")] | None = None
     guarantee: Text = GUARANTEE
 
     @classmethod
@@ -308,6 +313,18 @@ class Manifest(WrittenManifest[Calibration]):
             )
         self._check_variants()
         self._check_confirmation()
+        self._check_costs()
+
+    def _check_costs(self) -> None:
+        """Refuses costs that nothing was chosen by, choices that pay by none, and speeds of what was not promised."""
+        objective = None if self.plan is None or self.plan.pareto is None else self.plan.pareto.objective
+        if (self.cost is None) != (objective is None):
+            raise ManifestError(f"cost must be there exactly if plan.pareto.objective is, which is {shown(objective)}")
+        for index, entry in enumerate(self.calibrations):
+            if entry.pays is not None and objective is None:
+                raise ManifestError(f"calibrations[{index}].pays must be left out without plan.pareto.objective")
+        exits = [i for i, each in enumerate(self.calibrations) if each.threshold is not None or each.pays is False]
+        check_speeds(self.speeds or (), exits)
 
     @property
     def engine(self) -> EngineRecord | None:

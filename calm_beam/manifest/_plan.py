@@ -14,6 +14,7 @@ from calm_beam.storage.records import DigestedRecord, Record
 
 from ._model import Variant
 from ._rounds import SequentialPlan, SettingSequentialPlan, WatchedPlan
+from ._speed import OBJECTIVES
 from ._tests import CONSISTENCIES, EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
 
 ON_ERROR = ("fail", "worst_case")
@@ -61,10 +62,13 @@ class ParetoPlan(Record):
       choosing_share: Chance of an independent unit to be in the part that chooses, in (0, 1). The plan's salt and the
         unit's name alone decide (`calm_beam.calibration.pareto.is_choosing`). None where no unit chooses, and all of
         them test every variant, at an equal share of epsilon.
+      objective: What the cheapest variant is to save, one of `OBJECTIVES`; None where it is layers, as by early
+        writers, and where a user has named the variants. What a token costs by it was settled before any loss was seen.
     """
 
     variants: Annotated[tuple[Variant, ...], Items(2, "be two or more different ones", unique=True)]
     choosing_share: Share | None = None
+    objective: Annotated[str, OneOf(OBJECTIVES)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

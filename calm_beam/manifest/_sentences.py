@@ -22,6 +22,42 @@ def served_in_words(manifest: Manifest) -> str:
     return f"The plan named the entry that is served before any loss was seen: {group}{entry.promise_in_words()}."
 
 
+def speeds_in_words(manifest: Manifest) -> tuple[str, ...]:
+    """Returns how fast each promise has been, a sentence each; none where nothing was measured and nothing given up."""
+    found = []
+    for place, entry in enumerate(manifest.calibrations):
+        measured = [speed for speed in manifest.speeds or () if place in speed.calibrations]
+        if not measured and entry.pays is None:
+            continue
+        said = ""
+        if measured:
+            first, *others = measured
+            how = "; ".join(
+                [_together(first.batch), *(f"{other.factor:.2f} {_together(other.batch)}" for other in others)]
+            )
+            said = f"{times_as_fast(first.factor)} on the machine that calibrated ({how})"
+        if entry.pays is False:
+            why = f"what was proved was {said}" if said else "what was proved was forecast to be no faster"
+            said = f"never exit, since {why}; fine-tuning moves exits down (calm-beam train)"
+        else:
+            said = f"{said}, at {entry.layers:.2f} of {manifest.model.layers} layers a token"
+        found.append(f"{entry.promise_in_words()}: {said}.")
+    return tuple(found)
+
+
+def times_as_fast(factor: float) -> str:
+    """Returns a factor of speed in words.
+
+    >>> times_as_fast(1.25)
+    '1.25 times as fast as the full model'
+    """
+    return f"{factor:.2f} times as fast as the full model"
+
+
+def _together(batch: int) -> str:
+    return "one prompt at a time" if batch == 1 else f"in batches of {batch}"
+
+
 def clusters_in_words(manifest: Manifest | SettingManifest) -> str:
     """Returns that delta bounds the loss per cluster, and what was measured over examples; empty without clusters."""
     if manifest.data.clusters is None:

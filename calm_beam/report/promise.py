@@ -15,6 +15,7 @@ from calm_beam.manifest import (
     repeats_in_words,
     served_in_words,
     threshold_in_words,
+    times_as_fast,
     too_few_in_words,
     unseen_in_words,
 )
@@ -69,6 +70,8 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
                 f", threshold {chosen.threshold:g} was chosen, which {failed.n:,} others could not confirm{safer} (p = "
                 f"{p_value_beside(failed.p_value, entry.promised_epsilon)}), with probability at least "
             )
+        if entry.pays is False:
+            why = ", nothing that is faster than the full model could be proved with probability at least "
         return (
             *whose,
             ", " if whose else "",
@@ -95,6 +98,19 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             " on average. Exit tests included, the decoder does ",
             f"{operations_in_words(factors)} operations",
             f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
+        )
+    entries = manifest.calibrations
+    measured = next(
+        (each for each in manifest.speeds or () if entry in (entries[place] for place in each.calibrations)), None
+    )
+    if measured is not None:
+        together = "one prompt at a time" if measured.batch == 1 else f"in batches of {measured.batch}"
+        *before, last = operations
+        operations = (
+            *before,
+            f"{last} On the machine that calibrated, it was ",
+            times_as_fast(measured.factor),
+            f", {together}.",
         )
     return (
         *whose,

@@ -29,21 +29,21 @@ class CalibrateCall(CalibrateRequest):
 
     Attributes:
       model: Folder of the model, as `checkpoint`.
+      exits: `auto`; or how tokens exit, instead of `confidence`, `schedule` and what goes with them.
+      candidates: Variants that are swept, instead of every combination of lists; what `exits="auto"` comes to.
       guarantees: What is asked for, one by one, instead of lists of `consistency`, `metric`, `delta` and `epsilon`.
-      exits: How tokens exit, instead of `confidence`, `schedule` and what goes with them.
       options: Of the pipelines, among them their runner; in this process if omitted.
     """
 
     model: str | os.PathLike[str] | None = None
     guarantees: Sequence[Guarantee] | None = None
-    exits: ExitRule | None = None
     options: PipelineOptions | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.model is not None and self.checkpoint is not None:
             raise UsageError("model and checkpoint both name the model: leave one of them out.")
         for value, names in (("guarantees", _OF_GUARANTEES), ("exits", _OF_RULE)):
-            given = None if getattr(self, value) is None else next(filter(self.is_given, names), None)
+            given = None if getattr(self, value) in (None, self.AUTO) else next(filter(self.is_given, names), None)
             if given is not None:
                 raise UsageError(f"{value} and {given} say the same: leave one of them out.")
         super().__post_init__()
@@ -65,7 +65,7 @@ class CalibrateCall(CalibrateRequest):
     @property
     def rules(self) -> tuple[ExitRule, ...]:
         """The rule that was given, or every combination of the lists."""
-        return super().rules if self.exits is None else (self.exits,)
+        return (self.exits,) if isinstance(self.exits, ExitRule) else super().rules
 
 
 @calling(CalibrateCall)

@@ -24,6 +24,7 @@ from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 from calm_beam.storage import joined
 
 from .confirm import ConfirmedRun
+from .kept_cost import write_cost
 from .prepare import prepare
 from .request import CalibrateRequest
 from .run import CalibrationRun
@@ -82,6 +83,8 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         asked = run.source.data.asked(run.plan, plans, command=run.source.command)
         earlier = plans.ask(asked, is_answered=_shows_losses_early(run, request))
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
+        if run.provenance.cost is not None:
+            write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
     # Now, so that a log can show later what had been settled by then.
     _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
     start = time.monotonic()
@@ -98,7 +101,13 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         # The manifest stands, and shows by itself that there was an answer.
         say(f"caution: {error}")
     manifest, folder = finished
-    return Done(run=run, manifest=manifest, folder=folder, seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    if manifest.cost is not None and manifest.cost.was_measured:
+        # Here, since it loads JAX.
+        from .speed import with_speeds
+
+        manifest = with_speeds(run, manifest, request)
+    return Done(run=run, manifest=manifest, folder=folder, seconds=seconds)
 
 
 def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:
@@ -126,7 +135,7 @@ def _executed(
     """Decodes and calibrates; returns what `CalibrationRun.execute` does."""
     if request.sequential:
         return SequentialRun(run, continued=continued).execute(first)
-    if request.variants:
+    if run.plan.pareto is not None:
         return VariantsRun(run).execute(first)
     return run.execute(first)
 

@@ -3,17 +3,29 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.calibration.pareto import CHOOSING_SHARE, MOST_BY_THEMSELVES
 from calm_beam.errors import UsageError
+from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags.metrics import GUARANTEE, METRIC_NAMES
-from calm_beam.manifest import COUNT_NEAR_TIES, LOSSES_OF, NEAR_TIES
+from calm_beam.manifest import (
+    COUNT_NEAR_TIES,
+    FLOPS,
+    LATENCY,
+    LAYERS,
+    LOSSES_OF,
+    NEAR_TIES,
+    OBJECTIVES,
+    THROUGHPUT,
+)
 from calm_beam.metrics.registry import DEFAULT_METRIC
 from calm_beam.options import Options, again, option, options_of, switch
 from calm_beam.options.groups import Tolerances
 from calm_beam.options.kinds import (
+    Kind,
+    ValueRefusedError,
     confidences,
     measures_in_words,
     number,
@@ -30,8 +42,26 @@ from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 
 ROUND_EXAMPLES = 500
 """Examples of a round by default."""
+BATCH = 64
+"""Prompts of a batch whose throughput is meant where nobody says how many."""
 _TEXTS = str | Sequence[str]
 _NUMBERS = float | Sequence[float]
+
+
+def _read_exits(value: Any) -> str:
+    """Returns the word that lets the tool choose; in Python, an exit rule may stand in its place."""
+    if value != "auto":
+        raise ValueRefusedError(f"expected auto, got {value!r:.40}")
+    return "auto"
+
+
+def _read_objective(value: Any) -> str:
+    """Returns an objective, with the size of a batch where it has one."""
+    name, _, batch = str(value).partition(":")
+    is_size = name == THROUGHPUT and batch.isascii() and batch.isdecimal() and int(batch) > 1
+    if name not in OBJECTIVES or (":" in str(value) and not is_size):
+        raise ValueRefusedError(f"expected {', '.join(OBJECTIVES)} or {THROUGHPUT}:N, N above 1; got {value!r:.40}")
+    return str(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +161,13 @@ class Tests(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variants(Options):
-    """Ways of decoding, each of which is swept."""
+    """Ways of decoding, each of which is swept.
+
+    Attributes:
+      AUTO: What lets the tool choose the ways of exiting.
+    """
+
+    AUTO: ClassVar[str] = "auto"
 
     SECTION: ClassVar[str | None] = (
         "variants (lists are comma-separated; every combination is swept; each is tested by itself, or some of the "
@@ -143,6 +179,24 @@ class Variants(Options):
     min_exit_layer: int | Sequence[int] = option((1,), "lowest layers that may exit; default: 1", kind=whole_numbers(1))
     exit_interval: int | Sequence[int] = option(
         (1,), "distances of layers that may exit; default: 1", kind=whole_numbers(1)
+    )
+    exits: ExitRule | str | None = option(
+        None,
+        "auto: sweep several measures and choices of layers, and promise what saves most by --objective; never a "
+        "threshold that makes the model slower than it is without exits",
+        kind=Kind(
+            _read_exits,
+            lambda value: value if isinstance(value, ExitRule) else _read_exits(value),
+            placeholder="auto",
+            name="text",
+        ),
+    )
+    objective: str | None = option(
+        None,
+        f"what --exits=auto is to save: {LATENCY}, the time of single prompts, measured here in a few seconds; "
+        f"{THROUGHPUT}, that of batches of {BATCH}, or :N of N; {LAYERS}; or {FLOPS}, operations; default: {LATENCY}",
+        kind=Kind(_read_objective, _read_objective, placeholder="SAVED", name="text"),
+        belongs_to=("exits",),
     )
     choosing_share: float | None = option(
         None,

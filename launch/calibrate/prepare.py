@@ -1,5 +1,6 @@
 """Checking all of a calibration that can be checked before a worker starts: what is refused is refused here."""
 
+import dataclasses
 import os
 
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -18,7 +19,7 @@ from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST, too_few_in_words
+from calm_beam.manifest import MANIFEST, CostRecord, too_few_in_words
 from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, joined
@@ -26,7 +27,7 @@ from calm_beam.storage import check_writable, joined
 from .confirm import refuse_left_confirmation
 from .request import CalibrateRequest
 from .run import CalibrationRun
-from .sources import DecodedSource, Source, begun_shards, decoded_source, stored_source
+from .sources import DecodedSource, Source, begun_shards, decoded_source, prepared_sweep, stored_source
 
 
 def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationRun:
@@ -45,7 +46,10 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     # Whatever is wrong with these is told before the model is loaded.
     entries = len(request.specs(full_names))
     output, earlier = _checked_output(request)
-    source: Source = stored or decoded_source(request, output, earlier=earlier, workers=workers)
+    source: Source | None = stored
+    cost = None
+    if source is None:
+        request, cost, source = _decoded(request, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
     if request.part is not None:
         _check_confirmable(source, request, output=output, workers=workers)
@@ -92,13 +96,26 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     return CalibrationRun(
         source=source,
         plan=plan,
-        provenance=RunProvenance.of_job(source.job, specs, settings=source.settings),
+        provenance=dataclasses.replace(RunProvenance.of_job(source.job, specs, settings=source.settings), cost=cost),
         output=output,
         earlier=earlier,
         overwrites=request.overwrite,
         scoring=Scoring(max_failures=request.max_failures, metric_settings=settings_of_metrics),
         workers=workers,
     )
+
+
+def _decoded(
+    request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers
+) -> tuple[CalibrateRequest, CostRecord | None, Source]:
+    """Returns generations that are decoded now, with the candidates of the request and what a token costs by each."""
+    sweep, cost = prepared_sweep(request, output, workers=workers), None
+    if request.is_auto:
+        # Here, since it needs JAX.
+        from .auto import with_candidates
+
+        request, cost = with_candidates(request, sweep, output=output, runs_here=workers.are_here)
+    return request, cost, decoded_source(request, sweep, output=output, earlier=earlier, workers=workers)
 
 
 def _check_confirmable(source: Source, request: CalibrateRequest, *, output: str, workers: Workers) -> None:

@@ -20,6 +20,7 @@ from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.launch.flags.task import TaskRequest, refuse_decoding
 from calm_beam.manifest import (
+    LATENCY,
     VARIANT_MEASURES,
     ManifestError,
     ParetoPlan,
@@ -32,12 +33,15 @@ from calm_beam.options import listed
 from calm_beam.options.groups import DELTA, GRID_STEP, ExitGrid, Failures, Replacing, Spread
 from calm_beam.risk.pvalues import P_VALUES
 
-from .options import ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
+from .options import BATCH, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
 
 _DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Sequential)
 # Of the options of those groups, what means something for stored generations too; and what else does not.
 _ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
-_OF_RUNS = ("confidence", "tau", "min_exit_layer", "exit_interval", "sweep", "resume", "confirm_share")
+_OF_RUNS = (
+    *("confidence", "tau", "min_exit_layer", "exit_interval", "exits", "objective"),
+    *("sweep", "resume", "confirm_share"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,14 @@ class CalibrateRequest(
     Sequential,
     GoingOn,
 ):
-    """A calibration as a user asks for it."""
+    """A calibration as a user asks for it.
+
+    Attributes:
+      candidates: Variants that are swept, instead of every combination of lists: what `--exits=auto` comes to, once
+        the model is known.
+    """
+
+    candidates: tuple[Variant, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,6 +204,8 @@ class CalibrateRequest(
     @property
     def variants(self) -> tuple[Variant, ...]:
         """What the combinations of the lists differ in; none where there is one."""
+        if self.candidates:
+            return self.candidates
         combinations = list(_combinations(self))
         if len(combinations) == 1:
             return ()
@@ -213,7 +226,25 @@ class CalibrateRequest(
         """How several variants are tested; None where there is one."""
         if not self.variants:
             return None
-        return variants_plan(self.variants, choosing_share=self.choosing_share)
+        objective = self.objective_name if self.is_auto else None
+        return variants_plan(self.variants, choosing_share=self.choosing_share, objective=objective)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the tool chooses the ways of exiting."""
+        return self.exits == self.AUTO
+
+    @property
+    def objective_name(self) -> str:
+        """What exits are to save, without the size of a batch."""
+        return (self.objective or LATENCY).partition(":")[0]
+
+    @property
+    def objective_batch(self) -> int:
+        """Prompts decoded together where what exits save is measured."""
+        if self.objective_name == LATENCY:
+            return 1
+        return int((self.objective or "").partition(":")[2] or BATCH)
 
     @property
     def stop_plan(self) -> SequentialPlan | None:
@@ -264,7 +295,8 @@ class CalibrateRequest(
         Raises:
           ValueError: If a value or a combination is wrong.
         """
-        default = embedded.THRESHOLDS if self.is_demo else uniform_grid(GRID_STEP)
+        # Small tolerances need thresholds close to 1 where many layers may exit.
+        default = embedded.THRESHOLDS if self.is_demo or self.is_auto else uniform_grid(GRID_STEP)
         return DecodeSettings.of(self, self.rules[0].with_source(), thresholds=self.grid or default)
 
 
@@ -272,7 +304,13 @@ _LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")
 
 
 def _combinations(request: CalibrateRequest) -> Iterator[tuple[str, float | None, int, int]]:
-    """Yields every combination of the lists of variants."""
+    """Yields every combination of the lists of variants, or every candidate."""
+    if request.candidates:
+        for each in request.candidates:
+            assert each.confidence is not None, "candidates say all"
+            assert each.exit_interval is not None, "candidates say all"
+            yield each.confidence, each.tau, each.min_exit_layer, each.exit_interval
+        return
     lists = [listed(request.confidence), listed(request.tau) or (None,)]
     yield from itertools.product(*lists, listed(request.min_exit_layer), listed(request.exit_interval))
 
@@ -284,18 +322,31 @@ def _check_lists(request: CalibrateRequest) -> None:
         if repeated := next((value for value in values if values.count(value) > 1), None):
             shown = repeated if isinstance(repeated, str) else f"{repeated:g}"
             raise UsageError(f"--{name} lists {shown} twice. Give every value once.")
-    if request.choosing_share is not None and len(list(_combinations(request))) == 1:
+    if request.is_auto:
+        _check_auto(request)
+    elif request.choosing_share is not None and len(list(_combinations(request))) == 1:
         raise UsageError(
             f"--choosing_share belongs to lists of {' or '.join(f'--{name}' for name in _LISTS)}, and there is none."
         )
 
 
+def _check_auto(request: CalibrateRequest) -> None:
+    """Refuses what decides exits, where the tool is to choose them."""
+    given = next((name for name in ("confidence", "min_exit_layer", "exit_interval") if request.is_given(name)), None)
+    if given is not None or len(listed(request.tau)) > 1:
+        raise UsageError(f"--exits=auto chooses how tokens exit, and --{given or 'tau'} does: leave one of them out.")
+    if request.patience is not None:
+        raise UsageError("--exits=auto tries no confidence that has a --patience: leave one of them out.")
+
+
 def _check_variants(request: CalibrateRequest) -> None:
     """Refuses what several variants do not go together with."""
     count = len(list(_combinations(request)))
-    if count == 1:
+    if count == 1 and not request.is_auto:
         return
     lists = f"--confidence, --tau, --min_exit_layer and --exit_interval give {count} variants, "
+    if request.is_auto:
+        lists = "--exits=auto tries several variants, "
     one = "Give one value of each, or leave"
     if request.sequential:
         raise UsageError(f"{lists}and --sequential goes through one grid in rounds. {one} --sequential out.")

@@ -235,20 +235,31 @@ class StoredSource:
         return pipeline | "TakeGenerations" >> beam.Create([self._examples.finished])
 
 
-def decoded_source(
-    request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers
-) -> DecodedSource:
-    """Returns generations that are decoded now; `earlier` and `workers` as in `DecodedSource`."""
+def prepared_sweep(request: CalibrateRequest, output: str, *, workers: Workers) -> "PreparedSweep":
+    """Returns the sweep of a request, of its first variant, with the weights of the model."""
     # Here, since it needs JAX, which calibrating stored generations does not.
     from calm_beam.launch.setup_run import prepare_request
 
     asked = sweep_request(request, num_shards=begun_shards(request, output))
-    sweep = prepare_request(
-        asked, request.patterns, reading=request.own_reading, runs_here=workers.are_here
-    ).without_weights()
+    return prepare_request(asked, request.patterns, reading=request.own_reading, runs_here=workers.are_here)
+
+
+def decoded_source(
+    request: CalibrateRequest, sweep: "PreparedSweep", *, output: str, earlier: EarlierResult, workers: Workers
+) -> DecodedSource:
+    """Returns generations that are decoded now.
+
+    Args:
+      request: What is asked for.
+      sweep: From `prepared_sweep`.
+      output: As in `DecodedSource`, as are the following.
+      earlier: As there.
+      workers: As there.
+    """
+    sweep = sweep.without_weights()
     if request.variants:
-        # The first is what the request says.
         variants = [sweep.of_variant(variant) for variant in request.variants]
+        sweep = variants[0]
         for together in variants_together(request.variants, sweep.settings):
             settings = sweep.settings
             checked_least_tokens(

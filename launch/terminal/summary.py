@@ -20,6 +20,7 @@ from calm_beam.manifest import (
     repeats_in_words,
     rounds_in_words,
     served_in_words,
+    speeds_in_words,
     too_few_in_words,
     unseen_in_words,
 )
@@ -62,7 +63,8 @@ def print_summary(
             console.print(table)
     console.print(choices_table(manifest, operations))
     lines = _details(manifest) if verbose else ()
-    for line in (*confirmation_lines(manifest), *remarks, *_what_was_counted(manifest, seconds=seconds), *lines):
+    found = (*confirmation_lines(manifest), *speed_lines(manifest), *remarks)
+    for line in (*found, *_what_was_counted(manifest, seconds=seconds), *lines):
         console.print(line)
 
 
@@ -281,6 +283,8 @@ def _chosen(entry: Calibration) -> str:
     """Returns the lines of a table's cell that say which threshold is promised."""
     if entry.threshold is not None:
         return f"{entry.threshold:g}{variant_lines(entry.variant)}"
+    if entry.pays is False:
+        return "never exit\nnothing pays"
     return "never exit" if entry.confirmation is None else "never exit\nnot confirmed"
 
 
@@ -318,6 +322,11 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
             promise = f"{entry.objective.consistency_in_words()} {printable_line(entry.metric)}"
             lines.append(f"{group}{promise}, delta {entry.delta:g}, epsilon {entry.promised_epsilon:g}: {words}")
     return lines
+
+
+def speed_lines(manifest: Manifest) -> list[str]:
+    """Returns for each entry how fast it has been; none where nothing was measured."""
+    return [printable_line(line) for line in speeds_in_words(manifest)]
 
 
 def _end_of_test(entry: Calibration) -> str:

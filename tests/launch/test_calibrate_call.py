@@ -20,7 +20,7 @@ from tests.builders import build_arrays, write_t5x
 from tests.pipelines import CONFIG, id_rows, text_rows, write_model, write_rows, write_vocabulary
 
 # What Python says by one value, and the command by several flags or by Beam's.
-_PYTHONS_OWN = {"model", "guarantees", "exits", "options"}
+_PYTHONS_OWN = {"model", "candidates", "guarantees", "options"}
 _SMALL: dict[str, Any] = {
     "thresholds": (0.9, 0.5, 0.2, 0.05, 0.0),
     "max_input_length": 32,
@@ -72,6 +72,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "min_exit_layer": (1, 2),
         "choosing_share": 0.4,
     },
+    "auto": {**_IDS, "exits": "auto", "objective": "layers"},
     "confirmed": {**_IDS, "confirm_share": 0.4, "delta": 0.9, "epsilon": 0.4},
     "fields": {**_TEXTS, "data": "fields.jsonl", "inputs_field": "q", "targets_field": "a", "task_prefix": "ask: "},
     "text": {**_TEXTS, "data": "lines", "data_format": "text", "vocabulary": "vocabulary.model", "extra_ids": 2},

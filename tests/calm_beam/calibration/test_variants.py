@@ -12,9 +12,12 @@ from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, promis
 from calm_beam.calibration.result import RiskRow, choose_thresholds
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
 from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.calibration.variant_costs import VariantCosts
 from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
 from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.outputs import Generation, OutputsError
 from calm_beam.risk.evidence import betting_order
@@ -176,6 +179,48 @@ def test_each_variant_may_be_tested_by_itself(p_value: str) -> None:
     assert entry.path[-1].variant == entry.variant
     assert risk_table_text(rows).splitlines()[0].endswith("layers,tau,min_exit_layer,place")
     assert "Every variant was tested by itself, each at an equal share of epsilon" in promise_of(plan)
+
+
+_COSTS = VariantCosts(cost=TokenCost(layers=8, layer=1.0, output=1.0, tests={Need.LOGITS: 2.0}), rule=_SETTINGS.rule)
+
+
+def _of_cost(share: float | None) -> Plan:
+    return _plan(
+        pareto=ParetoPlan(variants=_VARIANTS, choosing_share=share, objective="latency"),
+        procedure="pareto" if share else "each_variant",
+        deltas=(0.3,),
+        p_value="signed_mixture",
+    )
+
+
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_costs_choose_in_place_of_layers(share: float | None) -> None:
+    """Of all that was found safe, that is promised which costs least by what was settled, not by its layers."""
+    plan = _of_cost(share)
+    totals, one = _totals(plan, 0), dataclasses.replace(plan, tests=plan.tests[:1])
+    rows = variant_rows(totals, plan, num_layers=8, costs=_COSTS)[:_PLACES]
+    chosen_by = [row.layers if row.choosing_layers is None else row.choosing_layers for row in rows]
+    assert [row.cost for row in rows] == [
+        _COSTS.at_mean(used, row.variant) for used, row in zip(chosen_by, rows, strict=True) if row.variant
+    ]
+    by_layers = variant_rows(totals, plan, num_layers=8)[:_PLACES]
+    assert [row.p_value for row in rows] == [row.p_value for row in by_layers]
+    (entry,) = choose_thresholds(rows, one, num_layers=8, full_cost=1e9)
+    last = max((row for row in rows if row.rejected), key=lambda row: row.place or 0)
+    assert (entry.variant, entry.threshold, entry.pays) == (last.variant, last.threshold, None)
+    assert risk_table_text(rows).splitlines()[0].endswith(",cost")
+
+
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_what_costs_no_less_than_the_full_model_is_not_promised(share: float | None) -> None:
+    """Thresholds that were proved and do not pay end in never to exit, and the entry says so."""
+    plan = _of_cost(share)
+    rows = variant_rows(_totals(plan, 0), plan, num_layers=8, costs=_COSTS)[:_PLACES]
+    one = dataclasses.replace(plan, tests=plan.tests[:1])
+    last = max((row for row in rows if row.rejected), key=lambda row: row.place or 0)
+    (entry,) = choose_thresholds(rows, one, num_layers=8, full_cost=last.cost)
+    assert (entry.threshold, entry.variant, entry.layers, entry.pays) == (None, None, 8, False)
+    assert any(step.rejected for step in entry.path)
 
 
 def test_failures_of_all_variants_are_listed() -> None:

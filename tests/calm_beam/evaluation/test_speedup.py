@@ -62,6 +62,35 @@ def test_decoders_take_turns() -> None:
     assert clock.ran[2:] == [("full", 1), ("a", 1), ("a", 2), ("full", 2), ("full", 3), ("a", 3)]
 
 
+class _Batches:
+    """Takes so many seconds for each prompt of a batch, and remembers the sizes."""
+
+    def __init__(self, seconds: float, clock: _Clock) -> None:
+        self._seconds, self._clock = seconds, clock
+        self.sizes: list[int] = []
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[int]:
+        self._clock.now += self._seconds * len(prompts)
+        self.sizes.append(len(prompts))
+        yield 0
+
+
+def test_batches_are_decoded_together_as_long_as_there_is_time() -> None:
+    """A first batch is not timed; no turn begins after the most seconds, and there is at least one."""
+    clock = _Clock()
+    full, early = _Batches(2.0, clock), _Batches(1.0, clock)
+    found = measure_speedups(
+        full, {"early": early}, prompts=[[5]] * 5, max_input_length=64, together=2, most_seconds=7, clock=clock
+    )
+    # Two turns of 2 prompts each: the third would begin after 12 seconds.
+    assert full.sizes == early.sizes == [2, 2, 2]
+    assert (found["early"].factor.mean, found["early"].prompts) == (2, 4)
+    found = measure_speedups(
+        full, {"early": early}, prompts=[[5]] * 5, max_input_length=64, together=2, most_seconds=0, clock=clock
+    )
+    assert found["early"].prompts == 2
+
+
 def test_no_prompts() -> None:
     """There is no speedup of nothing."""
     with pytest.raises(ValueError, match="a speedup needs at least one prompt, got none"):

@@ -77,7 +77,7 @@ def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     definitions = _SCHEMA["$defs"]
     assert list(definitions)[:2] == ["thresholds", "settings"]
-    assert len(definitions) == 33
+    assert len(definitions) == 35
     for described in definitions.values():
         assert described["additionalProperties"] is False
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
@@ -86,7 +86,7 @@ def test_schema_is_strict_and_described() -> None:
         name: sorted(described["properties"].keys() - described["required"]) for name, described in definitions.items()
     }
     assert {name: keys for name, keys in optional.items() if keys} == {
-        "thresholds": ["confirmation", "earlier_plans", "plan", "sequential"],
+        "thresholds": ["confirmation", "cost", "earlier_plans", "plan", "sequential", "speeds"],
         "settings": ["decoder", "earlier_plans", "sequential"],
         "vocabulary": ["chat"],
         "chat": ["system"],
@@ -105,11 +105,14 @@ def test_schema_is_strict_and_described() -> None:
             "group",
             "looks",
             "loss",
+            "pays",
             "rule",
             "threshold_by_position",
             "variant",
         ],
-        "pareto_plan": ["choosing_share"],
+        "pareto_plan": ["choosing_share", "objective"],
+        "cost": ["batch", "classifier_test", "cores", "device", "engine", "logits_test", "states_test"],
+        "speed": ["standard_error"],
         "exit_rule": ["confidence_source", "patience"],
         "path_entry": ["near_ties", "variant"],
         "setting_data": ["id_sample"],

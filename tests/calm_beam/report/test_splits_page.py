@@ -101,7 +101,9 @@ def test_speedups_are_shown_where_they_were_measured() -> None:
     assert "speedup" not in _table(_page(), "Table of tolerances")[0]
     summaries = split_summaries(measures=("softmax",))
     never = dataclasses.replace(summaries[1], threshold=None)
-    factor = Speedup(factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0)
+    factor = Speedup(
+        factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0, prompts=3
+    )
     page = _page(table=[summaries[0], never], speedups={("softmax", summaries[0].threshold): factor})
     head, *rows = _table(page, "Table of tolerances")
     assert [row[head.index("speedup")] for row in rows] == ["×1.25", "×1.00"]
@@ -132,7 +134,9 @@ def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
     """With every column that there may be, and names of the usual length, the table fits a window of 1280 pixels."""
     bleu = Spread(mean=33.1, std=1.0)
     table = [dataclasses.replace(summary, bleu=bleu, full_bleu=bleu) for summary in split_summaries()]
-    factor = Speedup(factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0)
+    factor = Speedup(
+        factor=Estimate(mean=1.25, standard_error=None, prompts=3), seconds=0.8, full_seconds=1.0, prompts=3
+    )
     page = _page(table=table, speedups={(summary.measure, summary.threshold): factor for summary in table})
     path = tmp_path / "page.html"
     path.write_text(page.replace("risk, token_f1", "risk (relu), rouge_l_unicode"), encoding="utf-8")

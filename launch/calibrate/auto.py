@@ -1,0 +1,190 @@
+"""`--exits=auto`: which ways of exiting are tried, and what a token costs by each, settled before any loss is seen.
+
+Candidates follow from the model, from how many examples there are, and from what a token costs: no loss has a part in
+it. Layers may exit at quarters of the depth, since a test at every layer often costs more than it saves.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from calm_beam.calibration.pareto import CHOOSING, CHOOSING_SHARE, MOST_BY_THEMSELVES
+from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
+from calm_beam.errors import UsageError
+from calm_beam.evaluation.flops import DecoderSizes, operations_cost
+from calm_beam.exits.measures import MEASURES, measure_named
+from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.token_cost import TokenCost
+from calm_beam.inputs.preview import count_examples
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import FLOPS, LAYERS, UNITS, CostRecord, Variant
+from calm_beam.options import listed
+from calm_beam.outputs.prepared import PreparedSweep
+
+from .kept_cost import read_cost
+from .prompts import first_prompts
+from .request import CalibrateRequest
+
+# Examples from which on so many candidates are taken. Up to six are tested each by itself, at an equal share of
+# epsilon; of more, some examples choose.
+_CANDIDATES = ((0, 2), (500, 4), (1500, MOST_BY_THEMSELVES), (5000, 12))
+# Prompts that are decoded to measure what a token costs, or so many batches.
+_PROMPTS, _BATCHES = 16, 2
+
+
+def with_candidates(
+    request: CalibrateRequest, sweep: PreparedSweep, *, output: str, runs_here: bool
+) -> tuple[CalibrateRequest, CostRecord]:
+    """Returns a request with the candidates that are swept, and what a token costs.
+
+    Args:
+      request: Asks for `--exits=auto`.
+      sweep: By any rule, with the weights of the model.
+      output: Directory of the result; a run that goes on finds there what it has settled before.
+      runs_here: Whether it is this machine that decodes.
+
+    Raises:
+      UsageError: If the model has nothing to exit from.
+    """
+    config = sweep.checkpoint.config
+    examples = count_examples(sweep.data, at_most=_CANDIDATES[-1][0])
+    count = max(most for least, most in _CANDIDATES if examples is None or examples >= least)
+    tried = list(
+        _candidates(
+            config.num_decoder_layers,
+            has_classifier=bool(config.exit_classifier),
+            decays=SCHEDULES[request.schedule].decays,
+            tau=next(iter(listed(request.tau)), None),
+        )
+    )
+    if len(tried) < 2:
+        raise UsageError(
+            f"--exits=auto: the decoder has {config.num_decoder_layers} layers, of which nothing can exit early."
+        )
+    share = request.choosing_share or (CHOOSING_SHARE if count > MOST_BY_THEMSELVES else None)
+    cost = read_cost(output, model=sweep.model_fingerprint) if request.resume else None
+    if cost is None:
+        cost = _cost(request, sweep, tried, runs_here=runs_here, choosing_share=share)
+    costs = VariantCosts.of_record(cost, rule=sweep.settings.rule, layers=config.num_decoder_layers)
+    may_pay = [variant for variant in tried if costs.at_mean(_lowest(variant, sweep), variant) < costs.full()]
+    if len(may_pay) < 2:
+        say("caution: by what was measured, no way of exiting can pay on this machine")
+        may_pay = tried
+    chosen = tuple(may_pay[:count])
+    say(_in_words(cost))
+    say(f"exits=auto: {'; '.join(variant.in_words() for variant in chosen)}")
+    return dataclasses.replace(request, candidates=chosen), cost
+
+
+def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | None) -> Iterator[Variant]:
+    """Yields ways of exiting, those first that pay most often: each another choice of layers, or another measure."""
+    quarter = max(1, round(depth / 4))
+    learned = ["classifier"] if has_classifier else []
+    tried: list[tuple[str, int, int]] = [
+        ("softmax", quarter, quarter),
+        ("static", 1, 1),
+        ("softmax", 2 * quarter, quarter),
+        *((name, quarter, quarter) for name in [*learned, "state"]),
+        ("softmax", 1, 1),
+        *((name, 2 * quarter, quarter) for name in [*learned, "state"]),
+        ("softmax", 3 * quarter, quarter),
+        ("softmax", quarter, 2 * quarter),
+        ("softmax", 2 * quarter, 1),
+        *((name, 2, 1) for name in [*learned, "state"]),
+        ("softmax", 2 * quarter, 2 * quarter),
+    ]
+    seen = set()
+    for measure, lowest, interval in tried:
+        if lowest >= depth or (decays and not MEASURES[measure].takes_schedule):
+            continue
+        rule = ExitRule(confidence=measure, min_exit_layer=lowest, exit_interval=interval)
+        # The first layer has no state below it that says anything.
+        layers = tuple(layer for layer in rule.exit_layers(depth) if measure != "state" or layer > 1)
+        if len(layers) > 1 and (measure, layers) not in seen:
+            seen.add((measure, layers))
+            yield Variant(tau=tau, confidence=measure, min_exit_layer=lowest, exit_interval=interval)
+
+
+def _lowest(variant: Variant, sweep: PreparedSweep) -> int:
+    """Returns the lowest layer that a variant lets exit."""
+    rule = dataclasses.replace(sweep.settings.rule, **variant.fields_of_rule())
+    return rule.exit_layers(sweep.checkpoint.config.num_decoder_layers)[0]
+
+
+def _cost(
+    request: CalibrateRequest,
+    sweep: PreparedSweep,
+    tried: Sequence[Variant],
+    *,
+    runs_here: bool,
+    choosing_share: float | None,
+) -> CostRecord:
+    """Returns what a token costs, measured where seconds are asked for."""
+    depth = sweep.checkpoint.config.num_decoder_layers
+    if request.objective == LAYERS:
+        return _record(TokenCost.of_layers(depth), unit=UNITS[LAYERS])
+    if request.objective == FLOPS or not runs_here:
+        if request.objective != FLOPS:
+            say("exits=auto: other machines decode, whose time is not measured: operations are counted instead")
+        return _record(operations_cost(DecoderSizes.of(sweep.checkpoint.config)), unit=UNITS[FLOPS])
+    # Here, since they load JAX.
+    from calm_beam.decoding.compilation import use_compilation_cache
+    from calm_beam.evaluation.measured_cost import MEASURED, measured_cost
+    from calm_beam.evaluation.serving_speed import Serving
+
+    use_compilation_cache()
+    serving = Serving.of(sweep, batch=request.objective_batch)
+    if serving.load > serving.cores:
+        say(
+            f"caution: this machine is busy (load {serving.load:.1f} on {serving.cores} cores), so that what is "
+            "measured is uncertain: calibrate when it is idle, or pass --objective=layers"
+        )
+    needs = {measure_named(variant.confidence).needs for variant in tried if variant.confidence is not None}
+    # Where some examples choose, of those: no other has a part in what is chosen.
+    prompts = first_prompts(
+        request,
+        sweep,
+        count=max(_PROMPTS, _BATCHES * serving.batch),
+        parts=(CHOOSING,),
+        choosing_share=choosing_share,
+    )
+    first = tried[0]
+    cost = measured_cost(
+        serving,
+        prompts,
+        needs=[need for need in MEASURED if need in needs],
+        exits=ExitRule(min_exit_layer=first.min_exit_layer, exit_interval=first.exit_interval or 1),
+    )
+    return dataclasses.replace(
+        _record(cost, unit="seconds"),
+        batch=serving.batch,
+        device=serving.device,
+        cores=serving.cores,
+        engine=serving.engine(),
+    )
+
+
+def _record(cost: TokenCost, *, unit: str) -> CostRecord:
+    record = CostRecord(unit=unit, layer=float(cost.layer), skipped=float(cost.skipped), output=float(cost.output))
+    tests: dict[str, Any] = tests_by_name(cost)
+    return dataclasses.replace(record, **tests)
+
+
+def _in_words(cost: CostRecord) -> str:
+    """Returns what a token costs, in a sentence."""
+    if not cost.was_measured:
+        return f"exits=auto: by {cost.unit}"
+    tests = [
+        f"a test of {name} {1e6 * value:.0f}"
+        for name, value in (
+            ("logits", cost.logits_test),
+            ("states", cost.states_test),
+            ("the classifier", cost.classifier_test),
+        )
+        if value is not None
+    ]
+    together = "one prompt at a time" if cost.batch == 1 else f"{cost.batch} prompts at a time"
+    return (
+        f"exits=auto: {together}, a token takes {1e6 * cost.output:.0f} microseconds here, each layer "
+        f"{1e6 * cost.layer:.0f}, {', '.join(tests)}"
+    )

@@ -1,0 +1,117 @@
+"""How fast what was promised is, measured in turns with the full model once the manifest stands."""
+
+import dataclasses
+from typing import Any
+
+from calm_beam.calibration.pareto import PARTS
+from calm_beam.checkpoints import Declared, load_checkpoint
+from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.recorded import settings_of_variant
+from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.evaluation.speedup import Speedup, measure_speedups
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, SpeedRecord, Variant, write_manifest
+from calm_beam.storage import joined
+from calm_beam.text import counted
+
+from .options import BATCH
+from .prompts import first_prompts
+from .request import CalibrateRequest
+from .run import CalibrationRun
+from .sources import DecodedSource
+
+# Prompts and seconds that a measurement takes at most, of each number of prompts at a time.
+_PROMPTS, _SECONDS = 256, 4.0
+_Way = tuple[Variant | None, float]
+
+
+def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateRequest) -> Manifest:
+    """Returns the manifest with the speeds of its promises, and publishes it in place of itself.
+
+    What turns out to be slower than the full model by what exits were to save is promised no more: never to exit is
+    safe whatever was proved. Promises that were confirmed stay.
+
+    Args:
+      run: Has found it, on this machine.
+      manifest: Of which exits were chosen by seconds.
+      request: Asked for them.
+    """
+    ways = {_way(entry): None for entry in manifest.calibrations if entry.threshold is not None}
+    if not ways:
+        return manifest
+    assert isinstance(run.source, DecodedSource)
+    use_compilation_cache()
+    batch = request.objective_batch
+    speeds = [
+        speed
+        for size in dict.fromkeys((batch, 1 if batch > 1 else BATCH))
+        for speed in _speeds(run.source, manifest, request, ways=list(ways), batch=size)
+    ]
+    slow = {place for speed in speeds if speed.batch == batch and speed.factor < 1 for place in speed.calibrations}
+    entries = tuple(
+        _never(entry, layers=manifest.model.layers) if place in slow and entry.confirmation is None else entry
+        for place, entry in enumerate(manifest.calibrations)
+    )
+    found = dataclasses.replace(manifest, calibrations=entries, speeds=tuple(speeds))
+    write_manifest(found, joined(run.output, MANIFEST), overwrite=True)
+    return found
+
+
+def _speeds(
+    source: DecodedSource, manifest: Manifest, request: CalibrateRequest, *, ways: list[_Way], batch: int
+) -> list[SpeedRecord]:
+    """Returns how fast each way of exiting is, of so many prompts at a time."""
+    asked = source.sweep.request
+    declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
+    sweep = dataclasses.replace(source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
+    serving = Serving.of(sweep, batch=batch)
+    prompts = first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, choosing_share=None)
+    say(
+        f"speed: up to {counted(len(prompts), 'prompt')} by the full model and by {counted(len(ways), 'threshold')}, "
+        f"{'one at a time' if batch == 1 else f'in batches of {batch}'}"
+    )
+
+    def rule(variant: Variant | None) -> ExitRule:
+        return (sweep.settings if variant is None else settings_of_variant(sweep.settings, variant)).rule
+
+    found = measure_speedups(
+        serving.decoder(ExitRule(confidence="static"), None),
+        {(variant, threshold): serving.decoder(rule(variant), threshold) for variant, threshold in ways},
+        prompts=prompts,
+        max_input_length=sweep.settings.max_input_length,
+        together=batch,
+        most_seconds=_SECONDS,
+    )
+    return [_record(manifest, way, speedup, serving=serving) for way, speedup in found.items()]
+
+
+def _record(manifest: Manifest, way: _Way, speedup: Speedup, *, serving: Serving) -> SpeedRecord:
+    return SpeedRecord(
+        calibrations=tuple(
+            place
+            for place, entry in enumerate(manifest.calibrations)
+            if entry.threshold is not None and _way(entry) == way
+        ),
+        factor=speedup.factor.mean,
+        standard_error=speedup.factor.standard_error,
+        prompts=speedup.prompts,
+        batch=serving.batch,
+        seconds=speedup.seconds,
+        full_seconds=speedup.full_seconds,
+        device=serving.device,
+        cores=serving.cores,
+        engine=serving.engine(),
+    )
+
+
+def _way(entry: Calibration) -> _Way:
+    """Returns how an entry with a threshold exits."""
+    assert entry.threshold is not None, "an entry that never exits has no way of exiting"
+    return entry.variant, entry.threshold
+
+
+def _never(entry: Calibration, *, layers: int) -> Calibration:
+    """Returns an entry that never exits, since what was proved does not pay."""
+    of_none: dict[str, Any] = dict.fromkeys(("threshold", "variant", "threshold_by_position", "rule", "example_risk"))
+    return dataclasses.replace(entry, pays=False, layers=layers, risk=0.0, **of_none)

@@ -1,0 +1,84 @@
+"""What a token costs, told from the time of runs whose exits are known."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.result import BranchResult
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.evaluation.measured_cost import measured_cost
+from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.exits.measures import Need
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
+from tests.pipelines import write_model
+
+_EXITS = ExitRule(min_exit_layer=1, exit_interval=1)
+
+
+class _Clock:
+    """Seconds that pass as decoders say."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Serving(Serving):
+    """Decodes nothing: tokens leave where a threshold says, and take what they cost."""
+
+    def decoder(self, rule: ExitRule, threshold: float | None) -> "_Decoder":  # type: ignore[override]
+        return _Decoder(rule, threshold)
+
+
+_COST = TokenCost(layers=4, layer=0.5, output=3.0, tests={Need.LOGITS: 0.25, Need.STATES: 0.125})
+_CLOCK = _Clock()
+
+
+class _Decoder:
+    def __init__(self, rule: ExitRule, threshold: float | None) -> None:
+        self._rule, self._threshold = rule, threshold
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[BranchResult]:
+        for prompt in prompts:
+            layers = [self._layer(position) for position in range(len(prompt))]
+            _CLOCK.now += sum(_COST.at(layer, self._rule) for layer in layers)
+            yield BranchResult(
+                tokens=np.ones(len(prompt), np.int32),
+                exit_layers=np.array(layers, np.int32),
+                confidences=np.ones(len(prompt), np.float32),
+                length=len(prompt),
+                is_finite=True,
+            )
+
+    def _layer(self, position: int) -> int:
+        if self._threshold is None or (self._threshold == 1 and self._rule.confidence != "static"):
+            return 4
+        if self._rule.confidence == "static":
+            return 2
+        return 1 if position % 2 else 4
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_seconds_are_told_apart(tmp_path_factory: pytest.TempPathFactory, batch: int) -> None:
+    """Layers, tests and the rest come to what they took, from runs that mix them."""
+    checkpoint = load_checkpoint(str(write_model(tmp_path_factory.mktemp("cost") / "model")))
+    settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=8)
+    serving = _Serving(checkpoint=checkpoint, settings=settings, batch=batch, asked={})
+    prompts = [[5] * length for length in (2, 3, 5, 4)]
+    found = measured_cost(serving, prompts, needs=(Need.LOGITS, Need.STATES), exits=_EXITS, clock=_CLOCK)
+    assert found.layers == 4
+    assert found.layer == pytest.approx(_COST.layer)
+    assert found.output == pytest.approx(_COST.output)
+    assert found.tests == pytest.approx(_COST.tests)
+
+
+def test_nothing_to_measure_by_is_refused() -> None:
+    """Without prompts there is nothing to time."""
+    settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=8)
+    serving = _Serving(checkpoint=None, settings=settings, batch=1, asked={})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="measuring needs at least one prompt, got none"):
+        measured_cost(serving, [], needs=(), exits=_EXITS)

@@ -1,0 +1,131 @@
+"""What a token was said to cost, and how fast promises have been, as manifests say it."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from calm_beam.manifest import (
+    CostRecord,
+    EngineRecord,
+    Manifest,
+    ManifestError,
+    SpeedRecord,
+    manifest_text,
+    parse_manifest,
+    speeds_in_words,
+)
+from calm_beam.report.promise import promise_in_words
+from tests.calm_beam.manifest.builders import build_planned_manifest, build_variants_manifest
+
+_ENGINE = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
+_COST = CostRecord(
+    unit="seconds",
+    batch=1,
+    device="cpu",
+    cores=2,
+    engine=_ENGINE,
+    layer=1e-4,
+    skipped=0.0,
+    output=2e-4,
+    logits_test=3e-5,
+)
+_SPEED = SpeedRecord(
+    calibrations=(0,),
+    factor=1.25,
+    standard_error=0.02,
+    prompts=200,
+    batch=1,
+    seconds=0.008,
+    full_seconds=0.01,
+    device="cpu",
+    cores=2,
+    engine=_ENGINE,
+)
+
+
+def _manifest(**changes: Any) -> Manifest:
+    base = build_variants_manifest()
+    assert base.plan is not None
+    assert base.plan.pareto is not None
+    pareto = dataclasses.replace(base.plan.pareto, objective="latency")
+    plan = dataclasses.replace(base.plan, pareto=pareto)
+    return dataclasses.replace(base, **{"plan": plan, "cost": _COST, "speeds": (_SPEED,), **changes})
+
+
+def test_costs_and_speeds_are_read_again() -> None:
+    """What was written is what is read, and other manifests say nothing of either."""
+    manifest = _manifest()
+    assert parse_manifest(manifest_text(manifest)) == manifest
+    assert manifest.cost is not None
+    assert manifest.cost.was_measured
+    assert not {"cost", "speeds"} & json.loads(manifest_text(build_planned_manifest())).keys()
+
+
+def test_what_does_not_pay_is_never_exited() -> None:
+    """An entry may have accepted thresholds and promise none, where they cost no less than the full model."""
+    manifest = _manifest(speeds=None)
+    first, never = manifest.calibrations
+    of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
+    slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
+    found = dataclasses.replace(manifest, calibrations=(slow, never))
+    assert parse_manifest(manifest_text(found)).calibrations[0].chosen is None
+    with pytest.raises(ManifestError, match="pays must be false where path has accepted a threshold that does not"):
+        dataclasses.replace(never, pays=False)
+    with pytest.raises(ManifestError, match=r"calibrations\[0\]\.pays must be left out without plan"):
+        dataclasses.replace(build_variants_manifest(), calibrations=(slow, never))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cost": None}, 'cost must be there exactly if plan.pareto.objective is, which is "latency"'),
+        (
+            {"speeds": (dataclasses.replace(_SPEED, calibrations=(1,)),)},
+            r"speeds\[0\]\.calibrations must be places of entries that accepted one, got 1",
+        ),
+        (
+            {"speeds": (dataclasses.replace(_SPEED, calibrations=(2,)),)},
+            r"speeds\[0\]\.calibrations must be places of entries that accepted one, got 2",
+        ),
+    ],
+)
+def test_costs_and_speeds_at_odds_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Costs stand exactly where something was chosen by them, and speeds are of what is promised."""
+    with pytest.raises(ManifestError, match=message):
+        _manifest(**changes)
+
+
+def test_speeds_in_words() -> None:
+    """Each entry that was measured has a sentence, and each that does not pay says why it never exits."""
+    manifest = _manifest(speeds=(_SPEED, dataclasses.replace(_SPEED, batch=64, factor=0.8)))
+    first, never = manifest.calibrations
+    (said,) = speeds_in_words(manifest)
+    assert said.startswith("textual, rouge_l, delta 0.1")
+    assert said.endswith(
+        ": 1.25 times as fast as the full model on the machine that calibrated (one prompt at a time; 0.80 in batches "
+        "of 64), at 3.50 of 6 layers a token."
+    )
+    of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
+    slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
+    (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never)))
+    assert ": never exit, since what was proved was 1.25 times as fast" in said
+    (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never), speeds=None))
+    assert ": never exit, since what was proved was forecast to be no faster; fine-tuning moves exits down" in said
+    assert speeds_in_words(build_planned_manifest()) == ()
+
+
+def test_the_headline_of_a_report_says_the_speed() -> None:
+    """The promise ends with how fast it was; one that does not pay says that nothing faster could be proved."""
+    manifest = _manifest()
+    first, never = manifest.calibrations
+    said = "".join(promise_in_words(first, manifest))
+    assert said.endswith(
+        "On the machine that calibrated, it was 1.25 times as fast as the full model, one prompt at a time."
+    )
+    of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
+    slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
+    found = dataclasses.replace(manifest, calibrations=(slow, never))
+    assert "nothing that is faster than the full model could be proved" in "".join(promise_in_words(slow, found))
+    assert "On the machine that calibrated" not in "".join(promise_in_words(never, found))

@@ -22,7 +22,7 @@ from calm_beam.options import listed
 from calm_beam.outputs.prepared import PreparedSweep
 
 from .kept_cost import read_cost
-from .prompts import first_prompts
+from .prompts import first_prompts, made_prompts
 from .request import CalibrateRequest
 
 # Examples from which on so many candidates are taken. Up to six are tested each by itself, at an equal share of
@@ -140,14 +140,12 @@ def _cost(
             "measured is uncertain: calibrate when it is idle, or pass --objective=layers"
         )
     needs = {measure_named(variant.confidence).needs for variant in tried if variant.confidence is not None}
-    # Where some examples choose, of those: no other has a part in what is chosen.
-    prompts = first_prompts(
-        request,
-        sweep,
-        count=max(_PROMPTS, _BATCHES * serving.batch),
-        parts=(CHOOSING,),
-        choosing_share=choosing_share,
-    )
+    # No example that tests may have a part in which candidates there are, be it by the time that it takes.
+    count = max(_PROMPTS, _BATCHES * serving.batch)
+    if choosing_share is None:
+        prompts = made_prompts(sweep, count=count)
+    else:
+        prompts = first_prompts(request, sweep, count=count, parts=(CHOOSING,), choosing_share=choosing_share)
     first = tried[0]
     cost = measured_cost(
         serving,

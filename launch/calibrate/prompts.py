@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from calm_beam.calibration.pareto import part_of
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.sample import encoded_prompts, sampled
@@ -14,6 +16,8 @@ from .request import CalibrateRequest
 
 # Rows that they are drawn from, by a hash of their ids.
 _DRAWN_FROM = 2000
+# As many tokens as short prompts have; those before the first id are T5's own: padding, the end, what is unknown.
+_MADE_TOKENS, _FIRST_ID = 24, 3
 
 
 def first_prompts(
@@ -52,3 +56,10 @@ def first_prompts(
     if not found:
         raise UsageError("--exits=auto: no example chooses. Take more examples.")
     return [prompt.ids for prompt in encoded_prompts(sweep, sampled(found, count))]
+
+
+def made_prompts(sweep: PreparedSweep, *, count: int) -> list[Sequence[int]]:
+    """Returns so many prompts of random token ids, always the same: to be timed where every example tests."""
+    width = min(_MADE_TOKENS, sweep.settings.max_input_length)
+    ids = np.random.default_rng(0).integers(_FIRST_ID, sweep.checkpoint.config.vocab_size, size=(count, width))
+    return [tuple(map(int, row)) for row in ids]

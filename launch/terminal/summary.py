@@ -56,15 +56,16 @@ def print_summary(
       verbose: Whether the mean loss at every threshold is shown too, and how was tested.
     """
     console = PlainConsole()
-    console.print(headline(manifest, operations))
+    for line in (headline(manifest, operations), *speed_lines(manifest)):
+        console.print(line)
     console.print(f"Manifest: {joined(output, MANIFEST)}", soft_wrap=True)
     if verbose:
         for table in _all_trade_offs(manifest, output):
             console.print(table)
     console.print(choices_table(manifest, operations))
     lines = _details(manifest) if verbose else ()
-    found = (*confirmation_lines(manifest), *speed_lines(manifest), *remarks)
-    for line in (*found, *_what_was_counted(manifest, seconds=seconds), *lines):
+    found = (*confirmation_lines(manifest), *remarks, *_what_was_counted(manifest, seconds=seconds))
+    for line in (*found, *lines):
         console.print(line)
 
 

@@ -2,11 +2,16 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
+from calm_beam.evaluation.measured_cost import measured_cost
+from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.calibrate.auto import _candidates
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Variant, read_manifest
@@ -137,3 +142,24 @@ def test_an_objective_needs_candidates() -> None:
     """Without them nothing is chosen by it."""
     with pytest.raises(UsageError, match="objective belongs to exits, which is missing"):
         calm.calibrate(objective="layers")
+
+
+def test_no_example_that_tests_is_timed(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all examples test, prompts are made to be timed: the same ones, whatever the data are."""
+    timed: list[Sequence[Sequence[int]]] = []
+
+    def kept(serving: Serving, prompts: Sequence[Sequence[int]], **settings: Any) -> TokenCost:
+        timed.append(prompts)
+        return measured_cost(serving, prompts, **settings)
+
+    monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", kept)
+    rows = data.read_text(encoding="utf-8").splitlines(keepends=True)
+    for name, some in (("first", rows[:20]), ("second", rows[20:40])):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(some), encoding="utf-8")
+        assert _calibrate(model, path, tmp_path / name) == 0
+    first, second = timed
+    assert first == second
+    assert {len(prompt) for prompt in first} == {24}

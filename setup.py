@@ -171,6 +171,7 @@ _SERVING_PACKAGES = [
     "calm_beam.exits",
     "calm_beam.exits.measures",
     "calm_beam.inputs",
+    "calm_beam.inputs.losses",
     "calm_beam.inputs.vocabularies",
     "calm_beam.launch",
     "calm_beam.launch.doctor",

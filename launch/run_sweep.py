@@ -1,12 +1,12 @@
 """Running a sweep whose generations are read back by the command, wherever they are decoded."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import apache_beam as beam
 
 from calm_beam.outputs import COMPLETE, FinishedSweep
 from calm_beam.outputs.assignment import SweepAssignment
-from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import is_file, joined
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
@@ -14,8 +14,12 @@ from calm_beam.transforms.progress import ProgressLog
 from .runners import PipelineError, Workers, run_pipeline
 from .runners.metrics import RunMetrics
 
+if TYPE_CHECKING:
+    # It loads JAX, and what is stored is calibrated without.
+    from calm_beam.outputs.prepared import PreparedSweep
 
-def reading(sweep: PreparedSweep, progress: ProgressLog) -> ReadExamples:
+
+def reading(sweep: "PreparedSweep", progress: ProgressLog) -> ReadExamples:
     """Returns what reads the examples of a sweep, in the shards that it has."""
     request = sweep.request
     return ReadExamples(
@@ -25,7 +29,7 @@ def reading(sweep: PreparedSweep, progress: ProgressLog) -> ReadExamples:
 
 def decoded(
     pipeline: beam.Pipeline,
-    sweep: PreparedSweep,
+    sweep: "PreparedSweep",
     assignments: Sequence[SweepAssignment],
     *,
     workers: Workers,
@@ -49,7 +53,7 @@ def decoded(
 
 def run_sweep(
     pipeline: beam.Pipeline,
-    sweep: PreparedSweep,
+    sweep: "PreparedSweep",
     *,
     folder: str,
     workers: Workers,

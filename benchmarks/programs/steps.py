@@ -224,6 +224,7 @@ class Steps:
             function=device_steps.fill_skipped,
             arguments=(self._model, [self._layer(index) for index in range(1, self._layers)]),
             options={
+                "terms": [self._terms()] * above,
                 "cache": [self._store()] * above,
                 "states": self._states,
                 "rows": self._told(SkippedRows, above),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.serving import Answer, GrowingText, ServedRequest
 from calm_beam.serving.request import AnyPrompt
 
@@ -27,15 +28,15 @@ Load = Callable[[], "tuple[Generator, LossProbe | None]"]
 _log = logging.getLogger("uvicorn.error")
 
 
-class NotReadyError(Exception):
+class NotReadyError(CalmBeamError):
     """Not all is compiled yet."""
 
 
-class FullError(Exception):
+class FullError(CalmBeamError):
     """Too many prompts wait."""
 
 
-class GoneError(Exception):
+class GoneError(CalmBeamError):
     """Whoever asked has left."""
 
 

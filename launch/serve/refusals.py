@@ -7,10 +7,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from calm_beam.errors import CalmBeamError
+
 _FIRST_STATUS_OF_OURS = 500
 
 
-class RefusedError(HTTPException):
+class RefusedError(HTTPException, CalmBeamError):
     """A request that is not answered, for a reason that has a name."""
 
     def __init__(

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterator
 
 from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.training.log import TrainingLog
 from calm_beam.training.saved_state import StateFolder, TrainedModel
@@ -18,7 +19,7 @@ from .report import say_classifier_start, say_start
 _LOG = "training_log.jsonl"
 
 
-class ResumableInterruptError(Exception):
+class ResumableInterruptError(CalmBeamError):
     """Ctrl-C, in a run that can be resumed."""
 
 

@@ -48,7 +48,7 @@ def test_a_certification_shows_both_means(tmp_path: pathlib.Path, capsys: pytest
     assert main(["inspect", str(output)]) == 0
     printed = capsys.readouterr().out
     assert words in printed
-    assert "risk per" in printed
+    assert "loss per" in printed
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "loses per cluster in expectation at most" in page
     assert "0.0050 and 0.7153" in page

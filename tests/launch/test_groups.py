@@ -278,9 +278,12 @@ def test_a_probe_watches_one_group(joint: pathlib.Path, model: pathlib.Path, tmp
         probe.observe("3", prompt, answer=generator.generate(prompt, group=""))
     (row,) = map(json.loads, (tmp_path / "losses.jsonl").read_text().splitlines())
     assert row["calibration"] == 1
-    assert main(["monitor", f"--manifest={joint}", f"--losses={tmp_path / 'losses.jsonl'}", "--group=en"]) == 0
-    # Of the entry about all prompts, it is refused.
-    assert main(["monitor", f"--manifest={joint}", f"--losses={tmp_path / 'losses.jsonl'}"]) == 1
+    flags = ["monitor", f"--manifest={joint}", f"--losses={tmp_path / 'losses.jsonl'}"]
+    assert main([*flags, "--group=en"]) == 0
+    # The row names its entry; of the one about all prompts, it is refused.
+    assert main(flags) == 0
+    (whole,) = {entry.delta for entry in read_manifest(joint / "manifest.json").calibrations}
+    assert main([*flags, f"--delta={whole:g}"]) == 1
 
 
 def test_monitor_names_the_groups_there_are(joint: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

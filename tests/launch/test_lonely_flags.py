@@ -21,6 +21,7 @@ _VALUES = {
     "--direction": "lower",
     "--extra_ids": "3",
     "--max_failures": "3",
+    "--objective": "latency",
     "--probe_share": "2%",
     "--relative_max_distance": "64",
     "--stop_gain": "2%",

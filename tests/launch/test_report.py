@@ -149,7 +149,7 @@ def test_stored_generations_are_shown_too(
     """Calibrating stored generations into another directory makes a report with their outputs, and names it."""
     output = tmp_path / "again"
     assert _calibrate(output, "--metric=exact_match", "--thresholds=0.5,0", f"--generations={finished}") == 0
-    assert capsys.readouterr().out.endswith(f"Report: {output / 'report.html'}\n")
+    assert f"Report: {output / 'report.html'}\nNext:\n" in capsys.readouterr().out
     data = _data(output / "report.html")
     assert data["thresholds"] == [0.5, 0.0]
     assert len(data["examples"]) == 10

@@ -223,7 +223,7 @@ def test_what_the_serving_wheel_requires(serving_wheel: zipfile.ZipFile) -> None
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert any(re.match(r"jax\b", line) for line in required)
     assert [line for line in required if line.startswith(_NOT_REQUIRED)] == []
-    assert set(metadata.get_all("Provides-Extra", [])) == {"bleurt", "gcp", "metrics", "tokenizers"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"bleurt", "gcp", "metrics", "serve", "tokenizers"}
     assert b"calm-beam = calm_beam.launch.cli:entry_point" in serving_wheel.read(f"{_SERVING_RECORDS}/entry_points.txt")
 
 
@@ -265,7 +265,7 @@ def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: path
     assert done.returncode == 0, done.stderr
     answers = Generator.from_manifest(manifest, model).generate_batch([row["input_ids"] for row in id_rows(3)])
     lines = done.stdout.splitlines()
-    assert lines[:4] == [*(answer.text for answer in answers), "0"]
+    assert lines[:4] == [*(answer.text for answer in answers), "0"], done.stderr
     assert lines[-1] == "0 0 1"
     assert "calm-beam calibrate: there is no calm_beam.launch.calibrate here." in done.stderr
 

@@ -80,7 +80,7 @@ def test_what_stands_beside_the_steps_of_t5x(bucket: str, tmp_path: pathlib.Path
         found = load_checkpoint(name)
         assert found.config.activation == "silu"
         assert found.stated == (f"Activation is silu: {path}/config.gin says so.",)
-        assert f"{path}/config.gin does not name it" in found.assumed[0]
+        assert f"{path}/config.gin does not say" in found.assumed[0]
         assert found.vocabulary_uri is not None
         assert open_vocabulary(found.vocabulary_uri).extra_ids == 3
     with pytest.raises(CheckpointError, match=f"activation is silu by {path}/config.gin, but gelu was passed"):

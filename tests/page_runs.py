@@ -8,6 +8,7 @@ import string
 from collections.abc import Sequence
 
 from calm_beam.launch.cli import main
+from calm_beam.launch.flags.results import UNPROVED
 from tests.builders import build_arrays, build_config, train_vocabulary, write_t5x
 from tests.pipelines import SHORT_FLAGS, text_rows, write_rows
 from tests.snippets import own_commands
@@ -54,7 +55,11 @@ def shortened(command: Sequence[str]) -> list[str]:
 
 def run(command: Sequence[str]) -> None:
     """Runs a command in this process; it must end well."""
-    assert main([*command]) in _STATUSES.get(command[0], (0,)), command
+    allowed = _STATUSES.get(command[0], (0,))
+    # Of a few examples, and a model that was hardly trained, nothing may be proved.
+    if "--require_threshold" in command:
+        allowed = (*allowed, UNPROVED)
+    assert main([*command]) in allowed, command
 
 
 def run_shortened(page: pathlib.Path) -> None:

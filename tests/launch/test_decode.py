@@ -250,7 +250,7 @@ def test_devices_that_share_a_model(
     program = "import sys; from calm_beam.launch.cli import main; sys.exit(main(sys.argv[1:]))"
     paths = [f"--checkpoint={model}", f"--data={data}", f"--output={together}"]
     run = subprocess.run(
-        [sys.executable, "-c", program, "decode", *paths, *SHORT_FLAGS, "--model_parallelism=2"],
+        [sys.executable, "-c", program, "decode", *paths, *SHORT_FLAGS, "--model_parallelism=2", "--verbose"],
         env={**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"},
         capture_output=True,
         text=True,

@@ -40,7 +40,7 @@ def test_processes_give_the_same_result(kind: str, tmp_path: pathlib.Path, capsy
     data = tmp_path / "rows-*.jsonl"
     assert _calibrate(model, data, tmp_path / "one") == 0
     with flags_of_two_workers(kind) as flags:
-        assert _calibrate(model, data, tmp_path / "two", *flags, "--num_shards=5") == 0
+        assert _calibrate(model, data, tmp_path / "two", *flags, "--num_shards=5", "--verbose") == 0
     told = "this runner keeps no metrics" if kind == "dask" else "the model was loaded 2 times"
     assert told in capsys.readouterr().err
     one, two = (tmp_path / name / "risk_table.csv" for name in ("one", "two"))

@@ -1,6 +1,7 @@
 """How fast what was promised is, measured in turns with the full model once the manifest stands."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.calibration.pareto import PARTS
@@ -12,6 +13,7 @@ from calm_beam.evaluation.speedup import Speedup, measure_speedups
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, SpeedRecord, Variant, write_manifest
+from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import joined
 from calm_beam.text import counted
 
@@ -42,11 +44,16 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
         return manifest
     assert isinstance(run.source, DecodedSource)
     use_compilation_cache()
+    asked = run.source.sweep.request
+    declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
+    # Once more, since a sweep is run without its arrays (`PreparedSweep` leaves them to workers).
+    sweep = dataclasses.replace(run.source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
+    prompts = first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, choosing_share=None)
     batch = request.objective_batch
     speeds = [
         speed
         for size in dict.fromkeys((batch, 1 if batch > 1 else BATCH))
-        for speed in _speeds(run.source, manifest, request, ways=list(ways), batch=size)
+        for speed in _speeds(sweep, manifest, prompts, ways=list(ways), batch=size)
     ]
     slow = {place for speed in speeds if speed.batch == batch and speed.factor < 1 for place in speed.calibrations}
     entries = tuple(
@@ -59,14 +66,10 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
 
 
 def _speeds(
-    source: DecodedSource, manifest: Manifest, request: CalibrateRequest, *, ways: list[_Way], batch: int
+    sweep: PreparedSweep, manifest: Manifest, prompts: Sequence[Sequence[int]], *, ways: list[_Way], batch: int
 ) -> list[SpeedRecord]:
     """Returns how fast each way of exiting is, of so many prompts at a time."""
-    asked = source.sweep.request
-    declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
-    sweep = dataclasses.replace(source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
     serving = Serving.of(sweep, batch=batch)
-    prompts = first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, choosing_share=None)
     say(
         f"speed: up to {counted(len(prompts), 'prompt')} by the full model and by {counted(len(ways), 'threshold')}, "
         f"{'one at a time' if batch == 1 else f'in batches of {batch}'}"

@@ -50,7 +50,7 @@ def test_on_a_laptop(place: pathlib.Path) -> None:
     write_checkpoint(place / "checkpoints" / "my_t5")
     _compressed("validation.jsonl", "validation-0.jsonl.gz")
     first, in_loop, again, *others = own_commands(_DOCS / "laptop.md")
-    assert first == ["calibrate", "--output=demo"]
+    assert first == ["calibrate", "--confidence=softmax", "--output=demo"]
     for measure in ("softmax", "state", "classifier"):
         run(shortened([word.replace("$measure", measure) for word in in_loop]))
     run(again)

@@ -57,10 +57,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder with the calibration of the embedded model in `demo`, and what the tutorial's first command printed."""
     folder = tmp_path_factory.mktemp("tutorial")
     first = own_commands(_DOCS / "tutorials" / "embedded.md")[0]
-    assert first == ["calibrate", "--output=demo"]
+    assert first == ["calibrate", "--confidence=softmax", "--output=demo"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setenv("COLUMNS", "80")
-        run(["calibrate", f"--output={folder / 'demo'}"])
+        run(["calibrate", "--confidence=softmax", f"--output={folder / 'demo'}"])
     (folder / "printed.txt").write_text(printed.getvalue(), encoding="utf-8")
     return folder
 
@@ -94,7 +94,7 @@ def test_layers_against_quality(demo: pathlib.Path, tmp_path: pathlib.Path, monk
     """The tutorial about the paper's figure runs; its calibration is that of the first tutorial, under another name."""
     monkeypatch.chdir(tmp_path)
     for command in own_commands(_DOCS / "tutorial.md"):
-        if command == ["calibrate", "--output=tutorial/calibration"]:
+        if command == ["calibrate", "--confidence=softmax", "--output=tutorial/calibration"]:
             shutil.copytree(demo / "demo", "tutorial/calibration")
         else:
             run(shortened(command) if "--experiment=tradeoff" in command else command)

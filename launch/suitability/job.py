@@ -196,7 +196,8 @@ def _rule(forecast: ExitForecast) -> ExitRule:
 def _next_command(request: SuitabilityRequest) -> str:
     """Returns the calibration of the same model and data, by ways of exiting that no figure of this sample decides."""
     words = ["calm-beam", "calibrate"]
-    for name, _ in options_of(TaskRequest):
+    # In the order of help.
+    for name in (name for group in TaskRequest.__bases__ for name, _ in options_of(group)):
         value = getattr(request, name)
         if not request.is_given(name):
             continue

@@ -6,7 +6,7 @@ in a sweep of hundreds. How many tiles there are is told when it runs, and paddi
 
 An accelerator asks the host at every turn of such a loop whether there is another, and the host, which starts the
 programs, waits for it. Where rows are one tile, there is therefore no loop there; the instructions of a tile are the
-same.
+same. Devices that share a model keep the loop, since without it their compiler makes other instructions of a tile.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from calm_beam.model.interface import Numbers
+from calm_beam.model.partitioning import parts as sharing_devices
 
 # With fewer rows, a host reads the weights of a layer for little; an accelerator is not filled by so few.
 _HOST_ROWS, _DEVICE_ROWS = 32, 256
@@ -115,7 +116,7 @@ def made_by_part(
 
 
 def _is_one_part(size: int, part: int) -> bool:
-    return size == part and not is_host()
+    return size == part and not is_host() and sharing_devices() == 1
 
 
 def _part(rows: Any, first: Numbers, size: int) -> Any:

@@ -70,7 +70,7 @@ def test_what_the_fast_tests_are() -> None:
 
 
 def test_every_slow_test_is_run_once() -> None:
-    """The two commands of `make test-slow` share all modules, as those of `make test` do; all that is named is there."""
+    """The two commands of `make test-slow` share all modules, as those of `make test` do; all named modules exist."""
     slow, running = map(_modules_of, _commands("test-slow")[-2:])
     ((compiled,), (old,)) = (map(_modules_of, _commands(target)[-1:]) for target in ("test-compiled", "test-old"))
     modules = {path.relative_to(_ROOT).as_posix() for path in (_ROOT / "tests").rglob("test_*.py")}

@@ -276,8 +276,8 @@ class GenerationsHome(Home[G]):
             )
         if len(found) > 1:
             raise UsageError(
-                f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}. A calibration sweeps several "
-                "ways of exiting unless it names one, such as --confidence=softmax, which leaves one folder."
+                f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}. A calibration sweeps "
+                "several ways of exiting unless it names one, such as --confidence=softmax, which leaves one folder."
             )
         return found[0]
 

@@ -1,26 +1,28 @@
-"""What is counted of answers: layers, and how often a confidence was asked."""
+"""What is counted of answers: how often a confidence was asked."""
 
 import dataclasses
+import types
+from typing import Any
 
 import pytest
 
-from calm_beam.manifest import Manifest, Variant
-from calm_beam.serving.answer import Answer
+from calm_beam.manifest import Variant
 from calm_beam.serving.tally import exit_tests
 from tests.calm_beam.manifest.builders import build_manifest
 
 
-def _answer(manifest: Manifest, layers: tuple[int, ...], **entry: object) -> Answer:
-    """Returns the answer of a model of eight layers by the first entry."""
-    return Answer(
-        text="",
-        tokens=(5,) * len(layers),
-        exit_layers=layers,
-        confidences=(1.0,) * len(layers),
-        num_layers=8,
-        truncated=False,
-        entry=dataclasses.replace(manifest.calibrations[0], **entry),  # type: ignore[arg-type]
+def _answer(layers: tuple[int, ...], *, threshold: float | None, variant: Variant | None = None) -> Any:
+    """Returns what is read of an answer of a model of eight layers, by an entry."""
+    entry = types.SimpleNamespace(threshold=threshold, variant=variant)
+    return types.SimpleNamespace(exit_layers=layers, num_layers=8, entry=entry)
+
+
+def _manifest() -> Any:
+    """Returns a manifest of softmax at every layer, as far as it is read: how its model decodes."""
+    decode = dataclasses.replace(
+        build_manifest().decode, confidence="softmax", schedule="constant", tau=None, min_exit_layer=1, exit_interval=1
     )
+    return types.SimpleNamespace(decode=decode)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +37,12 @@ def _answer(manifest: Manifest, layers: tuple[int, ...], **entry: object) -> Ans
 )
 def test_tests_are_those_of_the_entrys_rule(variant: Variant | None, tests: int) -> None:
     """They follow from the layers where tokens left, and the rule by which they did."""
-    manifest = build_manifest()
-    assert exit_tests(_answer(manifest, (2, 4, 8), threshold=0.5, variant=variant), manifest) == tests
+    assert exit_tests(_answer((2, 4, 8), threshold=0.5, variant=variant), _manifest()) == tests
 
 
 def test_the_full_model_asks_nothing() -> None:
     """Neither where an entry never exits, nor where no entry decides."""
-    manifest = build_manifest()
-    assert exit_tests(_answer(manifest, (8, 8), threshold=None), manifest) == 0
-    full = dataclasses.replace(_answer(manifest, (8, 8)), entry=None)
-    assert exit_tests(full, manifest) == 0
+    assert exit_tests(_answer((8, 8), threshold=None), _manifest()) == 0
+    answer = _answer((8, 8), threshold=0.5)
+    answer.entry = None
+    assert exit_tests(answer, _manifest()) == 0

@@ -98,8 +98,9 @@ class Calibrate(beam.PTransform):
             ),
         )
         listed = plan.confirmed_by(self.confirm_share)
-        if isinstance(swept, Sweep) and swept.resume and all(each.p_value is None for each in guarantees):
-            listed = gone_on_with(listed, swept.plans.plans())
+        if isinstance(swept, Sweep) and swept.resume:
+            is_open = all(each.p_value is None for each in guarantees)
+            listed = gone_on_with(listed, swept.plans.plans(), is_open=is_open)
         self.plan = plan = listed.that_chooses()
         asked = swept.data.asked(listed, swept.plans, command=swept.command)
         earlier = swept.plans.ask(asked, is_answered=isinstance(swept, ReadGenerations))

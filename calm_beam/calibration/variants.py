@@ -112,7 +112,7 @@ def _rows(
     grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
     choosing_costs = _costs(choosing_layers, [variant for variant, _ in grid], costs)
     choice = pareto_choice(chosen_by, p_values, costs=choosing_costs or choosing_layers, epsilon=spec.epsilon)
-    tested = outcomes_of(spec, testing, p_values=p_values, decided=choice.test)
+    tested = outcomes_of(testing, p_values=p_values, decided=choice.test)
     places = {index: place for place, index in enumerate(choice.path, start=1)}
     return [
         _row(

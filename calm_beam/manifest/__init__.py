@@ -54,12 +54,14 @@ from ._model import engine_difference as engine_difference
 from ._model import threshold_in_words as threshold_in_words
 from ._plan import CONFIRM_PATH as CONFIRM_PATH
 from ._plan import COUNT_NEAR_TIES as COUNT_NEAR_TIES
+from ._plan import HAND_ON as HAND_ON
 from ._plan import NEAR_TIES as NEAR_TIES
 from ._plan import WORST_NEAR_TIES as WORST_NEAR_TIES
 from ._plan import EarlierPlan as EarlierPlan
 from ._plan import ParetoPlan as ParetoPlan
 from ._plan import Plan as Plan
 from ._plan import SettingPlan as SettingPlan
+from ._plan import joint_procedure as joint_procedure
 from ._rounds import EarlierEnd as EarlierEnd
 from ._rounds import SequentialPlan as SequentialPlan
 from ._rounds import SequentialRecord as SequentialRecord

@@ -427,9 +427,11 @@ class Manifest(WrittenManifest[Calibration]):
     def _check_confirming_epsilons(self) -> None:
         """Refuses levels of confirmations that are not those of the plan."""
         assert self.plan is not None, "without a plan there is no confirmation"
-        levels = self.plan.confirming_epsilons([entry.chosen is not None for entry in self.calibrations])
+        levels = self.plan.confirmed_epsilons(
+            [[step.p_value for step in entry.confirmation or ()] for entry in self.calibrations]
+        )
         for index, (entry, level) in enumerate(zip(self.calibrations, levels, strict=True)):
-            if entry.promised_epsilon != level:
+            if entry.confirmation is not None and entry.promised_epsilon != level:
                 raise ManifestError(
                     f"calibrations[{index}].confirming_epsilon must be its share of plan.joint_epsilon, which is "
                     f"{shown(level)}, got {shown(entry.promised_epsilon)}"

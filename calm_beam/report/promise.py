@@ -56,7 +56,8 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
       factors: The operations of the full model divided by those with exits, by one or several ways of counting; None
         if nobody counted them.
     """
-    sure = f"{100 * (1 - entry.promised_epsilon):.6g} %"
+    error = entry.promised_epsilon if manifest.plan is None else manifest.plan.error_of(entry)
+    sure = f"{100 * (1 - error):.6g} %"
     # The parts before the words of either sentence, where it is about a group.
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
@@ -169,7 +170,8 @@ def end_in_words(entry: Calibration) -> str:
             "threshold safe: the end of the grid."
         )
     why = (
-        f"could not be proved safe: p = {p_value_beside(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
+        f"could not be proved safe: p = {p_value_beside(last.p_value, entry.path_level)} exceeds ε = "
+        f"{entry.path_level:g}, "
         f"measured {'loss' if entry.objective.tail is None else 'share'} {last.risk:.4f}."
     )
     if tested == 1:

@@ -99,7 +99,7 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     units = _units(entry, manifest)
     # The parts before the words of either sentence, where it is about a group.
     whose = () if entry.group is None else ("For examples of group ", entry.group)
-    sure = f"{100 * (1 - entry.epsilon):.6g} %"
+    sure = f"{100 * (1 - manifest.plan.error_of(entry)):.6g} %"
     per_cluster = "" if manifest.data.clusters is None else "per cluster "
     bound: tuple[str, ...] = (f"loses {per_cluster}in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:
@@ -137,7 +137,7 @@ def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
     first, last = entry.path[0], entry.path[-1]
     went = f"{entry.procedure} went from {isolated(first.setting)} to {isolated(last.setting)}"
     if entry.procedure == "fixed_sequence" and not last.rejected:
-        went += f", which could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}"
+        went += f", which could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.path_level:g}"
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
 
 
@@ -220,7 +220,7 @@ def _entries(manifest: SettingManifest) -> str:
                 number(entry.cost, "g"),
                 number(entry.risk, ".4f"),
                 number(entry.delta, "g"),
-                number(entry.epsilon),
+                number(entry.promised_epsilon),
                 entry.p_value,
                 failed,
             )

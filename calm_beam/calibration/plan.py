@@ -26,7 +26,7 @@ from calm_beam.manifest import (
 from calm_beam.outputs import DecodeJob
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
-from .guarantee import MOST_KEPT_LOSSES, default_p_value
+from .guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served, specs_of
 from .layout import Layout
 from .pareto import CHOOSING_SHARE, PARTS, part_of
 
@@ -176,6 +176,47 @@ def plan_of_job(
         group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         on_long=job.on_long,
     )
+
+
+def settled_plan(
+    guarantees: Sequence[Guarantee],
+    job: DecodeJob,
+    data: Counted,
+    *,
+    groups: Sequence[str] = (),
+    joint: bool = False,
+    serve: str | None = None,
+    terms: PlanTerms = NOTHING_MORE,
+    settings: DecodeSettings | None = None,
+) -> Plan:
+    """Returns the plan of calibrating generations, with nothing left open: `calibrate` and `Calibrate` settle it here.
+
+    Args:
+      guarantees: What is asked for, by the full names of metrics.
+      job: What the generations are; of one of the variants, if there are several.
+      data: Counts the examples, where nobody has named a p-value.
+      groups: Names of groups, each of which is given every guarantee too.
+      joint: Whether all are to hold together with probability 1 - epsilon.
+      serve: The entry that will be served, as `place_of_served` takes it; None leaves that open.
+      terms: What else is asked.
+      settings: As in `plan_of_job`.
+
+    Raises:
+      ValueError: As `specs_of`, `place_of_served` and `plan_of`.
+    """
+    losses = None
+    if not groups and any(guarantee.p_value is None for guarantee in guarantees):
+        variants = 1 if terms.pareto is None else len(terms.pareto.variants)
+        thresholds = len((settings or job.settings).thresholds) * variants
+        losses = single_losses(data, thresholds=thresholds, entries=len(guarantees))
+    is_clustered = job.cluster_key is not None
+    specs = specs_of(guarantees, groups=groups, joint=joint, is_clustered=is_clustered, losses=losses)
+    terms = dataclasses.replace(
+        terms,
+        joint_epsilon=guarantees[0].epsilon if joint else None,
+        serve=None if serve is None else place_of_served(serve, specs),
+    )
+    return plan_of_job(specs, job, terms=terms, settings=settings)
 
 
 def check_specs(

@@ -328,7 +328,7 @@ def test_entries_that_chose_divide_a_joint_epsilon(
     assert (nothing.chosen, nothing.promised_epsilon) == (None, 0.1)
     assert chosen.confirmation is not None
     assert (chosen.epsilon, chosen.promised_epsilon) == (0.1, 0.2)
-    assert "or its confirming_epsilon where it has one" in manifest.guarantee
+    assert "An entry without a tested_epsilon or confirming_epsilon holds alone" in manifest.guarantee
 
 
 @pytest.mark.slow

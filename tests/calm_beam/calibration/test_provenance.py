@@ -150,7 +150,7 @@ def test_a_joint_guarantee_is_said() -> None:
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
     plan = build_plan(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
-    assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
+    assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1, hands_on=True)
     assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee
     assert manifest.plan is not None
     assert manifest.plan.joint_epsilon == 0.1

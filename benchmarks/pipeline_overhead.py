@@ -37,7 +37,6 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -46,6 +45,7 @@ from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline

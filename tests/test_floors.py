@@ -221,7 +221,7 @@ _OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
         ("calm_beam.manifest", ("numpy", "scipy", "jax", "flax", *_BEAM)),
         ("calm_beam.storage", ("numpy", "jax", "requests", "google.auth", "google_crc32c", *_BEAM)),
         ("calm_beam.decoding.settings", ("jax", "flax", *_BEAM)),
-        ("calm_beam.decoding.prompts", ("jax", "flax", *_BEAM)),
+        ("calm_beam.inputs.prompts", ("jax", "flax", *_BEAM)),
         ("calm_beam.exits.rule", ("jax", "flax", *_BEAM)),
         ("calm_beam.calibration.confirmation", ("jax", "flax", *_BEAM)),
         ("calm_beam.checkpoints", ("orbax", "torch", "transformers", *_BEAM)),

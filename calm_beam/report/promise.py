@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from calm_beam.exits.measures import MEASURES, Need
-from calm_beam.exits.rule import PROPAGATIONS
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import (
     Calibration,
     DataRecord,
     Manifest,
     clusters_in_words,
+    not_proved_in_words,
     p_value_beside,
     plans_in_words,
     repeats_in_words,
@@ -170,8 +171,7 @@ def end_in_words(entry: Calibration) -> str:
             "threshold safe: the end of the grid."
         )
     why = (
-        f"could not be proved safe: p = {p_value_beside(last.p_value, entry.path_level)} exceeds ε = "
-        f"{entry.path_level:g}, "
+        f"{not_proved_in_words(last.p_value, entry.path_level)}, "
         f"measured {'loss' if entry.objective.tail is None else 'share'} {last.risk:.4f}."
     )
     if tested == 1:

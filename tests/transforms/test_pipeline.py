@@ -22,9 +22,9 @@ from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.examples import DataError
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from calm_beam.manifest import Calibration, VocabularyRecord
 from calm_beam.metrics.registry import METRICS, MetricError

@@ -33,9 +33,9 @@ def _by_graph(epsilons: list[float], p_values: list[list[float]]) -> set[tuple[i
         others = sum(epsilons) - epsilons[promise]
         for place in range(len(found) - 1):
             edges[(promise, place), (promise, place + 1)] = 1.0
-        for other in range(len(p_values)):
-            if other != promise:
-                edges[(promise, len(found) - 1), (other, 0)] = epsilons[other] / others
+        for beside in range(len(p_values)):
+            if beside != promise:
+                edges[(promise, len(found) - 1), (beside, 0)] = epsilons[beside] / others
     rejected: set[tuple[int, int]] = set()
     left = set(nodes)
     while found_now := [node for node in sorted(left) if p_values[node[0]][node[1]] <= alpha[node] + 1e-12]:

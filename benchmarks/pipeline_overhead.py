@@ -31,8 +31,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.calibration.plan import layout_of, plan_of
-from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -53,6 +51,8 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation, read_generations, write_generations
 from calm_beam.outputs.generate import generate
+from calm_beam.outputs.scoring import score_by_policy
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.transforms import ReadExamples
 
 from .machine import describe_machine

@@ -8,13 +8,10 @@ from typing import Any
 import apache_beam as beam
 
 from calm_beam.calibration.guarantee import Guarantee
-from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, settled_plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
-from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
@@ -22,6 +19,9 @@ from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
 from calm_beam.metrics.registry import full_name
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer

@@ -28,6 +28,7 @@ from calm_beam.manifest import (
     PlannedTest,
     Variant,
 )
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk import elementary
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
@@ -38,7 +39,6 @@ from .plan import promise_of
 from .provenance import data_record, with_positions
 from .result import CalibrationOutcome, RiskRow, example_risk
 from .split import check_parts, check_split
-from .totals import CalibrationTotals
 from .variants import whole_of
 
 # Of epsilon: which p-values are aimed at where safer thresholds are confirmed first; any at the one that was chosen.

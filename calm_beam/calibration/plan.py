@@ -24,10 +24,10 @@ from calm_beam.manifest import (
     joint_procedure,
 )
 from calm_beam.outputs import DecodeJob
+from calm_beam.outputs.layout import Layout
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
 from .guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served, specs_of
-from .layout import Layout
 from .pareto import CHOOSING_SHARE, PARTS, part_of
 
 _BLOCKS = 5

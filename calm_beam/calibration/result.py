@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from calm_beam.manifest import Calibration, Manifest, PathEntry, Plan, PlannedTest, Variant
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
-
-from .totals import CalibrationTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from calm_beam.manifest import (
     guarantee_in_words,
     time_of_now,
 )
+from calm_beam.outputs.fingerprint import fingerprint_text, id_sample
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
 
-from .fingerprint import fingerprint_text, id_sample
 from .loss_table import LossTable
 
 

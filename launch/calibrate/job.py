@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.guarantee import default_tests_in_words
 from calm_beam.calibration.plan import earlier_forms, gone_on_with
 from calm_beam.inputs import read_examples
@@ -19,6 +18,7 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, EarlierPlan, Manifest, Plan, plans_in_words, read_manifest
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.outputs import DecodeJob, FinishedSweep
+from calm_beam.outputs.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 from calm_beam.storage import joined

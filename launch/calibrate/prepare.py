@@ -10,7 +10,6 @@ from calm_beam.calibration.guarantee import specs_of
 from calm_beam.calibration.plan import PlanTerms, settled_plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.scoring import Scoring
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.preview import check_parts_of_data
 from calm_beam.launch.flags import UsageError, naming
@@ -21,6 +20,7 @@ from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, CostRecord, too_few_in_words
 from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
+from calm_beam.outputs.scoring import Scoring
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, joined
 

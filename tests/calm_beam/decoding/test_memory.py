@@ -22,7 +22,7 @@ from calm_beam.decoding import group_decoder, memory
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.cpu import sources as native_sources
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.device_groups import DeviceGroup, first_device
+from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.xla import sources as xla_sources
@@ -173,7 +173,7 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_budget_is_of_free_memory() -> None:
     """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
-    group = first_device()
+    group = DeviceGroup(jax.local_devices()[:1], Division())
     config = build_config()
     sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "arithmetic": FLOAT32}
     chosen = choose_budget(config, group, **sizes, batch_size=None, token_budget=None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import StoredArray, write_native
-from calm_beam.decoding.device_groups import device_groups, first_device, placed
+from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.errors import UsageError
 from tests.builders import build_checkpoint, build_config, write_hugging_face, write_t5x
 
@@ -38,6 +38,8 @@ _PARITY = (
     + """
 from calm_beam.arithmetic import Arithmetic
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+
+from .decoders import first_device
 
 def model(family):
     if family == "t5":

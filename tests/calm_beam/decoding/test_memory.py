@@ -34,7 +34,7 @@ from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.native import calls, library
 from calm_beam.model.sharding import Division
 from tests.builders import build_checkpoint, build_config
-from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS
+from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS, first_device
 from tests.sampling import sampled
 
 _STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)
@@ -173,7 +173,7 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_budget_is_of_free_memory() -> None:
     """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
-    group = DeviceGroup(jax.local_devices()[:1], Division())
+    group = first_device()
     config = build_config()
     sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "arithmetic": FLOAT32}
     chosen = choose_budget(config, group, **sizes, batch_size=None, token_budget=None)

@@ -4,14 +4,12 @@ import gc
 import weakref
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.cpu import sources as native_sources
 from calm_beam.decoding.cpu.sources import NativeSources
-from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.engine import Slots
 from calm_beam.decoding.single_lanes import SingleLanes
 from calm_beam.decoding.weights import Weights
@@ -20,9 +18,10 @@ from calm_beam.decoding.xla.sources import sources_by_width
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import network_of
-from calm_beam.model.sharding import Division
 from tests.builders import build_checkpoint, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+
+from .decoders import first_device
 
 _LLAMA = build_llama_config(vocab_size=64, num_decoder_layers=3, max_positions=128)
 _MODELS = {
@@ -35,8 +34,7 @@ _STEPS, _SLOTS = 4, 5
 def _made(checkpoint: Checkpoint, prefixes: dict[int, list[int]]) -> tuple[Any, Weights, Slots]:
     model = network_of(checkpoint.config)
     engine = EngineRecord(name="xla", instructions=None, head="exact")
-    group = DeviceGroup(jax.local_devices()[:1], Division())
-    weights = Weights(checkpoint, model, group, steps=_STEPS, measures=[ExitRule().measure()], engine=engine)
+    weights = Weights(checkpoint, model, first_device(), steps=_STEPS, measures=[ExitRule().measure()], engine=engine)
     slots = Slots(
         SingleLanes(slots=_SLOTS, steps=_STEPS, capacity=_SLOTS * _STEPS),
         lanes=1,

@@ -14,6 +14,8 @@ from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.errors import UsageError
 from tests.builders import build_checkpoint, build_config, write_hugging_face, write_t5x
 
+from .decoders import first_device
+
 _START = """
 import sys
 
@@ -38,8 +40,6 @@ _PARITY = (
     + """
 from calm_beam.arithmetic import Arithmetic
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
-
-from .decoders import first_device
 
 def model(family):
     if family == "t5":

@@ -175,16 +175,6 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
         """Whether promises of which all is proved hand their epsilon on to the others."""
         return self.joint_procedure == HAND_ON
 
-    def error_of(self, entry: TestedEntry[Any, Any]) -> float:
-        """Returns the probability with which the promise of an entry may be broken, taken alone.
-
-        That is the level of its tests, if it is settled beforehand. Where others have handed theirs on, losses decided
-        the level, and what is sure is what all entries promise together.
-        """
-        if self.hands_on and self.joint_epsilon is not None and entry.promised_epsilon != entry.epsilon:
-            return self.joint_epsilon
-        return entry.promised_epsilon
-
     def tested_epsilons(self, p_values: Sequence[Sequence[float]]) -> list[float]:
         """Returns the level at which each promise is tested: its own epsilon, and what others hand on to it.
 

@@ -57,8 +57,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
       factors: The operations of the full model divided by those with exits, by one or several ways of counting; None
         if nobody counted them.
     """
-    error = entry.promised_epsilon if manifest.plan is None else manifest.plan.error_of(entry)
-    sure = f"{100 * (1 - error):.6g} %"
+    sure = f"{100 * (1 - manifest.error_of(entry)):.6g} %"
     # The parts before the words of either sentence, where it is about a group.
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers

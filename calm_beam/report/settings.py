@@ -100,7 +100,7 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     units = _units(entry, manifest)
     # The parts before the words of either sentence, where it is about a group.
     whose = () if entry.group is None else ("For examples of group ", entry.group)
-    sure = f"{100 * (1 - manifest.plan.error_of(entry)):.6g} %"
+    sure = f"{100 * (1 - manifest.error_of(entry)):.6g} %"
     per_cluster = "" if manifest.data.clusters is None else "per cluster "
     bound: tuple[str, ...] = (f"loses {per_cluster}in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:

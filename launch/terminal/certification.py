@@ -52,7 +52,7 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     entries = manifest.calibrations
     kept = [entry for entry in entries if entry.setting is not None]
     joint = manifest.plan.joint_epsilon
-    sure = 1 - (joint or max(entry.epsilon for entry in entries))
+    sure = 1 - (joint or max(map(manifest.error_of, entries)))
     how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
     proved = f"{len(kept) or 'None'} of {counted(len(entries), 'promise')} proved"
     found = f"{proved}, {how} probability at least {100 * sure:.6g} %"
@@ -106,7 +106,7 @@ def _choices(manifest: SettingManifest) -> Table:
         table.add_row(
             "all" if entry.group is None else printable_line(entry.group),
             loss_in_words(entry),
-            f"{entry.delta:g}\n{entry.epsilon:g}",
+            f"{entry.delta:g}\n{manifest.error_of(entry):g}",
             "none is safe" if entry.setting is None else printable_line(entry.setting),
             _cost(entry.cost),
             "" if entry.risk is None else f"{entry.risk:.4f}",

@@ -73,7 +73,7 @@ def test_what_is_proved_to_its_end_hands_on(tmp_path: pathlib.Path) -> None:
     write_manifest(handed_on, tmp_path / "manifest.json")
     assert read_setting_manifest(tmp_path / "manifest.json") == handed_on
     assert "one with it was tested at that level, and holds with probability at least 1 - 0.06" in handed_on.guarantee
-    assert [handed_on.plan.error_of(entry) for entry in handed_on.calibrations] == [0.02, 0.02, 0.06]
+    assert [handed_on.error_of(entry) for entry in handed_on.calibrations] == [0.02, 0.02, 0.06]
 
 
 def test_what_has_not_come_to_its_end_hands_nothing_on() -> None:

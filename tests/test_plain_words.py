@@ -5,10 +5,8 @@ tests/plain_words.toml has the list, and how many of them each room may still ha
 
 import ast
 import collections
-import io
 import pathlib
 import re
-import tokenize
 import tomllib
 
 import pytest
@@ -18,6 +16,8 @@ _LIST = tomllib.loads((_ROOT / "tests" / "plain_words.toml").read_text(encoding=
 _PAGES = [*sorted(_ROOT.glob("*.md")), *sorted(_ROOT.glob("docs/**/*.md")), *sorted(_ROOT.glob("examples/*/*.md"))]
 _SOURCES = ("benchmarks", "calm_beam", "examples", "launch", "tests", "tools", "transforms")
 _TURNS = [(re.compile(rf"\b(?:{each['turn']})\b", re.IGNORECASE), each["plain"]) for each in _LIST["turns"]]
+# As ruff formats them: alone on a line, or after two spaces.
+_COMMENT = re.compile(r"(?:^\s*|  )# (.+)")
 
 
 def _findings(texts: list[str]) -> list[str]:
@@ -44,14 +44,13 @@ def _docstrings_and_comments(source: str) -> list[str]:
     docstrings = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
     comments: list[str] = []
     last = -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            text = token.string.lstrip("# ")
-            if token.start[0] == last + 1 and comments:
-                comments[-1] += f" {text}"
+    for number, line in enumerate(source.splitlines()):
+        if comment := _COMMENT.search(line):
+            if number == last + 1 and comments:
+                comments[-1] += f" {comment[1]}"
             else:
-                comments.append(text)
-            last = token.start[0]
+                comments.append(comment[1])
+            last = number
     return [text for text in docstrings if text] + comments
 
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar
 
 from calm_beam.errors import ManifestError
 from calm_beam.exits.measures import MEASURES, Need, is_own
-from calm_beam.exits.rule import PROPAGATIONS, SCHEDULES
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.storage.record_values import AnyText, Number, OneOf, Positive, Temperature, Text, shown
 from calm_beam.storage.records import Record
 
@@ -176,7 +177,7 @@ class DecodeRecord(ExitRuleRecord):
 
     Attributes:
       state_propagation: How the layers that an earlier token skipped get their keys and values, one of
-        `calm_beam.exits.rule.PROPAGATIONS`.
+        `calm_beam.exits.propagations.PROPAGATIONS`.
       max_input_length: Longest input in tokens; longer ones are cut.
       max_decode_length: Longest output in tokens; also N of a decaying schedule.
       task_prefix: Text put before every input, possibly empty.

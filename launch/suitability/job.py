@@ -11,7 +11,6 @@ from typing import Any
 from calm_beam.calibration.variant_costs import tests_by_name
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.prompts import Prompt
 from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.layer_predictions import layer_predictions
@@ -23,6 +22,7 @@ from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.inputs.all_examples import read_all_examples
+from calm_beam.inputs.prompts import Prompt
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.flags.task import TaskRequest

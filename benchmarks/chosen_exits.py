@@ -1,9 +1,9 @@
-"""Exits that `calibrate` chooses, beside softmax at every layer and the best fixed rule found by hand.
+"""Exits that `calibrate` chooses, next to softmax at every layer and the best fixed rule found by hand.
 
 For each objective (single prompts, and batches of each size) the default of `calibrate` is calibrated on the first
 examples of `--calibration_data`. So is each fixed rule. All are decoded on other prompts, in turns with the full model;
 of each the fastest round counts. The best by hand is the fixed rule that was fastest on those very prompts, which is
-more than anybody could have known beforehand.
+more than could be known beforehand.
 
     python -m benchmarks.chosen_exits --checkpoint=model/ --calibration_data=validation.jsonl.gz --data=test.jsonl.gz
 """

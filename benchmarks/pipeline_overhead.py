@@ -31,13 +31,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.calibration.plan import layout_of, plan_of
-from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -46,6 +43,7 @@ from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
@@ -53,6 +51,8 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation, read_generations, write_generations
 from calm_beam.outputs.generate import generate
+from calm_beam.outputs.scoring import score_by_policy
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.transforms import ReadExamples
 
 from .machine import describe_machine

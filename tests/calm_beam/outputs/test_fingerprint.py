@@ -2,9 +2,9 @@
 
 import re
 
-from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
-from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.outputs.fingerprint import content_sum_of, fingerprint_text, merged_sums
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.totals import CalibrationTotals
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.plans import all_specs
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from calm_beam.decoding.prompts import encode_prompt, with_reference_texts
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.prompts import encode_prompt, with_reference_texts
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from tests.builders import train_vocabulary
 

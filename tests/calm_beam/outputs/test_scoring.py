@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calm_beam.calibration.scoring import score_generation
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import METRICS, MetricError
+from calm_beam.outputs.scoring import score_generation
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation
 

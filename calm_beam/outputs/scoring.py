@@ -10,12 +10,13 @@ from calm_beam.manifest import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
 from calm_beam.metrics.registry import Metric, MetricError, checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.sight import sight_of
-from calm_beam.outputs import Generation, OutputsError
-from calm_beam.outputs.failures import check_failures, failure_limit
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import losses_of_scores
 
 from .contrast import Contrast
+from .failures import check_failures, failure_limit
+from .generations import Generation
+from .job import OutputsError
 from .unseen import Unseen
 
 

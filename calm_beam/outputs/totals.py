@@ -9,13 +9,15 @@ from typing import Self
 import numpy as np
 
 from calm_beam.manifest import PlannedTest
-from calm_beam.outputs import FinishedSweep, Generation, OutputsError
 from calm_beam.risk.evidence import BettingTable, Evidence
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.text import counted
 
 from .contrast import Contrast
 from .fingerprint import content_sum_of, fingerprint_text, merged_sums
+from .finished import FinishedSweep
+from .generations import Generation
+from .job import OutputsError
 from .layout import Layout
 
 

@@ -1,11 +1,24 @@
 """Prompts as token ids."""
 
 import dataclasses
+from typing import Protocol
 
-from calm_beam.inputs.examples import DataError, Example, no_vocabulary_for
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, reference_text
+from .examples import DataError, Example, no_vocabulary_for
+from .vocabularies.vocabulary import Vocabulary, VocabularyError, reference_text
 
-from .settings import DecodeSettings
+
+class PromptSettings(Protocol):
+    """How prompts become token ids."""
+
+    @property
+    def task_prefix(self) -> str:
+        """What stands before every text."""
+        ...
+
+    @property
+    def max_input_length(self) -> int:
+        """Most token ids of a prompt."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +31,7 @@ class Prompt:
 
 
 def encode_prompt(
-    example: Example, vocabulary: Vocabulary | None, *, settings: DecodeSettings, vocab_size: int, on_long: str
+    example: Example, vocabulary: Vocabulary | None, *, settings: PromptSettings, vocab_size: int, on_long: str
 ) -> Prompt:
     """Returns the token ids of an example: those of prefix and text, and what belongs before and behind them.
 

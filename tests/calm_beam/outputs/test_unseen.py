@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.guarantee import Guarantee
-from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
-from calm_beam.calibration.unseen import Unseen, UnseenText, largest_unseen, merged_unseen
 from calm_beam.calibration.variants import whole_of
 from calm_beam.manifest import Objective, UnseenRecord, unseen_in_words
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation
+from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.scoring import ScoredGeneration, score_by_policy
+from calm_beam.outputs.unseen import Unseen, UnseenText, largest_unseen, merged_unseen
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_totals
 

@@ -287,7 +287,7 @@ def _config(
             raise CheckpointError(f"{path}: {prefix}{key} is {whole(key)}; only {head_dim} is supported, as of keys.")
     theta = file.value(f"{prefix}rope.freq_base", default=_THETA)
     depth = whole("block_count")
-    numbers = {ours: _number(file, prefix + key) for ours, key in family.numbers.items()}
+    numbers: dict[str, Any] = {ours: _number(file, prefix + key) for ours, key in family.numbers.items()}
     if depth == family.widest_depth:
         numbers["query_factor"] = (width // heads) ** -0.5
     if np.float32(numbers.get("query_factor", 0)) == np.float32(head_dim**-0.5):

@@ -53,7 +53,7 @@ def tensors_of(config: LlamaConfig, arrays: Mapping[str, np.ndarray], *, archite
 
 def fields_of(config: LlamaConfig, *, architecture: str) -> dict[str, Any]:
     """Returns the metadata of a model by its keys."""
-    fields = {
+    fields: dict[str, Any] = {
         "context_length": config.max_positions,
         "embedding_length": config.emb_dim,
         "block_count": config.num_decoder_layers,

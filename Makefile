@@ -26,7 +26,7 @@ COMPUTING = $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/se
 FAST := calm_beam tests/tools/demo_task tests/validity \
     $(filter-out $(addprefix tests/calm_beam/,__pycache__/ decoding/ evaluation/ exits/ model/ serving/ test_reference_goldens.py training/), \
         $(wildcard tests/calm_beam/*/ tests/calm_beam/test_*.py)) \
-    $(addprefix tests/calm_beam/,model/native exits/test_rule.py $(addprefix decoding/test_,prompts.py settings.py) \
+    $(addprefix tests/calm_beam/,model/native exits/test_rule.py decoding/test_settings.py \
         $(addprefix evaluation/test_,cost.py device_forecast.py flops.py outcomes.py speedup.py splits.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \

@@ -70,7 +70,7 @@ class Compiled:
 
     @property
     def arithmetic(self) -> Counter[str]:
-        """What computes float numbers, without names: each fused computation, and each product that stands alone."""
+        """The float computations of a program, without names: each fused computation, and each unfused product."""
         found: Counter[str] = Counter()
         for computation in self.text.split("\n\n"):
             # Sorted, since the compiler writes what does not depend on each other in any order.

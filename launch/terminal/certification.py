@@ -1,12 +1,12 @@
 """What a certification found, as tables on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 
 from calm_beam.manifest import (
-    Calibration,
     SettingCalibration,
     SettingManifest,
     clusters_in_words,
@@ -31,15 +31,20 @@ def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[Sett
     console.print(headline_of_settings(manifest))
     for table in _risk_tables(rows):
         console.print(table)
-    console.print(choices_of_settings(manifest))
-    console.print(tests_of_settings(manifest))
+    print_choices(console, manifest)
+    if plans := plans_in_words(manifest.earlier_plans, of="losses"):
+        console.print(plans)
+    console.print(printable_line(manifest.guarantee))
+
+
+def print_choices(console: Console, manifest: SettingManifest) -> None:
+    """Prints the chosen settings, their tests, and what rounds and clusters say of them."""
+    console.print(_choices(manifest))
+    console.print(_tests(manifest))
     if rounds := rounds_in_words(manifest):
         console.print(printable_line(rounds))
     if per_cluster := clusters_in_words(manifest):
         console.print(per_cluster)
-    if plans := plans_in_words(manifest.earlier_plans, of="losses"):
-        console.print(plans)
-    console.print(printable_line(manifest.guarantee))
 
 
 def headline_of_settings(manifest: SettingManifest) -> str:
@@ -47,7 +52,7 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     entries = manifest.calibrations
     kept = [entry for entry in entries if entry.setting is not None]
     joint = manifest.plan.joint_epsilon
-    sure = 1 - (joint or max(entry.epsilon for entry in entries))
+    sure = 1 - (joint or max(map(manifest.error_of, entries)))
     how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
     probability = f"{how} probability at least {100 * sure:.6g} %"
     if not kept:
@@ -86,17 +91,18 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
     return tables
 
 
-def choices_of_settings(manifest: SettingManifest) -> Table:
+def _choices(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title = "Last setting proved to lose at most delta"
-    if len(epsilons := {entry.epsilon for entry in manifest.calibrations}) == 1:
-        title += f" (probability {100 * (1 - epsilons.pop()):.6g} %)"
+    errors = set(map(manifest.error_of, manifest.calibrations))
+    if len(errors) == 1:
+        title += f" (probability {100 * (1 - min(errors)):.6g} %)"
     table = PlainTable(title, caption_justify="left")
     if any(entry.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of examples that lose more: delta and mean loss are shares."
     table.add_column("group", overflow="fold")
     table.add_column("loss", no_wrap=True)
-    table.add_numbers(delta_heading(manifest.calibrations))
+    table.add_numbers(delta_heading(errors))
     table.add_column("setting", overflow="fold")
     for name in ("cost", "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster", "first not\nproved"):
         table.add_column(name, justify="right", overflow="fold")
@@ -104,7 +110,7 @@ def choices_of_settings(manifest: SettingManifest) -> Table:
         table.add_row(
             "all" if entry.group is None else printable_line(entry.group),
             loss_in_words(entry),
-            delta_in_words(entry, manifest.calibrations),
+            delta_in_words(entry.delta, manifest.error_of(entry), of=errors),
             "none is safe" if entry.setting is None else printable_line(entry.setting),
             _cost(entry.cost),
             "" if entry.risk is None else f"{entry.risk:.4f}",
@@ -113,14 +119,14 @@ def choices_of_settings(manifest: SettingManifest) -> Table:
     return table
 
 
-def delta_heading(entries: Sequence[Calibration | SettingCalibration]) -> str:
-    """Returns the head of the column of `delta_in_words`."""
-    return "delta" if len({entry.epsilon for entry in entries}) == 1 else "delta\nepsilon"
+def delta_heading(errors: Collection[float]) -> str:
+    """Returns the head of the column of `delta_in_words`; `errors` are all that the column may have."""
+    return "delta" if len(errors) == 1 else "delta\nepsilon"
 
 
-def delta_in_words(entry: Calibration | SettingCalibration, entries: Sequence[Calibration | SettingCalibration]) -> str:
-    """Returns the tolerance of one of some entries, with its epsilon unless that is the same of all."""
-    return f"{entry.delta:g}" if len({each.epsilon for each in entries}) == 1 else f"{entry.delta:g}\n{entry.epsilon:g}"
+def delta_in_words(delta: float, error: float, *, of: Collection[float]) -> str:
+    """Returns a tolerance, with the chance that it is exceeded unless that is the same of all, which are in `of`."""
+    return f"{delta:g}" if len(of) == 1 else f"{delta:g}\n{error:g}"
 
 
 def loss_in_words(entry: SettingCalibration) -> str:
@@ -128,7 +134,7 @@ def loss_in_words(entry: SettingCalibration) -> str:
     return entry.loss if entry.tail is None else f"{entry.loss} > {entry.tail:g}"
 
 
-def tests_of_settings(manifest: SettingManifest) -> str:
+def _tests(manifest: SettingManifest) -> str:
     """Returns how settings were tested."""
     tests = dict.fromkeys(f"{loss_in_words(entry)} by {entry.p_value}" for entry in manifest.calibrations)
     procedures = dict.fromkeys(entry.procedure for entry in manifest.calibrations)

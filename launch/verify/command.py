@@ -27,21 +27,21 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
         _give(done)
         return 0
     console = PlainConsole()
-    entries = [verdict.entry for verdict in done.verdicts]
-    metrics = {entry.metric for entry in entries}
+    epsilons = {verdict.entry.epsilon for verdict in done.verdicts}
+    metrics = {verdict.entry.metric for verdict in done.verdicts}
     is_one = len(metrics) == 1
     caption = f"Metric: {printable_line(metrics.pop())}. {_P_VALUES}" if is_one else _P_VALUES
     status = _conclude(done, console)
     table = PlainTable("The manifest's entries on fresh data", caption=caption, caption_justify="left")
     table.add_column("consistency" if is_one else "consistency\nmetric", overflow="fold")
-    table.add_numbers(delta_heading(entries), "threshold", "risk then\nnow", "p-values", "verdict")
+    table.add_numbers(delta_heading(epsilons), "threshold", "risk then\nnow", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
             f"{group_line(entry)}"
             f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}"
             + ("" if is_one else f"\n{printable_line(entry.metric)}"),
-            delta_in_words(entry, entries),
+            delta_in_words(entry.delta, entry.epsilon, of=epsilons),
             f"{entry.threshold:g}{variant_lines(entry.variant)}",
             *_found(verdict),
         )
@@ -64,17 +64,17 @@ def tell_settings(done: VerifiedSettings) -> int:
         return 0
     console = PlainConsole()
     status = _conclude(done, console)
-    entries = [verdict.entry for verdict in done.verdicts]
+    epsilons = {verdict.entry.epsilon for verdict in done.verdicts}
     table = PlainTable("The manifest's entries on fresh losses", caption=_P_VALUES, caption_justify="left")
     table.add_column("group\nloss", overflow="fold")
     table.add_column("setting", overflow="fold")
-    table.add_numbers(delta_heading(entries), "risk then\nnow", "p-values", "verdict")
+    table.add_numbers(delta_heading(epsilons), "risk then\nnow", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
             f"{'all' if entry.group is None else printable_line(entry.group)}\n{loss_in_words(entry)}",
             printable_line(entry.setting or ""),
-            delta_in_words(entry, entries),
+            delta_in_words(entry.delta, entry.epsilon, of=epsilons),
             *_found(verdict),
         )
     console.print(table)

@@ -18,12 +18,7 @@ from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
-<<<<<<< HEAD
 from calm_beam.decoding.padding import bucket_width, widths_up_to
-from calm_beam.decoding.prompts import Prompt, encode_prompt
-=======
-from calm_beam.decoding.padding import widths_up_to
->>>>>>> main
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings

@@ -22,7 +22,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     kept, provider = InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr("calm_beam.launch.serve.tracing.trace.get_tracer", provider.get_tracer)
     return kept
 
 

@@ -75,9 +75,8 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (
-        with_result(request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS), proves=True),
-    )
+    parser = request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS)
+    return (with_result(parser, proves=True, logged=True),)
 
 
 def main(argv: Sequence[str]) -> int:

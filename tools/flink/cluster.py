@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from .files import EngineError, Engines
 
@@ -58,8 +59,10 @@ _TASK_MANAGER = {
     "taskmanager.memory.framework.off-heap.size": "64m",
     "taskmanager.memory.task.heap.size": "384m",
     "taskmanager.memory.task.off-heap.size": "64m",
-    "taskmanager.memory.network.min": "64m",
-    "taskmanager.memory.network.max": "64m",
+    "taskmanager.memory.network.min": "128m",
+    "taskmanager.memory.network.max": "128m",
+    # Of 512 each, a few shuffles at a time take all of the memory above, and a task that finds none left fails.
+    "taskmanager.network.sort-shuffle.min-buffers": "64",
     "taskmanager.memory.managed.size": "128m",
     "taskmanager.memory.jvm-metaspace.size": "256m",
     "taskmanager.memory.jvm-overhead.min": "64m",
@@ -129,6 +132,29 @@ class Cluster:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def answer(self, path: str) -> Any:
+        """Returns what the JobManager says under a path of its REST interface.
+
+        Raises:
+          OSError: If it does not answer.
+        """
+        with urllib.request.urlopen(f"http://{HOST}:{self._rest}/{path}", timeout=5) as answer:
+            return json.load(answer)
+
+    def peak_memory(self) -> Mapping[str, int]:
+        """Returns the most bytes that each part that runs has held at a time, and each worker that the pool has."""
+        groups = {process.pid: name for name, process in self._processes.items()}
+        peaks = {}
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                pid = int(folder.name)
+                part = groups.get(os.getpgid(pid))
+                held = [line for line in (folder / "status").read_text().splitlines() if line.startswith("VmHWM:")]
+                if part and held:
+                    # In KiB.
+                    peaks[part if pid in groups else f"worker {pid}"] = int(held[0].split()[1]) * 1024
+        return dict(sorted(peaks.items()))
+
     def stop(self) -> None:
         """Stops all parts."""
         for process in self._processes.values():
@@ -183,8 +209,7 @@ class Cluster:
             return True
         running = [name for name in self._task_managers if name in self._processes]
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self._rest}/overview", timeout=5) as answer:
-                return int(json.load(answer)["taskmanagers"]) >= len(running)
+            return int(self.answer("overview")["taskmanagers"]) >= len(running)
         except (OSError, ValueError):
             return False
 

@@ -2,14 +2,15 @@
 
     python -m tools.flink.kills --kills=10
 
-Killed with SIGKILL are a TaskManager, the pool with its workers, the JobManager, and the launcher, each at a random
-moment of the first 20 seconds after the folder of outputs is there: before workers decode, or while they do. A part
-that was killed is started again after a moment, as whatever watches over a cluster does. The run has to end by itself,
-or with `--resume` on the second call, in what an undisturbed run has written. Prints a line for each kill, and how many
-ended by themselves; the exit status is 1 if files differ.
+Killed with SIGKILL are a TaskManager, the pool with its workers, the JobManager, and the launcher, each up to 3 seconds
+after the first finished shard of a calibration: while workers decode the others. A part that was killed is started
+again after a moment, as whatever watches over a cluster does. The run has to end by itself, or with `--resume` on the
+second call, in what an undisturbed run has written. Prints a line for each kill, and how many ended by themselves; the
+exit status is 1 if files differ, or if a run had no shard left to decode when it was disturbed.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import random
 import shutil
@@ -28,7 +29,10 @@ _COMMAND = "calibrate"
 # Far more than a run takes: one that hangs is an outcome of its own.
 _LONGEST = 600.0
 _SHARDS = "generations/*/*.parquet"
-_BEGUN = "generations/*/decode.json"
+_NUM_SHARDS = 10
+# One prompt at a time: slow enough that a kill meets decoding, and that shards are finished one by one.
+_FLAGS = (f"--num_shards={_NUM_SHARDS}", "--batch_size=1")
+_MOST_SECONDS_AFTER = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,27 +46,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks = Checks(pathlib.Path(flags.output).absolute())
     wrong = 0
     try:
-        checks.run(_COMMAND, runner="one process", flags=())
+        checks.run(_COMMAND, runner="one process", flags=_FLAGS)
         with running_cluster(Engines.here()) as cluster:
             for target in flags.targets.split(","):
-                outcomes = [_kill(checks, cluster, f"{target}-{n}", seed=flags.seed) for n in range(flags.kills)]
-                wrong += sum(bool(differing) for _, _, differing in outcomes)
-                alone = sum(status == 0 for status, _, _ in outcomes)
-                print(f"{target}: {len(outcomes)} kills, {alone} ended by themselves, {wrong} not equal", flush=True)
+                kills = [_kill(checks, cluster, f"{target}-{n}", seed=flags.seed) for n in range(flags.kills)]
+                alone, unlike = sum(kill.status == 0 for kill in kills), sum(not kill.is_good for kill in kills)
+                wrong += unlike
+                print(f"{target}: {len(kills)} kills, {alone} ended by themselves, {unlike} not as wanted", flush=True)
     except EngineError as error:
         print(f"kills: {error}", file=sys.stderr)
         return 1
     return int(wrong > 0)
 
 
-def _kill(checks: Checks, cluster: Cluster, name: str, *, seed: int) -> tuple[int | None, int, tuple[str, ...]]:
-    """Returns the exit status of a disturbed run, None if it hung, that of its resumption, and files that differ."""
+@dataclasses.dataclass(frozen=True)
+class _Kill:
+    """What became of a run that was disturbed.
+
+    Attributes:
+      shards: How many were finished when it was.
+      status: Its exit status, None if it hung.
+      resumed: That of its resumption; None if none was needed.
+      differing: Files that are not those of an undisturbed run.
+    """
+
+    shards: int
+    status: int | None
+    resumed: int | None
+    differing: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it met decoding, and nothing differs."""
+        return 0 < self.shards < _NUM_SHARDS and not self.resumed and not self.differing
+
+    @property
+    def in_words(self) -> str:
+        """What stands in a line."""
+        how = "ended by itself" if self.status == 0 else f"status {self.status}, resumed with status {self.resumed}"
+        files = f"not equal: {', '.join(self.differing)}" if self.differing else "equal"
+        return f"killed after {self.shards} of {_NUM_SHARDS} shards; {how}; {files}"
+
+
+def _kill(checks: Checks, cluster: Cluster, name: str, *, seed: int) -> _Kill:
     output, target = checks.output(name, runner="kills"), name.rpartition("-")[0]
     shutil.rmtree(output, ignore_errors=True)
-    process = checks.start(_COMMAND, output, cluster.flags)
-    while process.poll() is None and not list(output.glob(_BEGUN)):
+    process = checks.start(_COMMAND, output, (*cluster.flags, *_FLAGS))
+    while process.poll() is None and not list(output.glob(_SHARDS)):
         time.sleep(0.05)
-    time.sleep(random.Random(f"{seed} {name}").uniform(0, 20))
+    time.sleep(random.Random(f"{seed} {name}").uniform(0, _MOST_SECONDS_AFTER))
     shards = len(list(output.glob(_SHARDS)))
     if target == LAUNCHER:
         process.kill()
@@ -76,17 +108,16 @@ def _kill(checks: Checks, cluster: Cluster, name: str, *, seed: int) -> tuple[in
     except subprocess.TimeoutExpired:
         status = None
         process.kill()
-    resumed = 0
+    resumed = None
     if status != 0:
         # What a job that lost its launcher still does would be in the way of the next.
         for part in (JOB_SERVER, JOB_MANAGER):
             cluster.kill(part)
         cluster.start(JOB_MANAGER, JOB_SERVER)
-        resumed = checks.start(_COMMAND, output, (*cluster.flags, "--resume")).wait(_LONGEST)
-    differing = differing_files(checks.output(_COMMAND, runner="one process"), output)
-    said = f"status {status}, resumed with status {resumed}" if status != 0 else "ended by itself"
-    print(f"{name}: killed after {shards} shards; {said}; {', '.join(differing) or 'equal'}", flush=True)
-    return status, resumed, differing
+        resumed = checks.start(_COMMAND, output, (*cluster.flags, *_FLAGS, "--resume")).wait(_LONGEST)
+    kill = _Kill(shards, status, resumed, differing_files(checks.output(_COMMAND, runner="one process"), output))
+    print(f"{name}: {kill.in_words}", flush=True)
+    return kill
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ _SHARED = {
 }
 _JOB_MANAGER = {
     "restart-strategy.type": "fixed-delay",
-    # About what it takes to find out that a TaskManager is gone: before that, a job is given to it again, and fails.
-    "restart-strategy.fixed-delay.delay": "10 s",
+    # Longer than it takes to find out that a TaskManager is gone, and than dead workers are kept for the next try.
+    "restart-strategy.fixed-delay.delay": "15 s",
 }
 # All of a TaskManager's memory, since whoever starts one without Flink's scripts has to name it.
 _TASK_MANAGER = {

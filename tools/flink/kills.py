@@ -31,8 +31,8 @@ _SHARDS = "generations/*/*.parquet"
 # One prompt at a time, a few in a shard: slow enough that kills meet decoding, and that shards are finished one by one.
 _FLAGS = ("--num_shards=40", "--batch_size=1")
 _MOST_SECONDS_AFTER = 3.0
-# A cluster that gives a job up is no matter here.
-_TRIES = 1000
+# For all kills of a run.
+_TRIES = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:

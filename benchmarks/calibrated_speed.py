@@ -1,9 +1,9 @@
-"""What calibrated exits save of the time, by the layers that may exit.
+"""The time that calibrated exits save, by the layers that may exit.
 
 An exit test has its price: with `softmax` a product with the whole vocabulary. Where fewer layers may exit, fewer are
-tested, and tokens run to the next of them. Which is cheaper at the same promise, this says: each rule is calibrated on
-the same examples, by the sweep, and decoded at the thresholds that are proved for each tolerance, on other prompts,
-in turns with the full model; of each the fastest round counts.
+tested, and tokens run to the next of them. This measures which is cheaper at the same promise: each rule is calibrated
+on the same examples, by the sweep, and decoded at the thresholds that are proved for each tolerance, on other prompts,
+alternating with the full model; of each the fastest round counts.
 
     python -m benchmarks.calibrated_speed --checkpoint=model/ --calibration_data=calibration.jsonl --data=fresh.jsonl
 

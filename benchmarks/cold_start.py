@@ -1,11 +1,11 @@
-"""What commands cost before they do any work: programs compiled, seconds of compiling, and imports.
+"""The cost of commands before they do any work: programs compiled, seconds of compiling, and imports.
 
     python -m benchmarks.cold_start --json
     python -m benchmarks.cold_start --repository=../another-checkout
 
-Runs, each in a process of its own: `calibrate` on the embedded model and set, and 40 steps of `train` from the embedded
-model, with no compiled code at first and with what that left; and `--help` of every command. Another checkout of the
-repository is run with the packages that are installed here.
+Runs, each in a process of its own: `calibrate` on the demo model and data, and 40 steps of `train` from the demo model,
+first without compiled code and then with the code that the first run left; and `--help` of every command. Another
+checkout of the repository is run with the packages that are installed here.
 """
 
 import argparse
@@ -58,7 +58,7 @@ sys.exit(status)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What a command took.
+    """Measurements of one command.
 
     Attributes:
       seconds: By the clock, of the whole process.

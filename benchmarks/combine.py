@@ -19,7 +19,7 @@ import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration.guarantee import Guarantee
-from calm_beam.calibration.layout import Layout
+from calm_beam.outputs.layout import Layout
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.transforms.summing import SumMerged

@@ -1,4 +1,4 @@
-"""What the certified exit head costs and decides, beside the exact one.
+"""Costs and decisions of the certified exit head, compared with the exact one.
 
 For vocabularies, widths and numbers of rows: milliseconds of the exact head by XLA and of the certified one by native
 code, and the share of rows that a certificate decides at each of some thresholds. States are random, and so are heads,

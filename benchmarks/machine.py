@@ -1,4 +1,4 @@
-"""What machine a benchmark ran on."""
+"""The machine that a benchmark ran on."""
 
 import os
 import pathlib

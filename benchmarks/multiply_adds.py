@@ -1,4 +1,4 @@
-"""What of a sweep is matrix products, and how fast the machine can do these."""
+"""The matrix products of a sweep, and how fast the machine can do these."""
 
 import time
 from collections.abc import Callable

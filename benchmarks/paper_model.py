@@ -1,10 +1,10 @@
 """A model with random weights, of the paper's dimensions or of others, and prompts for it.
 
-What a sweep costs depends on where tokens exit. Two things are set so that this differs between thresholds:
+The cost of a sweep depends on where tokens exit. Two things are set so that this differs between thresholds:
 
 - Decoder layer i adds so much to the state that its output and its input have a cosine similarity of about
   (L + i) / (2 L + 1): lower layers change the state more than upper ones, as in trained models. With weights drawn
-  alike in all layers, nearly all similarities would be the same.
+  in the same way in all layers, nearly all similarities would be the same.
 - The output head is so steep that the gap between the two largest of 32,128 probabilities is anywhere in (0, 1), and
   so is the exit classifier's score.
 

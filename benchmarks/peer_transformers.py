@@ -1,8 +1,8 @@
-"""Tokens per second of the full model against transformers, on whatever device PyTorch and JAX both find.
+"""Tokens per second of the full model against transformers, on the device that PyTorch and JAX both find.
 
-Both decode random weights of the same sizes greedily, prompts of 64 tokens and outputs of 32, in turns; of each the
-fastest round counts. What the two write is not compared (`tests/calm_beam/checkpoints/test_transformers.py` does that).
-Beside the full model stand exits that are not asked anything, at a quarter of the layers: what exits can gain at most.
+Both decode random weights of the same sizes greedily, prompts of 64 tokens and outputs of 32, alternately; of each the
+fastest round counts. Their outputs are not compared (`tests/calm_beam/checkpoints/test_transformers.py` does that).
+Static exits at a quarter of the layers, which need no tests, show the largest possible gain.
 
     pip install torch transformers
     XLA_PYTHON_CLIENT_PREALLOCATE=false python -m benchmarks.peer_transformers

@@ -1,12 +1,12 @@
-"""What the pipeline costs beside the sweep that it runs: the same prompts decoded bare, and calibrated.
+"""The cost of the pipeline around the sweep: the same prompts decoded bare, and calibrated.
 
-Bare is a loop over `generate` that writes what it gives, on a model that is loaded. The pipeline is the whole command
+Bare is a loop over `generate` that writes its results, on a model that is loaded. The pipeline is the whole command
 `calm-beam calibrate`, in one process: with the checks before it, reading, grouping by prompt, decoding, writing,
-scoring, summing and testing. What it does beside decoding is then done again piece by piece.
+scoring, summing and testing. Its work other than decoding is then repeated piece by piece.
 
     python -m benchmarks.pipeline_overhead --prompts=10000 --checkpoint=model/ --data=calibration.jsonl.gz
 
-`--fake_decoder` puts made-up outputs in the place of the sweep: what is left is the pipeline alone, measured in
+`--fake_decoder` puts made-up outputs in the place of the sweep: the rest is the pipeline alone, measured in
 seconds.
 """
 
@@ -31,13 +31,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.calibration.plan import layout_of, plan_of
-from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -46,6 +43,7 @@ from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
@@ -53,6 +51,8 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation, read_generations, write_generations
 from calm_beam.outputs.generate import generate
+from calm_beam.outputs.scoring import score_by_policy
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.transforms import ReadExamples
 
 from .machine import describe_machine
@@ -113,7 +113,7 @@ class _FakeDecoder:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints both times, and what the pipeline does beside decoding."""
+    """Prints both times, and those of the pipeline's work other than decoding."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkpoint", default=str(embedded.MODEL))
     parser.add_argument("--data", default=str(embedded.CALIBRATION_SET), help="repeated if it has fewer prompts")
@@ -151,7 +151,7 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
         max_input_length=settings.max_input_length,
         batch_size=flags.batch_size,
     )
-    # What workers compare with what the run records.
+    # The engine that workers compare with the run's record.
     fake.engine = real.engine
     bare: dict[str, _Time] = {}
     whole: dict[str, _Time] = {}
@@ -244,7 +244,7 @@ def _measure_parts(
     settings: DecodeSettings,
     shards: Sequence[pathlib.Path],
 ) -> dict[str, _Time]:
-    """Returns the time of everything that the pipeline does beside decoding and writing, each by itself."""
+    """Returns the times of the pipeline's work other than decoding and writing, each measured alone."""
     times: dict[str, _Time] = {}
     with _measured(times, "loading and hashing the model, twice"):
         for _ in range(2):

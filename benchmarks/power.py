@@ -1,6 +1,6 @@
-"""What each method makes of the same outputs: layers of the threshold that it proves safe.
+"""The power of each method on the same outputs: layers of the threshold that it proves safe.
 
-Reads what `calm-beam calibrate` left in its output directory, so that nothing is decoded again:
+Reads the output directory of `calm-beam calibrate`, so that nothing is decoded again:
 
     python -m benchmarks.power --calibration=calibration --metric=rouge_l_unicode
 

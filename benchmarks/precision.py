@@ -1,4 +1,4 @@
-"""What bfloat16 does to a calibration and to what is then served, beside float32.
+"""The effect of bfloat16 on a calibration and on served outputs, compared with float32.
 
     python -m benchmarks.precision --checkpoint=model/ --data=validation.jsonl.gz --prompts=5000
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 class _Measured:
-    """What a type of computation gives."""
+    """The results in one dtype."""
 
     def __init__(
         self,

@@ -3,9 +3,9 @@
 import itertools
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.examples import parse_examples
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 
 

@@ -1,10 +1,10 @@
-"""What a sweep of several exit rules at once takes, against one rule, and against a sweep for each of them.
+"""The time of a sweep of several exit rules at once, against one rule, and against a sweep for each of them.
 
     python -m benchmarks.rules_together
     python -m benchmarks.rules_together --checkpoint=model/ --data=validation.jsonl.gz --prompts=1000
 
-The embedded model and data are taken unless others are named. Rules are all of `--confidence`, from the first layer on
-in steps of 1, 2 and 4. Times are processor seconds, in which whatever else runs here counts little; the least of
+Without flags, this takes the demo model and data. Rules are all of `--confidence`, from the first layer on
+in steps of 1, 2 and 4. Times are processor seconds, in which other work on the machine counts little; the least of
 `--runs` counts, after one that compiles. Outputs of every rule are compared with those of its own sweep.
 """
 

@@ -1,11 +1,11 @@
-"""What early exits gain where they are served: one prompt at a time, against the full model without exits.
+"""The gain of early exits in serving: one prompt at a time, against the full model without exits.
 
-Both decoders are ours and of one make; the full model's has neither conditionals nor confidences. Measured speedups
-stand beside what the counted work allows: layers run, vocabulary projections, the encoder, keys and values of the
+Both decoders are built alike; the full model's has neither conditionals nor confidences. Measured speedups are shown
+with the speedup that the counted work allows: layers run, vocabulary projections, the encoder, keys and values of the
 source, and keys and values made for skipped layers, each at its own cost on this machine, measured in the same run.
 Every round times the pieces and all decoders in turn, prompt by prompt, the full model next to each. Other work on the
 machine only adds to a time: of every prompt and piece the fastest round counts. The median over rounds of the ratio of
-whole passes stands beside it. Compilation is done before. Thresholds are searched that use about a quarter and half of
+whole passes is shown too. Compilation is done before. Thresholds are searched that use about a quarter and half of
 the layers.
 
     python -m benchmarks.serving --checkpoint=model/ --data=validation.jsonl.gz

@@ -1,7 +1,7 @@
-"""What the size of a shard costs: the same prompts decoded in shards of several sizes, in seconds a prompt.
+"""The cost of a shard's size: the same prompts decoded in shards of several sizes, in seconds a prompt.
 
 A shard that does not fill the decoder's slots runs emptier calls, as does the end of every shard, when the last long
-outputs are alone. What is compiled is compiled before anything is timed.
+outputs are alone. All programs are compiled before anything is timed.
 
     python -m benchmarks.shard_sizes --checkpoint=model/ --data=calibration.jsonl.gz --prompts=2000
 """

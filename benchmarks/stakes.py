@@ -76,7 +76,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What a table calls it."""
+        """Its name in the table."""
         return f"{self.kind}, delta {self.delta:g}, risk {self.share:.2f} delta"
 
 

@@ -1,11 +1,11 @@
-"""What a sweep over a grid of thresholds costs, in work and time, against decoding without shared work.
+"""The cost of a sweep over a grid of thresholds, in work and time, against decoding without shared work.
 
     python benchmarks/sweep.py --json --thresholds=20 --prompts=64
     python benchmarks/sweep.py --checkpoint=model/ --data=validation.jsonl.gz --confidence=state --thresholds=100
     python benchmarks/sweep.py --paper_dimensions --confidence=classifier --thresholds=20 --prompts=16
     python benchmarks/sweep.py --paper_dimensions --checkpoint=model/ --data=validation.jsonl.gz --thresholds=100
 
-The embedded model and data are taken unless others are named. With `--paper_dimensions`, a model that is named is
+Without flags, this takes the demo model and data. With `--paper_dimensions`, a model that is named is
 widened to them, so that it generates what it did at a larger model's cost; else the weights and prompts are random.
 The sweep is compared with
 
@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 if not __package__:
-    # Run as a file, Python looks for modules beside it, and not in the folder that the packages stand in.
+    # Run as a file, Python looks for modules next to it, and not in the folder of the packages.
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 import numpy as np
@@ -67,7 +67,7 @@ _MOST_COMPILING = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What all decoders are given.
+    """The inputs of all decoders.
 
     Attributes:
       checkpoint: The model.
@@ -92,7 +92,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a decoder made of all prompts, what it did for that, and how long it took."""
+    """A decoder's outputs of all prompts, its work, and its time."""
 
     results: Mapping[int, PromptResult]
     work: Work
@@ -111,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def started(documentation: str | None, argv: Sequence[str] | None) -> tuple[Task, argparse.Namespace]:
-    """Returns what the flags say is to be decoded, and all flags, once the machine and what has to be said are printed.
+    """Returns the workload that the flags name, and all flags, after printing the machine and any notes.
 
     Args:
-      documentation: Of the script, whose first line stands in its help.
+      documentation: Of the script; its first line is in the help.
       argv: The flags; None for those of the command line.
     """
     parser = argparse.ArgumentParser(description=(documentation or "").split("\n")[0])
@@ -160,7 +160,7 @@ def started(documentation: str | None, argv: Sequence[str] | None) -> tuple[Task
 
 
 def _task(flags: argparse.Namespace) -> tuple[Task, list[str]]:
-    """Returns what to decode, and what has to be said about it."""
+    """Returns the workload, and notes about it."""
     rule = ExitRule(confidence=flags.confidence)
     grid = tuple(index / flags.thresholds for index in reversed(range(flags.thresholds)))
     notes = []
@@ -214,7 +214,7 @@ def _measure(task: Task) -> dict[str, Any]:
 
     scale = len(task.grid) / len(measured)
     per_threshold_seconds = full.seconds + scale * sum(run.seconds for run in alone.values())
-    # What one threshold alone runs ahead of its decisions saves it time, and is no work that its outputs need.
+    # Layers that one threshold alone runs ahead of its decisions save time, and are no work that its outputs need.
     per_threshold_work = [
         dataclasses.replace(
             work,

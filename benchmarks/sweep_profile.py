@@ -4,8 +4,8 @@
     python benchmarks/sweep_profile.py --checkpoint=model/ --data=validation.jsonl.gz --paper_dimensions --prompts=64
 
 Models, data and other flags are those of `benchmarks/sweep.py`. The sweep runs once to compile, then `--runs` times as
-it is, and `--runs` times with every step waited for, whose times are told apart; the fastest of each
-counts. What is left is the host's: packing of rows, groups and paths, and the dispatch of steps. Where host and device
+it is, and `--runs` times with every step waited for and timed separately; the fastest of each
+counts. The rest is the host's: packing of rows, groups and paths, and the dispatch of steps. Where host and device
 overlap, the parts are more than the whole.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 if not __package__:
-    # Run as a file, Python looks for modules beside it, and not in the folder that the packages stand in.
+    # Run as a file, Python looks for modules next to it, and not in the folder of the packages.
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from benchmarks.machine import describe_machine

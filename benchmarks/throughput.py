@@ -1,11 +1,11 @@
 """Tokens per second of many prompts under a threshold, against the full model in the same engine.
 
-Every batch is decoded by the full model and with exits, in turns; of each the fastest round counts. Beside what was
-gained stands what the counted work allows: layers, decisions of the head, keys and values made for skipped layers, and
-sources, each at its own cost. What a layer and a decision cost a row is taken from the full model's run, whose batches
-are as full as they get; so padding, small steps and bookkeeping are what is missing from 100 %. For that, steps are
-timed in parts; what is gained is of whole steps, which may be faster.
-Thresholds are searched that use about a quarter and half of the layers. Compilation is done before.
+Every batch is decoded by the full model and with exits, alternately; of each the fastest round counts. The measured
+gain is shown with the gain that the counted work allows: layers, decisions of the head, keys and values made for
+skipped layers, and sources, each at its own cost. The costs of a layer and a decision per row come from the full
+model's run, whose batches are as full as they get; so padding, small steps and bookkeeping are missing from 100 %. For
+that, steps are timed in parts; gains are those of whole steps, which may be faster. Thresholds are searched that use
+about a quarter and half of the layers. Compilation is done before.
 
     python -m benchmarks.throughput --checkpoint=model/ --data=validation.jsonl.gz
     python -m benchmarks.throughput --checkpoint=model/ --data=validation.jsonl.gz --widened
@@ -43,7 +43,7 @@ _TRIES, _TRIED = 10, 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is decoded, by which model and how."""
+    """The workload: prompts, model and settings."""
 
     checkpoint: Checkpoint
     prompts: Sequence[Sequence[int]]
@@ -223,7 +223,7 @@ def _allowed(full: Run, full_decoder: Decoder, early: Run, early_decoder: Decode
     decision = full_seconds["decision"] / _decisions(full_work)
     source = full_seconds["source"] / full_work.prompts
     needed = (
-        # What is run ahead of decisions is a means to be faster, and not counted as work.
+        # Layers that run ahead of decisions only save time, and do not count as work.
         (early_work.layer_rows - early_work.ahead_rows) * layer
         + _decisions(early_work) * decision
         + early_work.prompts * source

@@ -1,4 +1,4 @@
-"""What each step of a batch takes, whether XLA computes it or native code."""
+"""The time of each step of a batch, by XLA or by native code."""
 
 import collections
 import contextlib

@@ -7,9 +7,9 @@ r"""Throughput and latency of the web service under load, against one prompt at 
 Starts each service on loopback in a process of its own: that of `calm-beam serve`, which decodes all requests in one
 batch; the same with the full model; and a plain one that decodes a prompt in each of two threads by
 `Generator.generate`. Load comes in two ways: from so many clients that each ask as soon as they are answered
-(`--clients`), and at random times, so many a second (`--rates`), whether or not the service keeps up. What it turns
-away with 503 is counted, and asked again by clients of the first kind. Services that stream are asked for streams: the
-time to the first token is told beside that to the whole answer. Clients run on the same machine, and take their share
+(`--clients`), and at random times, so many a second (`--rates`), whether or not the service keeps up. Requests
+refused with 503 are counted, and sent again by clients of the first kind. Services that stream are asked for streams:
+the time to the first token is printed with that to the whole answer. Clients run on the same machine, and use a part
 of it. Each service is warmed up before anything is timed; programs compiled since are kept on disk.
 """
 
@@ -52,7 +52,7 @@ _AGAIN_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Served:
-    """What a service is made of; a process of its own makes it."""
+    """The recipe of a service; a process of its own builds it."""
 
     service: str
     calibration: str
@@ -107,11 +107,11 @@ class _Heard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a service did under one load.
+    """The results of a service under one load.
 
     Attributes:
       service: Which.
-      load: In words.
+      load: As text.
       answered: Requests with an answer.
       turned_away: Times that the service was busy.
       requests_per_second: Answered, from the first request to the last answer.

@@ -22,7 +22,7 @@ from .paper_model import PAPER_DIMENSIONS
 
 # The constant, as a share of the embeddings' root mean square: too small to be seen in a norm or a similarity.
 _CONSTANT = 1e-3
-# What it is multiplied with. States grow by less than a thousand from the first layer to the last.
+# The factor of states. States grow by less than a thousand from the first layer to the last.
 _REFUSAL = -1e9
 
 

@@ -39,7 +39,7 @@ from .flags import FlagParser, UsageError, add_request, naming, parse_own_flags,
 from .flags.model import declared
 from .flags.results import with_result
 from .terminal import PlainConsole, give
-from .terminal.certification import choices_of_settings, tests_of_settings
+from .terminal.certification import print_choices
 from .terminal.summary import choices_table, confirmation_lines, speed_lines, tests_in_words
 
 
@@ -243,12 +243,7 @@ def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None
     console.print(
         f"Examples: {data.examples:,}{clusters}{groups}, of {printable_line(', '.join(data.patterns))}.", soft_wrap=True
     )
-    console.print(choices_of_settings(manifest))
-    console.print(tests_of_settings(manifest))
-    if rounds := rounds_in_words(manifest):
-        console.print(printable_line(rounds))
-    if per_cluster := clusters_in_words(manifest):
-        console.print(per_cluster)
+    print_choices(console, manifest)
     console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
 

@@ -12,19 +12,16 @@ Beam's own Python job service gives every job one worker, whatever the job asks 
 The pool starts the `python` on its PATH. Both answer to this machine alone: they ask nobody for a password.
 """
 
-import argparse
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apache_beam.options.pipeline_options import PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.portability.local_job_service import BeamJob, LocalJobServicer
 
-from .runners.loopback import OpenPortError, port_number, require_loopback
+from .runners.loopback import require_loopback, serve_until_ended
 from .runners.worker_processes import watch_workers
 
 
@@ -58,26 +55,15 @@ def start_job_service(port: int = 0) -> tuple[LocalJobServicer, int]:
     return service, port
 
 
+def _start(port: int) -> tuple[str, Callable[[], object]]:
+    logging.basicConfig(level=logging.ERROR)
+    service, port = start_job_service(port)
+    return f"localhost:{port}", service.stop
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until it is interrupted or terminated."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calm_beam.launch.job_service", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--port", type=port_number, required=True, help="0 for a free one")
-    flags = parser.parse_args(argv)
-    logging.basicConfig(level=logging.ERROR)
-    try:
-        service, port = start_job_service(flags.port)
-    except (OpenPortError, OSError) as error:
-        print(f"job service: {error}", file=sys.stderr)
-        return 1
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    print(f"job service at localhost:{port}", flush=True)
-    ended.wait()
-    service.stop()
-    return 0
+    return serve_until_ended(argv, name="job service", doc=__doc__ or "", start=_start)
 
 
 if __name__ == "__main__":

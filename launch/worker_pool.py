@@ -6,17 +6,15 @@ Beam's own pool starts a process for whoever reaches its port, from any machine.
 one with the same id, and ends the wrong one: TaskManagers of Flink on one machine number their workers alike.
 """
 
-import argparse
-import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
-from .runners.loopback import OpenPortError, listen_on_loopback, port_number, require_loopback
+from .runners.loopback import listen_on_loopback, require_loopback, serve_until_ended
 
 
 class _Pool(BeamFnExternalWorkerPoolServicer):
@@ -66,25 +64,14 @@ def start_worker_pool(port: int = 0) -> tuple[str, grpc.Server]:
     return address, server
 
 
+def _start(port: int) -> tuple[str, Callable[[], object]]:
+    address, server = start_worker_pool(port)
+    return address, lambda: server.stop(0)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until it is interrupted or terminated."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calm_beam.launch.worker_pool", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--port", type=port_number, required=True, help="0 for a free one")
-    flags = parser.parse_args(argv)
-    try:
-        address, server = start_worker_pool(flags.port)
-    except (OpenPortError, OSError) as error:
-        print(f"worker pool: {error}", file=sys.stderr)
-        return 1
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    print(f"worker pool at {address}", flush=True)
-    ended.wait()
-    server.stop(0)
-    return 0
+    return serve_until_ended(argv, name="worker pool", doc=__doc__ or "", start=_start)
 
 
 if __name__ == "__main__":

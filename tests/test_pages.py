@@ -8,6 +8,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGES = [*sorted(_ROOT.glob("*.md")), *sorted(_ROOT.glob("docs/**/*.md")), *sorted(_ROOT.glob("examples/*/*.md"))]
 _ARCHITECTURE = (_ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+_DECISIONS = sorted((_ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 _THEMES = ("gh-light-mode-only", "gh-dark-mode-only")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -72,9 +73,10 @@ def test_broken_links_are_found(tmp_path: pathlib.Path) -> None:
 
 
 def test_paths_of_the_architecture_exist() -> None:
-    """Every folder and module that ARCHITECTURE.md names is there."""
-    assert len(_PATH.findall(_ARCHITECTURE)) > 50
-    assert _missing_paths(_ARCHITECTURE) == []
+    """Every folder and module that ARCHITECTURE.md and the decisions name exists."""
+    named = "".join([_ARCHITECTURE, *(page.read_text(encoding="utf-8") for page in _DECISIONS)])
+    assert len(_PATH.findall(named)) > 100
+    assert _missing_paths(named) == []
     assert _missing_paths("`risk/no_such.py`, `no_room/` and no_such.py") == [
         "risk/no_such.py",
         "no_room/",
@@ -93,9 +95,23 @@ def test_every_room_is_in_the_architecture() -> None:
     assert {room for room in rooms if f"`{room}" not in _ARCHITECTURE} == set()
 
 
+def test_decisions_are_numbered_and_dated() -> None:
+    """Every decision has the number of its file, a date, what and why; the list has each once, in order."""
+    pages = {page.name: page.read_text(encoding="utf-8") for page in _DECISIONS}
+    assert [int(name.partition("-")[0]) for name in pages] == list(range(1, len(pages) + 1))
+    parts = r"# (\d+)\. (.+)\n\n\*(\d{4}-\d\d-\d\d)\*\n\n\*\*What\.\*\* [^\0]+\n\n\*\*Why\.\*\* "
+    lines = []
+    for name, text in pages.items():
+        number, title, date = re.match(parts, text).groups()  # type: ignore[union-attr]
+        lines.append(f"| [{number}]({name}) | {title} | {date} |")
+    index = (_ROOT / "docs" / "decisions" / "index.md").read_text(encoding="utf-8")
+    assert [line for line in index.splitlines() if line.startswith("| [")] == lines
+
+
 def test_the_door_is_small() -> None:
-    """README has at most 1,200 words and two pictures, and a clone is not made heavy by these."""
+    """README has at most 1,200 words and two small pictures, and ARCHITECTURE.md is a page of 700 words."""
     assert len((_ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
+    assert len(_ARCHITECTURE.split()) <= 700
     assert len(_PICTURES) == 2
     pictures = [*_PICTURES, *(_ROOT / "docs" / "pictures").iterdir()]
     assert all(picture.stat().st_size < 150_000 for picture in pictures)

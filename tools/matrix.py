@@ -4,8 +4,8 @@
     python -m tools.matrix --output=build/matrix --resolution=lowest tests/calm_beam/risk
 
 Each pair has an environment of its own below `--output`, made by uv, in which nothing is pinned but by the ranges: of
-`lowest`, what setup.py itself names has its lowest version, and what those need the newest that fits. What was run is
-the table at the end; a Python that is not here is named there as not run.
+`lowest`, what setup.py itself names has its lowest version, and what those need the newest that fits. The
+table at the end has the results; a Python that is missing is named there as not run.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 PYTHONS = ("3.11", "3.12", "3.13")
-# What uv calls them.
+# Their names in uv.
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 _NOT_HERE, _NOT_INSTALLED, _FAILED, _PASSED = "not run: this Python is not here", "not installable", "failed", "passed"
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -26,12 +26,12 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One pair of Python and resolution, and what came of it.
+    """One pair of Python and resolution, and its result.
 
     Attributes:
       python: Version, such as `3.12`.
       resolution: One of `RESOLUTIONS`.
-      verdict: In words.
+      verdict: As text.
       last: The last line that pytest or uv printed; empty where nothing ran.
     """
 
@@ -81,7 +81,7 @@ def pythons(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(python: str, resolution: str, interpreter: str | None, *, folder: pathlib.Path, tests: Sequence[str]) -> Run:
-    """Makes an environment and runs tests in it; the log of either stands beside it."""
+    """Makes an environment and runs tests in it; both logs are next to it."""
     if interpreter is None:
         return Run(python=python, resolution=resolution, verdict=_NOT_HERE)
     shutil.rmtree(folder, ignore_errors=True)

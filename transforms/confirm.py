@@ -7,10 +7,10 @@ import apache_beam as beam
 
 from calm_beam.calibration.confirmation import confirmed_outcome
 from calm_beam.calibration.result import CalibrationOutcome
-from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Plan, Variant
 from calm_beam.outputs import StoredGenerations
+from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
+from calm_beam.outputs.totals import CalibrationTotals
 
 from .calibrate import summed_variants
 from .scoring import ShardScorer

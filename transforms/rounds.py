@@ -7,12 +7,12 @@ import apache_beam as beam
 
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.rounds import Round, division_digest, rounds_of
-from calm_beam.calibration.scoring import USUAL_SCORING, Scoring
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Plan
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
 from calm_beam.outputs.assignment import SweepAssignment
+from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
+from calm_beam.outputs.totals import CalibrationTotals
 
 from .calibrate import totals_of_cluster
 from .decode import CheckFolders, decoding

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.plan import group_of, layout_of
-from calm_beam.calibration.scoring import USUAL_SCORING, ScoredGeneration, Scoring, score_by_policy
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan
 from calm_beam.metrics.registry import take_clipped
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
+from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs.scoring import USUAL_SCORING, ScoredGeneration, Scoring, score_by_policy
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.text import counted
 

@@ -1,1 +1,1 @@
-"""What decoding costs on whatever devices JAX finds, in one command."""
+"""The cost of decoding on the devices that JAX finds, in one command."""

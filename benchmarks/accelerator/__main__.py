@@ -28,7 +28,7 @@ from .table import Table
 # In this order; with the share of the time that each may take of what is left.
 _PARTS = {"programs": 0.4, "rates": 0.1, "decisions": 0.2, "sweeps": 0.5, "singles": 0.5, "batches": 1.0}
 _SECONDS, _QUICK_SECONDS = 900.0, 180.0
-# What a part that is over its time may take to end the case that it is at.
+# Seconds that a part may use beyond its time to finish its current case.
 _GRACE = 0.5
 _SHOWN_OF_ERRORS = 2000
 

@@ -92,7 +92,7 @@ class Clock:
                 continue
             try:
                 yield {**case, **measure()}
-            except Exception as error:  # Whatever a device does not take is a finding, not the end.
+            except Exception as error:  # A case that a device refuses is a finding, and does not end the run.
                 yield {**case, "failed": f"{type(error).__name__}: {error}"[:500]}
 
 

@@ -22,12 +22,12 @@ from .part import Case, Clock, Scale
 
 
 def measure(scale: Scale, clock: Clock) -> Iterator[Case]:
-    """Yields the seconds to compile each program, beside others, and those of a call on zeros."""
+    """Yields the seconds to compile each program, in parallel with others, and those of a call on zeros."""
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
         yield from clock.within(_cases(scale, pool))
     finally:
-        # What time was left for is compiled; the rest is not waited for.
+        # Programs that the remaining time allows are compiled; the rest is not waited for.
         pool.shutdown(cancel_futures=True)
 
 

@@ -1,4 +1,4 @@
-"""What early exits gain where prompts are served one at a time, against the full model."""
+"""The gain of early exits over the full model where prompts are served one at a time."""
 
 import functools
 from collections.abc import Callable, Iterator

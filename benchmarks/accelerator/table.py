@@ -1,4 +1,4 @@
-"""Cases in words, a line each, as they come."""
+"""Cases as text, a line each, as they finish."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -43,7 +43,7 @@ def served(
     said = [f"exit at layer {certain_exit}" if certain_exit else rule.confidence]
     said += [rule.state_propagation] if rule.state_propagation != "from_exit" else []
     said += [f"exits at every {rule.exit_interval} layers"] if rule.exit_interval > 1 else []
-    # Heads of their own ask those who leave, by a conditional more.
+    # With separate heads, exited rows run another head, in one more conditional.
     asks_head = rule.measure().needs.asks_head
     is_plain = asks_head or not has_own_exits(config)
     return Program(

@@ -41,7 +41,7 @@ class Program:
         """Bytes that each device has of the buffers which are written into.
 
         Arrays of one number do not count: Adafactor keeps them where it factors nothing, and a compiler that sees that
-        they are 0 makes them anew.
+        they are 0 creates them again.
         """
         given = (leaf for name in self.donated for leaf in jax.tree.leaves(self.options[name]))
         return sum(_bytes_of(leaf) for leaf in given if math.prod(leaf.shape) > 1)

@@ -18,7 +18,7 @@ from .program import Program
 
 # Steps of an output, tokens of a source.
 _STEPS, _SOURCE = 64, 64
-# Prompts that are gone through together.
+# Prompts that are prefilled together.
 _PROMPTS = 16
 # Tokens that all prompts begin with, of those of a prompt that shares them.
 _PREFIX, _LONG_SOURCE = 32, 128
@@ -103,7 +103,7 @@ class Steps:
         return jax.tree.map(lambda each: self._at.array(*each.shape, dtype=each.dtype), shapes)[0]
 
     def prefill(self, *, rows: int = _PROMPTS, source: int = _SOURCE) -> Program:
-        """Returns what goes through whole prompts, for keys and values of their own."""
+        """Returns the prefill of whole prompts, which computes their keys and values."""
         return Program(
             name=f"prefill, {rows} x {source}",
             placement=self._at,

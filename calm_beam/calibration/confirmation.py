@@ -28,6 +28,7 @@ from calm_beam.manifest import (
     PlannedTest,
     Variant,
 )
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk import elementary
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
@@ -38,7 +39,6 @@ from .plan import promise_of
 from .provenance import data_record, with_positions
 from .result import CalibrationOutcome, RiskRow, example_risk
 from .split import check_parts, check_split
-from .totals import CalibrationTotals
 from .variants import whole_of
 
 # Of epsilon: which p-values are aimed at where safer thresholds are confirmed first; any at the one that was chosen.
@@ -239,17 +239,21 @@ def confirmed_outcome(
     asked = _thresholds_of(paths)
     num_layers = manifest.model.layers
     per_spec = len(found.rows) // len(plan.tests)
-    rows, entries = list(found.rows), []
-    for index, (spec, entry, (level, path)) in enumerate(zip(plan.tests, manifest.calibrations, paths, strict=True)):
-        at_level = dataclasses.replace(spec, epsilon=level)
-        tests = []
+    tested: list[list[_Confirmation]] = []
+    for spec, (level, path) in zip(plan.tests, paths, strict=True):
+        # Aimed at the level that is settled by now: what is handed on later must not change a p-value.
+        aimed = dataclasses.replace(spec, epsilon=level)
+        tested.append([])
         for accepted in path:
             of_variant = totals[accepted.variant]
             # Those of a group may be none; of the whole they are some.
             check_parts(manifest.data.units, of_variant.risk.n, verb="confirm")
             place = asked[accepted.variant].index(accepted.threshold)
-            tests.append(_tested(of_variant, at_level, place, accepted=accepted, num_layers=num_layers))
-        tests = _in_sequence(tests)
+            tested[-1].append(_tested(of_variant, aimed, place, accepted=accepted, num_layers=num_layers))
+    levels = plan.confirmed_epsilons([[test.step.p_value for test in tests] for tests in tested])
+    rows, entries = list(found.rows), []
+    for index, (entry, level) in enumerate(zip(manifest.calibrations, levels, strict=True)):
+        tests = _in_sequence(tested[index], epsilon=level)
         confirmed = _confirmed(entry, tests, epsilon=level, num_layers=num_layers)
         if confirmed.threshold is not None and confirmed.threshold_by_position is None:
             settings = recorded_settings(manifest.decode_of(confirmed), (confirmed.threshold,))
@@ -288,7 +292,7 @@ class _Confirmation:
     """The test of a threshold by units that chose nothing.
 
     Attributes:
-      step: What a manifest says of it; rejected is whether its p-value is at most epsilon.
+      step: What a manifest says of it; rejected is whether its p-value is at most the level of its test.
       loss_sum: Exact sum of losses in units of 2^-32.
       example_risk: Mean loss over examples; None where units are examples.
       is_reached: Whether all tests before it held.
@@ -311,7 +315,8 @@ def _tested(
         n=evidence.n,
         risk=float(evidence.risks()[place]),
         p_value=p_value,
-        rejected=p_value <= spec.epsilon,
+        # Decided where the level is known.
+        rejected=False,
         layers=totals.of_group(spec.group).mean_layers(num_layers)[1 + place],
         variant=accepted.variant,
         near_ties=totals.of_group(spec.group).near_ties(place),
@@ -321,10 +326,14 @@ def _tested(
     )
 
 
-def _in_sequence(tests: Sequence[_Confirmation]) -> list[_Confirmation]:
+def _in_sequence(tests: Sequence[_Confirmation], *, epsilon: float) -> list[_Confirmation]:
     """Returns tests one after the other, of which those after the first that failed are not reached."""
-    failed = next((at for at, test in enumerate(tests) if not test.step.rejected), len(tests))
-    return [dataclasses.replace(test, is_reached=at <= failed) for at, test in enumerate(tests)]
+    held = [test.step.p_value <= epsilon for test in tests]
+    failed = next((at for at, holds in enumerate(held) if not holds), len(tests))
+    return [
+        dataclasses.replace(test, step=dataclasses.replace(test.step, rejected=held[at]), is_reached=at <= failed)
+        for at, test in enumerate(tests)
+    ]
 
 
 def _confirmed(entry: Calibration, tests: Sequence[_Confirmation], *, epsilon: float, num_layers: int) -> Calibration:

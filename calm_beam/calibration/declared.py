@@ -14,11 +14,10 @@ from typing import Any, ClassVar, Self
 
 from calm_beam.inputs.losses.rows import check_there, name_of
 from calm_beam.inputs.losses.shown import named
+from calm_beam.outputs.fingerprint import fingerprint_text
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.totals import sum_of_digests
-
-from .fingerprint import fingerprint_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Manifest
 from calm_beam.outputs import stored_prompts
-
-from .fingerprint import content_sum_of, fingerprint_text
+from calm_beam.outputs.fingerprint import content_sum_of, fingerprint_text
 
 
 def is_calibration_set(examples: Sequence[Example], manifest: Manifest) -> bool:

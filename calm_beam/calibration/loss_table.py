@@ -13,6 +13,7 @@ import numpy as np
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import ElsewhereRecord, SettingTest
+from calm_beam.outputs.fingerprint import fingerprint_text, merged_sums
 from calm_beam.risk.evidence import BettingTable, Evidence
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
@@ -20,8 +21,6 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.testing import statistics_for
 from calm_beam.risk.totals import means_up, sum_of_digests
-
-from .fingerprint import fingerprint_text, merged_sums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,12 +21,13 @@ from calm_beam.manifest import (
     PlannedTest,
     SequentialPlan,
     guarantee_in_words,
+    joint_procedure,
 )
 from calm_beam.outputs import DecodeJob
+from calm_beam.outputs.layout import Layout
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
-from .guarantee import MOST_KEPT_LOSSES, default_p_value
-from .layout import Layout
+from .guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served, specs_of
 from .pareto import CHOOSING_SHARE, PARTS, part_of
 
 _BLOCKS = 5
@@ -132,6 +133,7 @@ def plan_of(
         tests=tuple(specs),
         thresholds=settings.thresholds,
         joint_epsilon=terms.joint_epsilon,
+        joint_procedure=joint_procedure(terms.joint_epsilon, is_sequential=sequential is not None),
         cluster_key=cluster_key,
         salt=salt_of(terms.seed),
         on_error=terms.on_error,
@@ -176,6 +178,47 @@ def plan_of_job(
     )
 
 
+def settled_plan(
+    guarantees: Sequence[Guarantee],
+    job: DecodeJob,
+    data: Counted,
+    *,
+    groups: Sequence[str] = (),
+    joint: bool = False,
+    serve: str | None = None,
+    terms: PlanTerms = NOTHING_MORE,
+    settings: DecodeSettings | None = None,
+) -> Plan:
+    """Returns the plan of calibrating generations, with nothing left open: `calibrate` and `Calibrate` settle it here.
+
+    Args:
+      guarantees: What is asked for, by the full names of metrics.
+      job: What the generations are; of one of the variants, if there are several.
+      data: Counts the examples, where nobody has named a p-value.
+      groups: Names of groups, each of which is given every guarantee too.
+      joint: Whether all are to hold together with probability 1 - epsilon.
+      serve: The entry that will be served, as `place_of_served` takes it; None leaves that open.
+      terms: What else is asked.
+      settings: As in `plan_of_job`.
+
+    Raises:
+      ValueError: As `specs_of`, `place_of_served` and `plan_of`.
+    """
+    losses = None
+    if not groups and any(guarantee.p_value is None for guarantee in guarantees):
+        variants = 1 if terms.pareto is None else len(terms.pareto.variants)
+        thresholds = len((settings or job.settings).thresholds) * variants
+        losses = single_losses(data, thresholds=thresholds, entries=len(guarantees))
+    is_clustered = job.cluster_key is not None
+    specs = specs_of(guarantees, groups=groups, joint=joint, is_clustered=is_clustered, losses=losses)
+    terms = dataclasses.replace(
+        terms,
+        joint_epsilon=guarantees[0].epsilon if joint else None,
+        serve=None if serve is None else place_of_served(serve, specs),
+    )
+    return plan_of_job(specs, job, terms=terms, settings=settings)
+
+
 def check_specs(
     specs: Sequence[PlannedTest],
     *,
@@ -212,7 +255,7 @@ def as_settled_before(plan: Plan) -> Plan:
     """Returns a plan whose p-values nobody has named as it was when all of them were made of sums.
 
     So what an earlier version has begun, or finished, is gone on with as it was asked. Of several variants, a part of
-    the set chose then.
+    the set chose then, and every promise kept its epsilon.
     """
     pareto = plan.pareto
     if pareto is not None and not has_parts(plan):
@@ -225,18 +268,25 @@ def as_settled_before(plan: Plan) -> Plan:
         )
         for test in plan.tests
     ]
-    return dataclasses.replace(plan, tests=tuple(tests), pareto=pareto)
+    return dataclasses.replace(plan, tests=tuple(tests), pareto=pareto, joint_procedure=None)
 
 
-def gone_on_with(plan: Plan, listed: Sequence[EarlierPlan]) -> Plan:
+def earlier_forms(plan: Plan, *, is_open: bool) -> tuple[Plan, ...]:
+    """Returns a plan as earlier versions have asked the same; `is_open` if nobody has named a p-value."""
+    forms = [dataclasses.replace(plan, joint_procedure=None), *([as_settled_before(plan)] if is_open else [])]
+    return tuple(form for form in dict.fromkeys(forms) if form != plan)
+
+
+def gone_on_with(plan: Plan, listed: Sequence[EarlierPlan], *, is_open: bool) -> Plan:
     """Returns the plan of a run that goes on: this one, or the same as an earlier version has listed it.
 
     Args:
-      plan: What is asked for, where nobody has named a p-value.
+      plan: What is asked for.
       listed: The plans that were asked of the outputs.
+      is_open: Whether nobody has named a p-value.
     """
-    digests, before = {each.plan for each in listed}, as_settled_before(plan)
-    return before if before.digest in digests and plan.digest not in digests else plan
+    digests = {each.plan for each in listed}
+    return next((form for form in (plan, *earlier_forms(plan, is_open=is_open)) if form.digest in digests), plan)
 
 
 def set_part(plan: Plan, name: str) -> SetPart | None:
@@ -275,6 +325,7 @@ def promise_of(plan: Plan, *, most_confirmed: int = 0) -> str:
     """Returns what the planned tests promise together, in words; `most_confirmed` as in `guarantee_in_words`."""
     return guarantee_in_words(
         joint_epsilon=plan.joint_epsilon,
+        hands_on=plan.hands_on,
         cluster_key=plan.cluster_key,
         group_key=plan.group_key,
         is_sequential=plan.sequential is not None,

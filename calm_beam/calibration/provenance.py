@@ -28,10 +28,10 @@ from calm_beam.manifest import (
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.registry import source_digests
 from calm_beam.outputs import DecodeJob
+from calm_beam.outputs.totals import CalibrationTotals
 
 from .pareto import CHOOSING
 from .plan import has_parts, promise_of
-from .totals import CalibrationTotals
 from .variant_costs import VariantCosts
 
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from calm_beam.manifest import Calibration, Manifest, PathEntry, Plan, PlannedTest, Variant
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
-
-from .totals import CalibrationTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
 
     Source: CALM Algorithm 1 (calibration with fixed sequence testing).
     """
-    tested = [test.after(1) for test in grid_tests([totals], plan.tests)]
+    tested = [test.after(1) for test in grid_tests([totals], plan.tests, hands_on=plan.hands_on)]
     return rows_of(totals, plan, tested=tested, num_layers=num_layers)
 
 
@@ -174,18 +173,21 @@ def choose_thresholds(
       full_cost: What a token of the full model costs, where rows have costs: what costs no less is not promised.
     """
     per_spec = len(rows) // len(plan.tests)
+    # Rows of a grid are in its order.
+    all_tested = [
+        sorted((row for row in rows[start : start + per_spec] if row.tested), key=lambda row: row.place or 0)
+        for start in range(0, len(rows), per_spec)
+    ]
+    levels = plan.tested_epsilons([[row.p_value for row in tested] for tested in all_tested])
     entries = []
-    for index, spec in enumerate(plan.tests):
-        tested = [row for row in rows[index * per_spec : (index + 1) * per_spec] if row.tested]
-        # Rows of a grid are in its order.
-        tested.sort(key=lambda row: row.place or 0)
+    for spec, tested, level in zip(plan.tests, all_tested, levels, strict=True):
         path = [PathEntry.of(row) for row in tested]
         of_none: dict[str, Any] = {"threshold": None, "variant": None, "layers": num_layers, "risk": 0.0}
         last = next((row for row in reversed(tested) if row.rejected), None)
         if last is not None and last.cost is not None and full_cost is not None and last.cost >= full_cost:
             entries.append(Calibration(path=tuple(path), pays=False, **vars(spec), **of_none))
         else:
-            entries.append(Calibration.of_tests(spec, path, **of_none))
+            entries.append(Calibration.of_tests(spec, path, level=level, **of_none))
     return tuple(entries)
 
 

@@ -21,14 +21,14 @@ from calm_beam.manifest import Plan, content_digest
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.registry import metric_source_digest
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredGenerations, StoredShard, stored_shard, whole_shard
+from calm_beam.outputs.contrast import Contrast, Sample
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.totals import CalibrationTotals, Sums
+from calm_beam.outputs.unseen import Unseen, UnseenText
 from calm_beam.risk.totals import RiskTotals
 from calm_beam.storage import is_file, joined, list_files, open_input, replacing, strict_json
 
-from .contrast import Contrast, Sample
-from .layout import Layout
 from .plan import layout_of
-from .totals import CalibrationTotals, Sums
-from .unseen import Unseen, UnseenText
 
 _SCHEMA = "calm-beam/round/v1"
 

@@ -18,6 +18,7 @@ from calm_beam.manifest import (
     SettingPlan,
     looks_by_round,
 )
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.risk.stopping import Proved
 from calm_beam.risk.testing import GridTest, grid_tests
@@ -25,7 +26,6 @@ from calm_beam.risk.testing import GridTest, grid_tests
 from . import settings
 from .evaluated import EvaluatedLosses
 from .result import RiskRow, choose_thresholds, rows_of
-from .totals import CalibrationTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

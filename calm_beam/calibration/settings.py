@@ -20,10 +20,10 @@ from calm_beam.manifest import (
     guarantee_in_words,
     time_of_now,
 )
+from calm_beam.outputs.fingerprint import fingerprint_text, id_sample
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.testing import TESTED_COLUMNS, TestedSetting, grid_tests
 
-from .fingerprint import fingerprint_text, id_sample
 from .loss_table import LossTable
 
 
@@ -70,7 +70,7 @@ def setting_rows(
 
     Source: Angelopoulos et al. (2021), "Learn then Test"; CALM Algorithm 1 for thresholds.
     """
-    tests = grid_tests([sweep.ordered(plan.order, salt=plan.salt)], plan.tests)
+    tests = grid_tests([sweep.ordered(plan.order, salt=plan.salt)], plan.tests, hands_on=plan.hands_on)
     return tuple(
         rows_of(test, found.after(1), order=plan.order, costs=costs)
         for test, found in zip(plan.tests, tests, strict=True)
@@ -130,6 +130,7 @@ def setting_manifest(
     guarantee = guarantee_in_words(
         kind=SETTINGS,
         joint_epsilon=plan.joint_epsilon,
+        hands_on=plan.hands_on,
         cluster_key=plan.cluster_key,
         group_key=plan.group_key,
         is_sequential=sequential is not None,
@@ -174,9 +175,9 @@ def _with_example_risk(entry: SettingCalibration, sweep: LossTable) -> SettingCa
 
 def entries_of(plan: SettingPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[SettingCalibration, ...]:
     """Returns what a manifest says of every test, given what that says of every setting, in testing order."""
+    paths = [[SettingStep.of(row) for row in of_test if row.tested] for of_test in rows]
+    levels = plan.tested_epsilons([[step.p_value for step in path] for path in paths])
     return tuple(
-        SettingCalibration.of_tests(
-            test, [SettingStep.of(row) for row in of_test if row.tested], setting=None, cost=None, risk=None
-        )
-        for test, of_test in zip(plan.tests, rows, strict=True)
+        SettingCalibration.of_tests(test, path, level=level, setting=None, cost=None, risk=None)
+        for test, path, level in zip(plan.tests, paths, levels, strict=True)
     )

@@ -8,13 +8,13 @@ from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import ElsewhereRecord, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import FinishedSettings, Generation, OutputsError, SettingJob, read_generations, stored_shard
+from calm_beam.outputs.contrast import Contrast
 from calm_beam.outputs.folder import SettingHome
+from calm_beam.outputs.scoring import score_by_policy
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.storage import absolute
 
-from .contrast import Contrast
 from .loss_table import LossTable, check_every_cost, mean_cost
-from .scoring import score_by_policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,16 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import Need
 from calm_beam.manifest import Plan, PlannedTest, Variant
 from calm_beam.outputs import OutputsError
+from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.unseen import largest_unseen
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.testing import GridTest, TestedSetting, outcomes_of, p_values_for
 
-from .contrast import Contrast
 from .pareto import CHOOSING, TESTING, pareto_choice
 from .plan import has_parts
 from .result import RiskRow, asked_of
 from .split import check_parts
-from .totals import CalibrationTotals
-from .unseen import largest_unseen
 from .variant_costs import VariantCosts
 
 
@@ -112,7 +112,7 @@ def _rows(
     grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
     choosing_costs = _costs(choosing_layers, [variant for variant, _ in grid], costs)
     choice = pareto_choice(chosen_by, p_values, costs=choosing_costs or choosing_layers, epsilon=spec.epsilon)
-    tested = outcomes_of(spec, testing, p_values=p_values, decided=choice.test)
+    tested = outcomes_of(testing, p_values=p_values, decided=choice.test)
     places = {index: place for place, index in enumerate(choice.path, start=1)}
     return [
         _row(

@@ -25,14 +25,14 @@ from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import AskedTest, Calibration, Objective
 from calm_beam.metrics.registry import Metric
 from calm_beam.outputs import Generation
+from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs.scoring import score_by_policy
+from calm_beam.outputs.unseen import Unseen
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.pvalues import excess_p_values, p_values_of
 
-from .contrast import Contrast
 from .loss_table import LossTable
-from .scoring import score_by_policy
-from .unseen import Unseen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ import numpy as np
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.shown import named
 from calm_beam.manifest import SettingCalibration, SettingManifest
+from calm_beam.outputs.fingerprint import come_again, fingerprint_text
 from calm_beam.text import counted
 
 from .anytime import AnytimeEvidence
-from .fingerprint import come_again, fingerprint_text
 from .loss_table import LossTable
 from .verification import Verdict, judged
 

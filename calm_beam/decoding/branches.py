@@ -12,7 +12,8 @@ from typing import Self
 import numpy as np
 
 from calm_beam.exits.measures import Measure, Need
-from calm_beam.exits.rule import ExitRule, PassedOn
+from calm_beam.exits.propagations import PassedOn
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
 from .settings import check_sizes

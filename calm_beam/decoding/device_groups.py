@@ -109,11 +109,6 @@ def _lock_of(devices: tuple[jax.Device, ...]) -> "threading.RLock":
     return threading.RLock()
 
 
-def first_device() -> DeviceGroup:
-    """Returns the first device of this process, alone."""
-    return DeviceGroup(jax.local_devices()[:1], Division())
-
-
 def device_groups(
     config: ModelConfig, *, model_parallelism: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> list[DeviceGroup]:

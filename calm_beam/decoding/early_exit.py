@@ -20,8 +20,9 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import certify
 from calm_beam.exits.decision import decide_by_logits
 from calm_beam.exits.measures import Need
+from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.quantised_head import CertifiedHead, heads_of_form
-from calm_beam.exits.rule import ExitRule, PassedOn
+from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.heads import has_own_exits, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position, of_layer

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.exits.rule import PassedOn, Propagation
+from calm_beam.exits.propagations import PassedOn, Propagation
 
 from .paths import Rows
 

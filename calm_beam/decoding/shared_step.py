@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.exits.measures import Need
-from calm_beam.exits.rule import PassedOn
+from calm_beam.exits.propagations import PassedOn
 
 from .branches import Branches
 from .decisions import Decisions

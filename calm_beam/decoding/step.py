@@ -5,7 +5,7 @@ import abc
 import numpy as np
 
 from calm_beam.exits.measures import Need
-from calm_beam.exits.rule import PassedOn
+from calm_beam.exits.propagations import PassedOn
 
 from .branches import Branches
 from .decisions import Decisions

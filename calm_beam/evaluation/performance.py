@@ -11,8 +11,9 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.decoding.prompts import Prompt
-from calm_beam.exits.rule import PROPAGATIONS, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings

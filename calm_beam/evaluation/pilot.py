@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.errors import UsageError, naming
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, Objective, read_manifest
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, StoredShard, read_generations
 from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs.scoring import score_by_policy
 from calm_beam.outputs.timing import RunTiming, ShardTiming, read_run_timing, read_timings
 from calm_beam.storage import absolute, is_file, joined, parent
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.inputs.examples import Example
+from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.text import counted
 

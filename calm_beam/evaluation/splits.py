@@ -17,9 +17,9 @@ from typing import Self
 
 import numpy as np
 
-from calm_beam.calibration.layout import Layout
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Objective
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.totals import RiskTotals
 

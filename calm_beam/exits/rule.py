@@ -1,139 +1,18 @@
 """The exit rule: everything but the threshold that decides where a token exits.
 
-It names a confidence measure, a schedule and a state propagation. Schedules and propagations are here: how the
-threshold moves over the positions of an output, and what the layers that a token skipped make their keys and values of.
-Standard library only: manifests read this.
+It names a confidence measure, a schedule and a state propagation: how sure a layer is, how the threshold moves over the
+positions of an output, and what the layers that a token skipped make their keys and values of. Standard library only:
+manifests read this.
 """
 
 import dataclasses
-import enum
-import types
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Self
 
 from .measures import MEASURES, Measure, MeasureError, Need, is_measure_name, is_own, measure_named, source_digest
+from .propagations import PROPAGATIONS, PassedOn, Propagation
+from .schedules import SCHEDULES
 
 TOKEN_SOURCES = ("exit_layer", "last_layer")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """A way for the threshold to move.
-
-    Attributes:
-      name: What flags and manifests call it.
-      meaning: What it does, in a few words.
-      decays: Whether it has a temperature tau.
-      factors: Makes scale and shift of 0.1 exp(-tau t / N), a number or an array over positions t: the threshold at t
-        is clip(scale * threshold + shift, 0, 1).
-    """
-
-    name: str
-    meaning: str
-    decays: bool
-    factors: Callable[[Any], tuple[Any, Any]]
-
-
-SCHEDULES: Mapping[str, Schedule] = types.MappingProxyType(
-    {
-        schedule.name: schedule
-        for schedule in (
-            Schedule(name="constant", meaning="the same everywhere", decays=False, factors=lambda _: (1.0, 0.0)),
-            # CALM, Eq. 5 (decaying threshold).
-            Schedule(
-                name="decay",
-                meaning="falling by the paper's Eq. 5",
-                decays=True,
-                factors=lambda decay: (0.9, decay),
-            ),
-            # As released, that code's sampler never passes the position, so that t is always 0: whatever its tau, it
-            # decodes with a constant threshold. To repeat what it does, take `constant`.
-            Schedule(
-                name="decay_t5x",
-                meaning="falling by the formula in the released T5X code (which itself, as released, decodes with a "
-                "constant one)",
-                decays=True,
-                factors=lambda decay: (0.9 + decay, 0.0),
-            ),
-        )
-    }
-)
-
-
-class PassedOn(enum.Enum):
-    """What of a token that exits at layer j a skipped layer k > j is given; decoders go by it, never by a name.
-
-    EXIT_STATE: The state d^j, of which layer k makes keys and values with its own weights.
-    FIRST_STATE: The output of the first layer that may exit, likewise.
-    KEYS_VALUES: The keys and values of layer j, copied.
-    NOTHING: Nothing is skipped: every layer has its own, as if the token had gone through all of them.
-    """
-
-    EXIT_STATE = enum.auto()
-    FIRST_STATE = enum.auto()
-    KEYS_VALUES = enum.auto()
-    NOTHING = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Propagation:
-    """A way of state propagation.
-
-    Attributes:
-      name: What flags and manifests call it.
-      meaning: What it does, in a few words.
-      passed_on: What skipped layers are given.
-    """
-
-    name: str
-    meaning: str
-    passed_on: PassedOn
-
-    @property
-    def separates_exit(self) -> bool:
-        """Whether the layer right above the exit keeps something else than it would have made itself.
-
-        Then layer i tells exits at i - 1 from later ones. With EXIT_STATE it does not: both are its keys and values of
-        d^(i-1).
-        """
-        return self.passed_on in (PassedOn.FIRST_STATE, PassedOn.KEYS_VALUES)
-
-    @property
-    def needs_full_model(self) -> bool:
-        """Whether every layer has to run for every token, so that exits save nothing."""
-        return self.passed_on is PassedOn.NOTHING
-
-
-PROPAGATIONS: Mapping[str, Propagation] = types.MappingProxyType(
-    {
-        propagation.name: propagation
-        for propagation in (
-            # CALM, "State propagation": d^k = d^j.
-            Propagation(
-                name="from_exit",
-                meaning="skipped layers make keys and values of the exit layer's state",
-                passed_on=PassedOn.EXIT_STATE,
-            ),
-            # The released T5X code passes on `decoder_hidden`, which is the first exit's state.
-            Propagation(
-                name="from_first_exit",
-                meaning="skipped layers make keys and values of the state of the first layer that may exit",
-                passed_on=PassedOn.FIRST_STATE,
-            ),
-            Propagation(
-                name="full_cache",
-                meaning="nothing is skipped, the cache is the full model's; for analysis",
-                passed_on=PassedOn.NOTHING,
-            ),
-            # CALM, "State propagation": the ablation that does badly.
-            Propagation(
-                name="projected",
-                meaning="skipped layers copy keys and values of the exit layer",
-                passed_on=PassedOn.KEYS_VALUES,
-            ),
-        )
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from calm_beam.exits.rule import SCHEDULES
 from calm_beam.risk import elementary
 
 from .rule import ExitRule
+from .schedules import SCHEDULES
 
 
 def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -51,7 +51,7 @@ class Example:
       input: The prompt as text, without task prefix; None if it came as token ids.
       input_ids: The prompt as token ids, taken as they are; None if it came as text.
       references: Right answers as texts, possibly none. Of `reference_ids` they are made where prompts are encoded:
-        `decoding.prompts.with_reference_texts`.
+        `inputs.prompts.with_reference_texts`.
       reference_ids: Right answers as token ids; None if they came as texts.
       cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
       group: Name of the group it belongs to, such as its language; None where groups are not told apart.

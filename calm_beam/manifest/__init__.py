@@ -54,12 +54,14 @@ from ._model import engine_difference as engine_difference
 from ._model import threshold_in_words as threshold_in_words
 from ._plan import CONFIRM_PATH as CONFIRM_PATH
 from ._plan import COUNT_NEAR_TIES as COUNT_NEAR_TIES
+from ._plan import HAND_ON as HAND_ON
 from ._plan import NEAR_TIES as NEAR_TIES
 from ._plan import WORST_NEAR_TIES as WORST_NEAR_TIES
 from ._plan import EarlierPlan as EarlierPlan
 from ._plan import ParetoPlan as ParetoPlan
 from ._plan import Plan as Plan
 from ._plan import SettingPlan as SettingPlan
+from ._plan import joint_procedure as joint_procedure
 from ._rounds import EarlierEnd as EarlierEnd
 from ._rounds import SequentialPlan as SequentialPlan
 from ._rounds import SequentialRecord as SequentialRecord
@@ -71,6 +73,7 @@ from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words
 from ._sentences import engine_in_words as engine_in_words
 from ._sentences import near_ties_in_words as near_ties_in_words
+from ._sentences import not_proved_in_words as not_proved_in_words
 from ._sentences import ordinal as ordinal
 from ._sentences import p_value_beside as p_value_beside
 from ._sentences import plans_in_words as plans_in_words

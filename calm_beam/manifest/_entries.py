@@ -112,7 +112,8 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
       pays: False where a threshold was accepted and nothing is promised, since the cheapest that was found safe costs
         no less than the full model, by `cost` of the manifest or as it was then measured; None elsewhere.
       confirming_epsilon: Level of the confirmations: of promises that hold together, those that have something to
-        confirm divide the epsilon of those that have not. None where it is `epsilon`, or nothing was to be confirmed.
+        confirm divide the epsilon of those that have not, and what those hand on that are confirmed. None where it is
+        `epsilon`, or nothing was to be confirmed.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -142,7 +143,9 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
 
     @property
     def promised_epsilon(self) -> float:
-        """Allowed probability that the promise is broken: the level of the tests that it rests on."""
+        """Level of the tests that the promise rests on: those that confirm it, where there are some, or of its path."""
+        if self.confirmation is None:
+            return self.path_level
         return self.epsilon if self.confirming_epsilon is None else self.confirming_epsilon
 
     @property

@@ -28,6 +28,7 @@ def guarantee_in_words(
     *,
     kind: str = THRESHOLDS,
     joint_epsilon: float | None = None,
+    hands_on: bool = False,
     cluster_key: str | None = None,
     group_key: str | None = None,
     is_sequential: bool = False,
@@ -40,6 +41,7 @@ def guarantee_in_words(
     Args:
       kind: What it is about, `THRESHOLDS` or `SETTINGS`.
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
+      hands_on: Whether entries that hold together hand on what they need no more of their epsilon.
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
       group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
@@ -58,11 +60,19 @@ def guarantee_in_words(
             "Several entries are not promised to hold together."
         )
     else:
-        its_own = "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
+        if hands_on:
+            level = "tested_epsilon" + (" or confirming_epsilon" if most_confirmed else "")
+            alone = (
+                "Entries that had nothing left to test have handed their epsilon on. An entry without a "
+                f"{level} holds alone with probability at least 1 - its own epsilon; one with it was tested at that "
+                f"level, and holds with probability at least 1 - {joint_epsilon:g}."
+            )
+        else:
+            its_own = "its own epsilon" + (", or its confirming_epsilon where it has one" if most_confirmed > 1 else "")
+            alone = f"Each alone holds with probability at least 1 - {its_own}."
         promise = (
             f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
-            f"{sample}, the expected loss {nouns['of_every']} is at most that entry's delta, {draws}. Each alone holds "
-            f"with probability at least 1 - {its_own}."
+            f"{sample}, the expected loss {nouns['of_every']} is at most that entry's delta, {draws}. {alone}"
         )
     if cluster_key is not None:
         promise += (

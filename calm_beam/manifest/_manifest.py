@@ -178,6 +178,18 @@ class WrittenManifest(Record, Generic[_Entry]):
     def _content(self) -> dict[str, object]:
         return {**self.heads(self.schema_version), **super().to_dict()}
 
+    def error_of(self, entry: _Entry) -> float:
+        """Returns the probability with which the promise of an entry may be broken, taken alone.
+
+        That is the level of its tests, if it was settled beforehand. Where others have handed theirs on, losses decided
+        the level, and what is sure is what all entries promise together.
+        """
+        plan = self.plan
+        is_raised = plan is not None and plan.hands_on and entry.promised_epsilon != entry.epsilon
+        if plan is None or plan.joint_epsilon is None or not is_raised:
+            return entry.promised_epsilon
+        return plan.joint_epsilon
+
     def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> _Entry:
         """Returns the one entry with these values; any may be left out where one matches the rest.
 
@@ -427,9 +439,11 @@ class Manifest(WrittenManifest[Calibration]):
     def _check_confirming_epsilons(self) -> None:
         """Refuses levels of confirmations that are not those of the plan."""
         assert self.plan is not None, "without a plan there is no confirmation"
-        levels = self.plan.confirming_epsilons([entry.chosen is not None for entry in self.calibrations])
+        levels = self.plan.confirmed_epsilons(
+            [[step.p_value for step in entry.confirmation or ()] for entry in self.calibrations]
+        )
         for index, (entry, level) in enumerate(zip(self.calibrations, levels, strict=True)):
-            if entry.promised_epsilon != level:
+            if entry.confirmation is not None and entry.promised_epsilon != level:
                 raise ManifestError(
                     f"calibrations[{index}].confirming_epsilon must be its share of plan.joint_epsilon, which is "
                     f"{shown(level)}, got {shown(entry.promised_epsilon)}"

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar
 
 from calm_beam.errors import ManifestError
 from calm_beam.exits.measures import MEASURES, Need, is_own
-from calm_beam.exits.rule import PROPAGATIONS, SCHEDULES
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.storage.record_values import AnyText, Number, OneOf, Positive, Temperature, Text, shown
 from calm_beam.storage.records import Record
 
@@ -26,6 +27,9 @@ LOOP = "xla_loop"
 """The engine of single prompts that XLA decodes in a loop on the device."""
 # Those that earlier versions certified by XLA.
 _GONE_HEADS = ("int8", "bfloat16")
+# Accelerators on which `benchmarks.across_devices` has found no confidence that differs between a sweep and batches of
+# any size, one device to a model.
+_SEEN_BATCH_INVARIANT = ("gpu NVIDIA H100 80GB HBM3",)
 HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
 _DECAYING = [name for name, schedule in SCHEDULES.items() if schedule.decays]
 # Two correct exponentials differ by a few units in the last place of 2^-52. Less than that moves a float32, whose own
@@ -93,9 +97,15 @@ class EngineRecord(Record):
         return self.head in _GONE_HEADS
 
     @property
-    def depends_on_company(self) -> bool:
-        """Whether a prompt may be rounded otherwise beside others: on an H100 it was; others have not been tried."""
-        return self.name == "xla" and self.instructions is not None and not self.instructions.startswith("cpu")
+    def is_batch_invariant(self) -> bool:
+        """Whether a prompt is known to be rounded in the same way whatever else is in its batch.
+
+        On CPUs it is, and on the kinds of accelerators on which it was seen. Code that was only compiled for others
+        counts as not known.
+        """
+        if self.name != "xla" or self.instructions is None or self.instructions.startswith("cpu"):
+            return True
+        return self.instructions in _SEEN_BATCH_INVARIANT
 
     def is_unlike(self, other: "EngineRecord") -> bool:
         """Returns whether the other is known to be another engine; instructions that one does not say are not told."""
@@ -167,7 +177,7 @@ class DecodeRecord(ExitRuleRecord):
 
     Attributes:
       state_propagation: How the layers that an earlier token skipped get their keys and values, one of
-        `calm_beam.exits.rule.PROPAGATIONS`.
+        `calm_beam.exits.propagations.PROPAGATIONS`.
       max_input_length: Longest input in tokens; longer ones are cut.
       max_decode_length: Longest output in tokens; also N of a decaying schedule.
       task_prefix: Text put before every input, possibly empty.

@@ -1,7 +1,6 @@
 """What a run was asked for when it started, what was asked before, and whether that is what was then tested."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from calm_beam.errors import ManifestError
 from calm_beam.inputs.losses import DIRECTIONS
+from calm_beam.risk.handing_on import joint_levels
 from calm_beam.storage.record_values import AtLeast, Count, Items, OneOf, Share, Text, Unit, UtcTime, shown
 from calm_beam.storage.records import DigestedRecord, Record
 
@@ -21,6 +21,13 @@ ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
 CONFIRM_PATH = 3
 """How many thresholds of an entry are confirmed at most: the chosen one, and two that are safer."""
+HAND_ON = "hand_on"
+"""How promises that hold together divide their epsilon: what has nothing left to test hands its own to the others."""
+
+
+def joint_procedure(joint_epsilon: float | None, *, is_sequential: bool) -> str | None:
+    """Returns how promises divide their epsilon; None where each keeps its own: alone, or in rounds."""
+    return None if joint_epsilon is None or is_sequential else HAND_ON
 
 
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
@@ -103,6 +110,9 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
       group_key: What names the group of an example, where groups have promises of their own; None where none has.
       salt: Decides the order of examples, for p-values that need one.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
+      joint_procedure: `hand_on` where promises that hold together hand on the epsilon of those that have nothing left
+        to test (`calm_beam.risk.handing_on`). None where each keeps its own, as with early writers and in rounds, and
+        where each holds alone.
     """
 
     # What is tested, in words.
@@ -114,9 +124,12 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
     group_key: Text | None
     salt: Text
     sequential: _Rule | None = None
+    joint_procedure: Annotated[str, OneOf((HAND_ON,))] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.joint_procedure is not None and (self.joint_epsilon is None or self.sequential is not None):
+            raise ManifestError("joint_procedure must be left out without joint_epsilon, and where there is sequential")
         total = sum(test.epsilon for test in self.tests)
         if self.joint_epsilon is not None and total > self.joint_epsilon * (1 + _ROUNDING):
             raise ManifestError(
@@ -148,6 +161,36 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
                         f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
                     )
             self._check_path(entry, at=f"calibrations[{index}].path")
+        levels = self.tested_epsilons([[step.p_value for step in entry.path] for entry in calibrations])
+        for index, (entry, level) in enumerate(zip(calibrations, levels, strict=True)):
+            if entry.path_level != level:
+                raise ManifestError(
+                    f"calibrations[{index}].tested_epsilon must be {shown(level)}, which is what others have handed on "
+                    f"and its own epsilon, or left out where that is all; its path was tested at "
+                    f"{shown(entry.path_level)}"
+                )
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether promises of which all is proved hand their epsilon on to the others."""
+        return self.joint_procedure == HAND_ON
+
+    def tested_epsilons(self, p_values: Sequence[Sequence[float]]) -> list[float]:
+        """Returns the level at which each promise is tested: its own epsilon, and what others hand on to it.
+
+        Those hand theirs on whose fixed sequence of tests has come to the end of the grid, having found all of it safe.
+
+        Args:
+          p_values: For each promise, those of all that was tested, in that order.
+        """
+
+        def has_ended(place: int, level: float) -> bool:
+            found = p_values[place]
+            is_whole = self.tests[place].procedure == "fixed_sequence" and len(found) == len(self.grid)
+            return is_whole and max(found) <= level
+
+        epsilons = [test.epsilon for test in self.tests]
+        return joint_levels(epsilons, has_ended=has_ended) if self.hands_on else epsilons
 
     @property
     def grid(self) -> Sequence[object]:
@@ -242,7 +285,7 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         return 0 if self.confirm_share is None else self.confirm_path or 1
 
     def confirming_epsilons(self, has_chosen: Sequence[bool]) -> list[float]:
-        """Returns the level at which each promise is confirmed: its own epsilon, or more where all hold together.
+        """Returns the level at which each promise begins to be confirmed: its epsilon, or more where all hold together.
 
         Promises that chose nothing have nothing to confirm, and leave their epsilon to the others in proportion. Who
         chose is settled before any loss is seen that confirms, and the levels add up to the joint epsilon, so that the
@@ -255,11 +298,25 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         """
         epsilons = [test.epsilon for test in self.tests]
         is_divided = self.joint_epsilon is not None and self.confirm_path is not None
-        if not is_divided or all(has_chosen) or not any(has_chosen):
-            return epsilons
-        left = math.fsum(epsilon for epsilon, chose in zip(epsilons, has_chosen, strict=True) if chose)
-        factor = math.fsum(epsilons) / left
-        return [epsilon * factor if chose else epsilon for epsilon, chose in zip(epsilons, has_chosen, strict=True)]
+        return joint_levels(epsilons, has_begun=has_chosen) if is_divided else epsilons
+
+    def confirmed_epsilons(self, p_values: Sequence[Sequence[float]]) -> list[float]:
+        """Returns the level at which each promise is confirmed in the end, given what confirmed it.
+
+        A promise whose chosen threshold was confirmed has nothing left to test either, and hands its level on.
+
+        Args:
+          p_values: For each promise those of the tests that confirm it, in their order, all of them or up to the first
+            that failed; none where nothing was chosen.
+        """
+        has_chosen = [len(found) > 0 for found in p_values]
+        if not self.hands_on:
+            return self.confirming_epsilons(has_chosen)
+        return joint_levels(
+            [test.epsilon for test in self.tests],
+            has_ended=lambda place, level: max(p_values[place]) <= level,
+            has_begun=has_chosen,
+        )
 
     def confirmed_by(self, share: float | None) -> "Plan":
         """Returns the plan with a share of the units that confirms what the others choose; None for none."""

@@ -188,6 +188,15 @@ def p_value_beside(p_value: float, epsilon: float) -> str:
     return next(right, repr(p_value))
 
 
+def not_proved_in_words(p_value: float, epsilon: float) -> str:
+    """Returns why a test has failed.
+
+    >>> not_proved_in_words(0.3123, 0.05)
+    'could not be proved safe: p = 0.31 exceeds ε = 0.05'
+    """
+    return f"could not be proved safe: p = {p_value_beside(p_value, epsilon)} exceeds ε = {epsilon:g}"
+
+
 def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
     """Returns what metrics did not see, in a sentence for each finding; empty where there is none.
 

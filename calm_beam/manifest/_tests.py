@@ -286,6 +286,8 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
       looks: What was found after every round, where the tests were watched; None elsewhere.
       example_risk: Mean loss over the examples at what is promised, where clusters are the independent units and the
         risk is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
+      tested_epsilon: Level of the tests of the path, where other promises that hold together with this one had nothing
+        left to test and handed theirs on. None where it is `epsilon`.
     """
 
     # What is tested, and what that costs: fields of the entry, of its steps and of its looks.
@@ -295,12 +297,27 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
     path: Annotated[tuple[_Step, ...], Items(1, "have an entry for everything that was tested")]
     looks: Annotated[tuple[_Look, ...], Items(1, "have an entry for every round")] | None = None
     example_risk: Signed | None = None
+    tested_epsilon: Share | None = None
+
+    @property
+    def path_level(self) -> float:
+        """Level of the tests of the path."""
+        return self.epsilon if self.tested_epsilon is None else self.tested_epsilon
+
+    @property
+    def promised_epsilon(self) -> float:
+        """Level of the tests that the promise rests on."""
+        return self.path_level
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for index, step in enumerate(self.path):
             step.check_of(f"path[{index}]", group=self.group, lowest=self._lowest)
-        _check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
+        if self.tested_epsilon is not None and not self.tested_epsilon > self.epsilon:
+            raise ManifestError(
+                f"tested_epsilon must be above epsilon, or be left out, got {shown(self.tested_epsilon)}"
+            )
+        _check_decisions(self.path, procedure=self.procedure, epsilon=self.path_level)
         if self.example_risk is not None:
             Number(self._lowest, 1)("example_risk", self.example_risk)
             if getattr(self, self._TESTED) is None:
@@ -311,18 +328,19 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
             _check_counts(self.looks, group=self.group)
 
     @classmethod
-    def of_tests(cls, asked: AskedTest, path: Sequence[_Step], **of_none: object) -> Self:
+    def of_tests(cls, asked: AskedTest, path: Sequence[_Step], *, level: float, **of_none: object) -> Self:
         """Returns what tests of a promise have come to: every one that was rejected is safe, and the last is chosen.
 
         Args:
           asked: The promise.
           path: The tests, in their order.
+          level: Of these tests.
           of_none: The fields that tell of what was chosen, and what they are where nothing was found safe.
         """
         chosen = last_rejected(path)
         told = of_none if chosen is None else {name: getattr(chosen, name) for name in of_none}
         values: dict[str, Any] = {**vars(asked), **told}
-        return cls(path=tuple(path), **values)
+        return cls(path=tuple(path), tested_epsilon=None if level == asked.epsilon else level, **values)
 
     @property
     def chosen(self) -> _Step | None:

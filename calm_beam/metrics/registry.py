@@ -35,7 +35,7 @@ METRICS: Mapping[str, SightedMetric] = types.MappingProxyType(
 )
 
 DEFAULT_METRIC = "rouge_l_unicode"
-"""What scores where no metric is named: it reads every script."""
+"""The default metric: it reads every script."""
 
 BLEURT = "bleurt"
 """The metric that needs a checkpoint; its full name is `bleurt@` and the first digits of the checkpoint's digest."""
@@ -46,7 +46,7 @@ _NOT_REAL = tuple("SUOMmc")
 
 
 class MetricError(CalmBeamError, ValueError):
-    """A metric that cannot be had, failed on an example, or returned something that is not a score in [0, 1]."""
+    """A metric that is not available, failed on an example, or returned something that is not a score in [0, 1]."""
 
 
 def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
@@ -140,12 +140,12 @@ def check_source(name: str, software: Mapping[str, str]) -> None:
 def full_name(name: str, settings: MetricSettings) -> str:
     """Returns the name under which a metric's scores may be compared: of `bleurt`, with its checkpoint's digest.
 
-    That is what plans and manifests have, so that scores of one checkpoint are never held against those of another.
+    Plans and manifests have this name, so that scores of two checkpoints are never compared.
 
     Raises:
-      MetricError: As in `get_metric`.
-      BleurtError: As there.
-      OSError: As there.
+      MetricError: If the BLEURT checkpoint of the settings is missing.
+      BleurtError: If it cannot be read.
+      OSError: If it is on Cloud Storage, which cannot be read.
     """
     if name != BLEURT:
         return name
@@ -168,7 +168,7 @@ def is_bleurt(name: str) -> bool:
 def check_may_run(recorded: str, *, named: Collection[str], how: str) -> None:
     """Refuses a metric that a file names and that is code, unless the caller names the same one.
 
-    To look it up would import a module, so that whoever wrote the file would decide what runs here.
+    Looking it up would import a module, so the author of the file would decide which code runs here.
 
     Args:
       recorded: Name of a metric, as a manifest has it.
@@ -218,7 +218,7 @@ def checked_score(metric: Metric, name: str, *, candidate: str, references: Sequ
     1.0
     """
     where = f'metric "{name}" on example "{example_id}"'
-    # What a metric returns may run code of the user, too, when it is made a float.
+    # Converting the returned value to a float may run code of the user, too.
     with UserCode(lambda said: MetricError(f"{where}: raised {said}.")):
         value = metric(candidate, references)
         score = _as_float(value)

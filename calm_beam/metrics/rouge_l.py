@@ -20,7 +20,7 @@ ROUGE_L_SIGHT = Sight(tokens=_english_tokens)
 
 
 class Tokenizer(Protocol):
-    """What the rouge-score package expects of a tokeniser."""
+    """The interface that the rouge-score package expects of a tokeniser."""
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the tokens of a text, in order."""

@@ -35,8 +35,8 @@ def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, also without any word; otherwise texts without a word in common
-      score 0, but for two of nothing but space.
+      A score in [0, 1]. Identical texts score 1, also if they have no words. Other texts with no common word score
+      0, except two that are only white space.
 
     Raises:
       TypeError: If `references` is a single string.

@@ -1,14 +1,14 @@
-"""What metrics need to know besides texts."""
+"""Settings of metrics."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricSettings:
-    """Where metrics find what they work with; travels to workers.
+    """Files that metrics need; sent to workers.
 
     Attributes:
-      bleurt_checkpoint: Folder of a BLEURT checkpoint, local or on Cloud Storage; None where there is none.
+      bleurt_checkpoint: Folder of a BLEURT checkpoint, local or on Cloud Storage; None without one.
     """
 
     bleurt_checkpoint: str | None = None

@@ -1,4 +1,4 @@
-"""What a metric sees of a text, and the rule for texts of which it sees nothing."""
+"""The tokens that a metric sees of a text, and the rule for texts of which it sees none."""
 
 import abc
 import dataclasses
@@ -29,7 +29,7 @@ class Sight:
         return next(iter(self.tokens(text)), None) is not None
 
     def is_blind(self, candidate: str, references: Sequence[str]) -> bool:
-        """Returns whether the score of a candidate is 0 for one reason only: the metric cannot tell the texts apart.
+        """Returns whether the score of a candidate is 0 only because the metric cannot distinguish the texts.
 
         That is so if the candidate equals no reference, up to white space around them, and the metric sees no token of
         it, nor of one of the references.

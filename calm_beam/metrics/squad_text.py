@@ -11,7 +11,7 @@ _PUNCTUATION = frozenset(string.punctuation)
 _MINUS = "\N{MINUS SIGN}"
 _OPERATORS = rf"[-{_MINUS}+*/^=<>!]*[-{_MINUS}+*/^=<>][-{_MINUS}+*/^=<>!]*"
 _LETTER = r"[^\W\d]"
-# What an operator stands between: numbers, and letters that are no part of a word, as in x, 2x, (x), $5, .5 and -3.
+# The sides of an operator: numbers, and letters that are no part of a word, as in x, 2x, (x), $5, .5 and -3.
 _LEFT = rf"(?:\d|(?<!{_LETTER})[a-z\u03b1-\u03c9])[)\]}}%]*"
 _RIGHT = rf"[(\[{{]*[-{_MINUS}]?[$€£¥]?(?:\.?\d|[a-z\u03b1-\u03c9](?!{_LETTER}|[\u0300-\u036f]))"
 
@@ -38,8 +38,8 @@ _ARTICLES = re.compile(rf"(?<!{_MARK})(?<!{_MARK} )\b(?:a|an|the)\b(?!{_MARK}| {
 def normalize_squad_text(text: str) -> str:
     """Returns the text in lower case, without most ASCII punctuation and without English articles, single-spaced.
 
-    Punctuation goes before articles and leaves no space behind ("a.m." becomes "am"), as in the official script. What
-    that script removes and this keeps makes one number, or formula, of another:
+    Punctuation goes before articles and leaves no space behind ("a.m." becomes "am"), as in the official script. This
+    keeps some characters that the script removes, since they distinguish numbers and formulas:
 
     * what divides digits: "3.14" does not become "314", nor "3-5" "35"; but "1,000" becomes "1000";
     * a minus, or a point, in front of a number: "-5" and ".5" do not become "5"; "+5" does;

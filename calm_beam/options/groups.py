@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import EXIT_HEADS
-from calm_beam.exits.rule import PROPAGATIONS, SCHEDULES, TOKEN_SOURCES, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import TOKEN_SOURCES, ExitRule
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.inputs import Reading
 from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.manifest import ENGINES

@@ -1,9 +1,9 @@
 """Decoded outputs as a data set: what is asked for, checked, told to workers and done by them, and what is stored.
 
 A sweep stores generations: what each prompt became at every threshold. `calm-beam generate` stores answers, each of
-one branch. Both have a Parquet file a shard, and a folder whose mark says that all of them are there. The decoding
-itself is in `calm_beam.decoding` and `calm_beam.serving`, and how work is spread over workers in
-`calm_beam.transforms`.
+one branch. Both have a Parquet file a shard, and a folder whose mark says that all of them are there. What outputs
+lose, and the exact sums of that which tests are made of, are here too (`scoring`, `totals`). The decoding itself is in
+`calm_beam.decoding` and `calm_beam.serving`, and how work is spread over workers in `calm_beam.transforms`.
 """
 
 from .answers import read_answers as read_answers

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
-from calm_beam.decoding.prompts import Prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import KnownOutput, PromptResult
+from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 from calm_beam.outputs import Generation, Output
 

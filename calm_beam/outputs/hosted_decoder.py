@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from calm_beam.decoding.prompts import with_reference_texts
 from calm_beam.errors import CalmBeamError, UserCode, shown
 from calm_beam.inputs.examples import Example
+from calm_beam.inputs.prompts import with_reference_texts
 from calm_beam.text import counted
 
 from .generations import Generation, Output

@@ -13,10 +13,10 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine_choice import check_assigned
 from calm_beam.decoding.isolation import DecodeError, reason_of, results_or_reasons
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 from calm_beam.outputs.generate import SweptPart, generate
 from calm_beam.serving.answer import Answer, PromptError

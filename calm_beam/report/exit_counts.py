@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.outputs import Generation, open_shard
 

@@ -5,6 +5,7 @@ import html
 from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, Manifest
+from calm_beam.risk.testing import TestedSetting
 
 from .document import Page, Section
 from .elements import cautions, details, paragraphs, prose, scrolled, sentence
@@ -19,6 +20,11 @@ _LEGEND = (
     ("mark failed", "not proved: the test ends there"),
     ("mark open", "not tested"),
 )
+
+
+def verdict(row: TestedSetting) -> str:
+    """Returns what became of a line of the risk table, in the words of the table of numbers."""
+    return "proved" if row.rejected else "not proved" if row.tested else "not tested"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from calm_beam.exits.measures import MEASURES, Need
-from calm_beam.exits.rule import PROPAGATIONS
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import (
     Calibration,
     DataRecord,
     Manifest,
     clusters_in_words,
+    not_proved_in_words,
     p_value_beside,
     plans_in_words,
     repeats_in_words,
@@ -56,7 +57,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
       factors: The operations of the full model divided by those with exits, by one or several ways of counting; None
         if nobody counted them.
     """
-    sure = f"{100 * (1 - entry.promised_epsilon):.6g} %"
+    sure = f"{100 * (1 - manifest.error_of(entry)):.6g} %"
     # The parts before the words of either sentence, where it is about a group.
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
@@ -169,7 +170,7 @@ def end_in_words(entry: Calibration) -> str:
             "threshold safe: the end of the grid."
         )
     why = (
-        f"could not be proved safe: p = {p_value_beside(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
+        f"{not_proved_in_words(last.p_value, entry.path_level)}, "
         f"measured {'loss' if entry.objective.tail is None else 'share'} {last.risk:.4f}."
     )
     if tested == 1:

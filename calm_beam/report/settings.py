@@ -10,6 +10,7 @@ from calm_beam.manifest import (
     SettingManifest,
     SettingStep,
     clusters_in_words,
+    not_proved_in_words,
     plans_in_words,
     read_setting_manifest,
     rounds_in_words,
@@ -20,7 +21,7 @@ from calm_beam.text import counted, printable_line
 
 from .document import Section
 from .elements import Cell, details, isolated, number, scrolled, sentence, short_place, software_fact, table
-from .plain import Panel, PlainPage
+from .plain import Panel, PlainPage, verdict
 from .proof_charts import capital_text, proof_chart
 from .stored import ReportError
 
@@ -99,7 +100,7 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     units = _units(entry, manifest)
     # The parts before the words of either sentence, where it is about a group.
     whose = () if entry.group is None else ("For examples of group ", entry.group)
-    sure = f"{100 * (1 - entry.epsilon):.6g} %"
+    sure = f"{100 * (1 - manifest.error_of(entry)):.6g} %"
     per_cluster = "" if manifest.data.clusters is None else "per cluster "
     bound: tuple[str, ...] = (f"loses {per_cluster}in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:
@@ -137,7 +138,7 @@ def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
     first, last = entry.path[0], entry.path[-1]
     went = f"{entry.procedure} went from {isolated(first.setting)} to {isolated(last.setting)}"
     if entry.procedure == "fixed_sequence" and not last.rejected:
-        went += f", which could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}"
+        went += f", which {not_proved_in_words(last.p_value, entry.path_level)}"
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
 
 
@@ -220,7 +221,7 @@ def _entries(manifest: SettingManifest) -> str:
                 number(entry.cost, "g"),
                 number(entry.risk, ".4f"),
                 number(entry.delta, "g"),
-                number(entry.epsilon),
+                number(entry.promised_epsilon),
                 entry.p_value,
                 failed,
             )
@@ -239,7 +240,7 @@ def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
             number(row.n, ",d"),
             number(row.risk, ".4f"),
             number(row.p_value, ".3g"),
-            "proved" if row.rejected else "not proved" if row.tested else "not tested",
+            verdict(row),
             number(row.cost, "g"),
         )
         for of_test in tests

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
-from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words
+from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words, not_proved_in_words
 from calm_beam.risk.tails import tail_in_words
 from calm_beam.text import counted
 
 from .contents import facts, short_name
 from .elements import Cell, number, table, threshold_cell
-from .plain import Panel, PlainPage, sentence_html
+from .plain import Panel, PlainPage, sentence_html, verdict
 from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
 from .stored import Calibrated
 
@@ -115,9 +115,7 @@ def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) ->
     on_path = len(_path(rows))
     accepted = sum(step.rejected for step in entry.path)
     ended = (
-        "to its end"
-        if last.rejected
-        else f"up to the first that could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}"
+        "to its end" if last.rejected else f"up to the first that {not_proved_in_words(last.p_value, entry.epsilon)}"
     )
     return (
         f"{counted(data.choosing or 0, unit)}, drawn by a hash, chose a path of {counted(on_path, 'place')} among "
@@ -218,7 +216,7 @@ def _numbers(tests: Iterable[Sequence[RiskRow]], *, has_chosen: bool) -> str:
             number(row.n, ",d"),
             number(row.risk, ".4f"),
             number(row.p_value, ".3g"),
-            "proved" if row.rejected else "not proved" if row.tested else "not tested",
+            verdict(row),
             number(row.layers, ".2f"),
             *([number(row.choosing_p_value, ".3g"), number(row.choosing_layers, ".2f")] if has_chosen else []),
         )

@@ -20,7 +20,7 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.testing import TestedSetting, check_asked, outcomes_of, statistics_for
+from calm_beam.risk.testing import GridTest, TestedSetting, check_asked, statistics_for
 from calm_beam.risk.totals import MODULUS, RiskTotals, sum_of_digests
 
 # Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
@@ -269,5 +269,5 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
     return tuple(
         SettingResult(**vars(found), test=test, setting=setting)
         for test in tests
-        for setting, found in zip(order, outcomes_of(test, evidence), strict=True)
+        for setting, found in zip(order, GridTest.of(test, [evidence]).after(1), strict=True)
     )

@@ -1,6 +1,7 @@
 """The test of one guarantee under every setting of a grid: thresholds, or whatever else was turned."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol, Self, TypeVar
@@ -9,6 +10,7 @@ import numpy as np
 
 from calm_beam.risk.evidence import Evidence, Loss, Statistic
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
+from calm_beam.risk.handing_on import joint_levels
 from calm_beam.risk.pvalues import P_VALUES
 
 
@@ -110,28 +112,21 @@ TESTED_COLUMNS = tuple(field.name for field in dataclasses.fields(TestedSetting)
 
 
 def outcomes_of(
-    asked: Asked,
     evidence: Evidence,
     *,
-    p_values: np.ndarray | None = None,
-    decided: FwerResult | None = None,
+    p_values: np.ndarray,
+    decided: FwerResult,
 ) -> tuple[TestedSetting, ...]:
     """Returns what the test of a guarantee says of every setting, in testing order.
 
     Args:
-      asked: The guarantee.
       evidence: About its loss under every setting.
-      p_values: shape (settings,), where they are not those of the evidence alone, but the least of all looks.
-      decided: What was rejected, where the procedure is none of a grid in its order; else the guarantee's.
-
-    Raises:
-      EvidenceError: If the losses do not allow the p-value.
+      p_values: shape (settings,).
+      decided: What was rejected.
 
     Source: CALM Algorithm 1 (calibration with fixed sequence testing); Angelopoulos et al. (2021), "Learn then Test".
     """
-    found = p_values_for(asked, evidence) if p_values is None else p_values
-    test = PROCEDURES[asked.procedure](found, epsilon=asked.epsilon) if decided is None else decided
-    columns = (evidence.loss_sums, evidence.risks(), found, test.tested, test.rejected)
+    columns = (evidence.loss_sums, evidence.risks(), p_values, decided.tested, decided.rejected)
     return tuple(
         TestedSetting(n=evidence.n, loss_sum=loss_sum, risk=risk, p_value=p_value, tested=tested, rejected=rejected)
         for loss_sum, risk, p_value, tested, rejected in zip(*(column.tolist() for column in columns), strict=True)
@@ -146,18 +141,31 @@ class MeasuredLosses(Protocol[_OfTest]):
         ...
 
 
-def grid_tests(rounds: Sequence[MeasuredLosses[_Test]], guarantees: Sequence[_Test]) -> "tuple[GridTest, ...]":
+def grid_tests(
+    rounds: Sequence[MeasuredLosses[_Test]], guarantees: Sequence[_Test], *, hands_on: bool = False
+) -> "tuple[GridTest, ...]":
     """Returns the test of every guarantee: what calibrations and certifications compute, once or round by round.
 
     Args:
       rounds: What was measured in each round, from the first on without a gap; all of it in one, where the tests are
         looked at once.
       guarantees: What is to be shown.
+      hands_on: Whether guarantees of which all is proved hand their epsilon on to the others, as in `joint_levels`.
 
     Raises:
       EvidenceError: If the losses do not allow a p-value.
     """
-    return tuple(GridTest.of(asked, (losses.evidence(asked) for losses in rounds)) for asked in guarantees)
+    tests = tuple(GridTest.of(asked, (losses.evidence(asked) for losses in rounds)) for asked in guarantees)
+    if not hands_on:
+        return tests
+    assert len(rounds) == 1, "in rounds each keeps its epsilon"
+    levels = joint_levels(
+        [asked.epsilon for asked in guarantees],
+        has_ended=lambda place, level: (
+            guarantees[place].procedure == "fixed_sequence" and bool((tests[place].p_values <= level).all())
+        ),
+    )
+    return tuple(dataclasses.replace(test, level=level) for test, level in zip(tests, levels, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,13 +197,13 @@ class GridTest:
       asked: The guarantee.
       evidence: After each round, about all units up to then.
       p_values: Running, shape (rounds, settings).
-      places: After each round, index of the last setting accepted; -1 for none.
+      level: Of the test: the guarantee's epsilon, and what others have handed on.
     """
 
     asked: Asked
     evidence: tuple[Evidence, ...]
     p_values: np.ndarray
-    places: tuple[int, ...]
+    level: float
 
     @classmethod
     def of(cls, asked: Asked, rounds: Iterable[Evidence]) -> Self:
@@ -212,12 +220,20 @@ class GridTest:
             # Single losses have said all by then, and those of many tests would fill the memory.
             sums.append(dataclasses.replace(each, table=None))
         running = np.minimum.accumulate(np.stack(p_values))
-        last = PROCEDURES[asked.procedure](running, epsilon=asked.epsilon).last_rejected()
-        return cls(asked=asked, evidence=tuple(sums), p_values=running, places=tuple(last.tolist()))
+        return cls(asked=asked, evidence=tuple(sums), p_values=running, level=asked.epsilon)
+
+    @functools.cached_property
+    def places(self) -> tuple[int, ...]:
+        """After each round, index of the last setting accepted; -1 for none."""
+        return tuple(self._decided(self.p_values).last_rejected().tolist())
+
+    def _decided(self, p_values: np.ndarray) -> FwerResult:
+        return PROCEDURES[self.asked.procedure](p_values, epsilon=self.level)
 
     def after(self, rounds: int) -> tuple[TestedSetting, ...]:
         """Returns what the test says of every setting after some rounds, at least one."""
-        return outcomes_of(self.asked, self.evidence[rounds - 1], p_values=self.p_values[rounds - 1])
+        p_values = self.p_values[rounds - 1]
+        return outcomes_of(self.evidence[rounds - 1], p_values=p_values, decided=self._decided(p_values))
 
     def looks(self, *, followed: int) -> tuple[LookedAt, ...]:
         """Returns what the test had come to after every round, given the index of the setting to follow."""

@@ -18,10 +18,10 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.padding import widths_up_to
-from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
 from calm_beam.manifest import (
     ANY_ENTRY,

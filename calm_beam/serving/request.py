@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.decoding.prompts import Prompt
 from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER, Example
+from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import PAD_ID
 from calm_beam.manifest import Calibration
 

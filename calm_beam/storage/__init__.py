@@ -1,7 +1,7 @@
-"""Files on local disks and on Google Cloud Storage, by the same functions; what is written appears whole or not at all.
+"""Files on local disks and on Google Cloud Storage, by the same functions. Writes are atomic.
 
 Paths are local, or `gs://bucket/name`. Importing this needs the standard library only: the manifest reader shares it.
-Google's client is imported when the first `gs://` path is used. Whatever goes wrong is an `OSError`, in words.
+Google's client is imported when the first `gs://` path is used. Every failure is an `OSError` with a clear message.
 """
 
 from ._append import append_line as append_line

@@ -1,4 +1,4 @@
-"""A file that lines are added to, each whole or not at all, by several threads and processes."""
+"""Appending lines to a file atomically, from several threads and processes."""
 
 import errno
 import os
@@ -8,9 +8,9 @@ _TAIL = 2**16
 
 
 def append_line(path: str | os.PathLike[str], line: str) -> None:
-    """Adds a line to a local file, which is made if there is none.
+    """Adds a line to a local file, and creates the file if needed.
 
-    Who reads the file finds whole lines only. What a process left that was ended in the middle of one is taken away.
+    Readers find complete lines only. A partial line of a process that was killed is removed.
 
     Args:
       path: The file.
@@ -26,7 +26,7 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
     content = f"{line}\n".encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        # Until the file is closed; the system lets go of it if the process dies.
+        # Held until the file is closed; the system releases it if the process dies.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         size = _without_torn_line(descriptor)
         try:
@@ -40,7 +40,7 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
 
 
 def _without_torn_line(descriptor: int) -> int:
-    """Takes away what stands after the last line break, and returns the size that is left."""
+    """Removes the bytes after the last line break, and returns the remaining size."""
     size = os.fstat(descriptor).st_size
     start = max(0, size - _TAIL)
     tail = os.pread(descriptor, size - start, start)

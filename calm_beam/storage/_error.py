@@ -1,4 +1,4 @@
-"""What goes wrong with an object store or a disk, beyond what Python's errors say."""
+"""Errors of an object store or a disk that Python has no class for."""
 
 from calm_beam.errors import CalmBeamError
 

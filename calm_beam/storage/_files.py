@@ -28,17 +28,17 @@ def is_file(path: AnyPath) -> bool:
 
 
 def obstacle(path: AnyPath) -> str | None:
-    """Returns in words what is there that is no file, as the rest of a sentence about the path; None if nothing is."""
+    """Returns what exists at the path if it is no file, as the rest of a sentence about the path; None for nothing."""
     return None if is_cloud_path(path) else _local.obstacle(path)
 
 
 def why_no_file(path: AnyPath) -> str:
-    """Returns in words why `is_file` is false, as the rest of a sentence about the path."""
+    """Returns why `is_file` is false, as the rest of a sentence about the path."""
     return obstacle(path) or "no such file."
 
 
 def is_folder(path: AnyPath) -> bool:
-    """Returns whether there is a folder of that name; on Cloud Storage, whether anything lies below it."""
+    """Returns whether there is a folder of that name; on Cloud Storage, whether any object is below it."""
     return _google.is_folder(path) if is_cloud_path(path) else os.path.isdir(path)
 
 
@@ -60,8 +60,8 @@ def list_files(pattern: str) -> tuple[str, ...]:
 def open_input(path: AnyPath) -> BinaryIO:
     """Returns a file opened for reading bytes, which can seek.
 
-    On Cloud Storage, what is read is the file as it was when it was opened; if it is replaced meanwhile, reading fails.
-    Once it has been read from beginning to end, its checksum has been compared.
+    On Cloud Storage, this reads the generation that existed when the file was opened; if the object is replaced
+    meanwhile, reading fails. Reading it from beginning to end compares its checksum.
 
     Raises:
       StorageError: If the path names a pipe, a socket or a device, which may have no end; while it is read, if the disk
@@ -97,22 +97,22 @@ def size(path: AnyPath) -> int:
 def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = None) -> Iterator[pathlib.Path]:
     """Gives a local temporary path to write to, whose content appears at `path` once the block has succeeded.
 
-    Whoever reads `path` at any moment, or after a crash, finds the old file or the new one, never a part. If the block
-    raises, `path` stays as it was.
+    A reader of `path` finds the old file or the new one at any moment, also after a crash, and never a part. If the
+    block raises, `path` stays as it was.
 
     Args:
       path: A local file in a folder that exists, or an object in a bucket that exists.
-      overwrite: Whether a file that is there may be replaced. If not, then of several who write at the same time one
-        succeeds (hard link, or generation precondition).
-      replaces: The `version` that the file must still have when it is replaced, empty for none. So of several who mean
-        to replace the same one, too, one succeeds. Whoever writes what is there already succeeds as well: it may have
-        been himself, in an attempt whose answer was lost.
+      overwrite: Whether an existing file may be replaced. If not, one of several concurrent writers succeeds (hard
+        link, or generation precondition).
+      replaces: The `version` that the file must still have when it is replaced, empty for none. So one of several
+        writers that replace the same file succeeds. Writing the same content as the existing file succeeds as well:
+        an earlier attempt of this writer may have stored it and lost the answer.
 
     Yields:
       A path that does not exist yet; of a local file, in the same folder.
 
     Raises:
-      FileExistsError: If there is a file already, or another than was to be replaced.
+      FileExistsError: If a file exists already, or is another than the one to replace.
       OSError: If the file cannot be written.
     """
     expected = replaces if overwrite else ""
@@ -148,7 +148,7 @@ def writing(path: AnyPath) -> Iterator[None]:
 
 
 def check_writable(path: AnyPath) -> None:
-    """Finds out, without a trace, whether a file may be written.
+    """Finds out whether a file may be written, and leaves nothing behind.
 
     Raises:
       OSError: If it may not; says why.
@@ -160,15 +160,15 @@ def check_writable(path: AnyPath) -> None:
 
 
 def make_folder(path: AnyPath) -> None:
-    """Makes a folder with those above it, where folders are not there by themselves, as on Cloud Storage."""
+    """Makes a folder and its parents; on Cloud Storage, where folders need no making, does nothing."""
     if not is_cloud_path(path):
         os.makedirs(path, exist_ok=True)
 
 
 def remove_unfinished(path: AnyPath) -> None:
-    """Removes temporary files of `replacing` for a path, which processes that were killed have left beside it.
+    """Removes temporary files of `replacing` for a path, which killed processes have left next to it.
 
-    Nobody else may be writing the file. On Cloud Storage there are none.
+    No other process may be writing the file. On Cloud Storage there are none.
     """
     if not is_cloud_path(path):
         _local.remove_unfinished(path)
@@ -191,7 +191,7 @@ def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
 
 
 def remove_folder(path: AnyPath, *, inside: AnyPath) -> None:
-    """Removes a folder with all that is in it, if it is there, and nothing that lies behind a symbolic link.
+    """Removes a folder and its content, if it exists, and nothing behind a symbolic link.
 
     Args:
       path: The folder.

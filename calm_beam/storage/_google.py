@@ -1,6 +1,6 @@
 """Google Cloud Storage, through google-cloud-storage: the only module that imports a client of an object store.
 
-Every request is retried while its failure may be a passing one, up to a deadline; every error is told in words.
+Every request is retried up to a deadline while its failure may be temporary. Every error has a clear message.
 """
 
 import base64
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Of one request with its retries, and of one attempt to connect or to receive more.
 _DEADLINE_SECONDS = 300.0
 _TIMEOUT_SECONDS = 60.0
-# Read at once: a request costs as much time as a megabyte, and of large files the first lines are looked at alone.
+# Bytes of one read: a request costs as much time as a megabyte, and often only a file's first lines are read.
 _READ_BYTES = 2**20
 _WILDCARD = re.compile(r"[*?[]")
 _LOG_IN = (
@@ -64,7 +64,7 @@ def stat(path: AnyPath) -> CloudFile | None:
 
 
 def is_folder(path: AnyPath) -> bool:
-    """Returns whether any object lies below a path; for a bucket, whether it exists."""
+    """Returns whether any object is below a path; for a bucket, whether it exists."""
     bucket, name = bucket_and_name(path)
     with _in_words(path) as client:
         blobs = client.list_blobs(bucket, prefix=f"{name}/" if name else None, max_results=1, **_attempts())
@@ -72,7 +72,7 @@ def is_folder(path: AnyPath) -> bool:
 
 
 def list_below(path: AnyPath) -> tuple[CloudFile, ...]:
-    """Returns all objects below a path, sorted; not the empty ones that stand for folders."""
+    """Returns all objects below a path, sorted; without the empty ones that represent folders."""
     bucket, name = bucket_and_name(path)
     with _in_words(path) as client:
         blobs = client.list_blobs(bucket, prefix=f"{name}/" if name else None, **_attempts())
@@ -99,7 +99,7 @@ def open_input(path: AnyPath) -> BinaryIO:
     if blob is None:
         raise FileNotFoundError(f"{path}: no such object.")
     if blob.content_encoding:
-        # Whether it is unpacked on the way depends on who asks, and ranges of it mean nothing.
+        # Whether it is decompressed on the way depends on the client, and byte ranges of it mean nothing.
         raise StorageError(
             f"{path}: is stored with Content-Encoding {blob.content_encoding}. Store it as it is to be read: without "
             "the encoding, or as a file that ends in .gz."
@@ -127,15 +127,15 @@ def upload(source: pathlib.Path, path: AnyPath, *, expected: str | None) -> None
         try:
             blob.upload_from_filename(str(source), checksum="crc32c", if_generation_match=generation, **_attempts())
         except exceptions.PreconditionFailed:
-            # An attempt whose answer was lost fails when it is retried: what it stored is there. So does a step of a
-            # pipeline that is run again.
+            # A retry of an attempt whose answer was lost fails here: the object is stored already. So does a repeated
+            # step of a pipeline.
             stored = client.bucket(bucket).get_blob(name, **_attempts())
             if stored is None or stored.md5_hash != _md5(source):
                 raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
 
 
 def check_writable(path: AnyPath) -> None:
-    """Begins an upload, for which the service asks the same permission as for a whole one, and leaves it at that."""
+    """Begins an upload, which needs the same permission as a whole one, and does not finish it."""
     bucket, name = bucket_and_name(path)
     with _in_words(path) as client:
         client.bucket(bucket).blob(name).create_resumable_upload_session(**_attempts())
@@ -188,7 +188,7 @@ def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
         except exceptions.NotFound:
             pass
         except exceptions.PreconditionFailed:
-            # An attempt whose answer was lost fails when it is retried: what it was to remove is gone.
+            # A retry of an attempt whose answer was lost fails here: the object is removed already.
             if client.bucket(bucket).get_blob(name, **_attempts()) is not None:
                 raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
 
@@ -271,7 +271,7 @@ def _file_of(blob: "Blob") -> CloudFile:
 
 
 def _blob_of(file: CloudFile, client: "Client") -> "Blob":
-    """Returns an object of which the given generation alone is read, whatever its name."""
+    """Returns a handle that reads only the given generation of an object."""
     bucket, name = bucket_and_name(file.path)
     return client.bucket(bucket).blob(name, generation=file.generation)
 
@@ -292,7 +292,7 @@ def _md5(path: pathlib.Path) -> str:
 
 
 def _attempts() -> dict[str, Any]:
-    """Returns the arguments by which requests are tried again."""
+    """Returns the arguments that make requests retry."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     return {"retry": DEFAULT_RETRY.with_timeout(_DEADLINE_SECONDS), "timeout": _TIMEOUT_SECONDS}
@@ -302,7 +302,7 @@ def _attempts() -> dict[str, Any]:
 def _in_words(path: AnyPath, *, generation: int | None = None) -> "Iterator[Client]":
     """Gives the client; the errors of its requests become those of files.
 
-    What the service does not find is the bucket, or the one generation that is read.
+    NotFound means the bucket, or the one generation that is read.
     """
     client = _client(path)
     from google.api_core import exceptions
@@ -331,7 +331,7 @@ def _in_words(path: AnyPath, *, generation: int | None = None) -> "Iterator[Clie
 
 
 def _corruption_error() -> type[Exception]:
-    """Returns what uploads raise that arrived with another checksum; it moved in version 3."""
+    """Returns the exception of uploads that arrived with another checksum; it moved in version 3."""
     try:
         from google.cloud.storage.exceptions import DataCorruption
     except ImportError:
@@ -360,12 +360,12 @@ def _client_of_process(process: int, emulator: str | None) -> "Client":
     """Returns the client of this process; connections do not survive a fork, nor another emulator."""
     from google.cloud import storage
 
-    # No project is needed for what lies in buckets.
+    # Objects in buckets need no project.
     return storage.Client(project=None)
 
 
 def _message(error: Exception) -> str:
-    """Returns what the service says of an error, or else its own text, in one line."""
+    """Returns the service's message of an error, or its own text, in one line."""
     try:
         text = error.response.json()["error"]["message"]  # type: ignore[attr-defined]
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Local files that appear whole or not at all, and once only where that is asked."""
+"""Local files: atomic writes, optionally only where no file exists."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ def list_files(pattern: str) -> tuple[str, ...]:
 
 
 def obstacle(path: AnyPath) -> str | None:
-    """Returns in words what a path names that is no file, as the rest of a sentence; None if it names nothing."""
+    """Returns what a path names if it is no file, as the rest of a sentence; None if it names nothing."""
     name = os.fspath(path)
     try:
         mode = os.stat(name).st_mode
@@ -97,7 +97,7 @@ def version(path: AnyPath) -> str:
 def check_writable(path: AnyPath) -> None:
     """Raises OSError if a file could not be written: not in its folder, or the nearest above it, or over what is there.
 
-    What is there may only be a file: a device, a pipe or a link to one would be replaced by a file.
+    Only a file may exist at the path: a device, a pipe or a link to one would be replaced by a file.
     """
     if os.path.lexists(path) and not os.path.isfile(path):
         raise FileExistsError(f"{path}: exists and is not a file that can be overwritten. Choose another name.")
@@ -118,7 +118,7 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
     """
     target = pathlib.Path(path)
     # In the folder, since a rename is atomic only within one file system. Not tempfile: its files are readable by their
-    # owner alone, and serving often runs as somebody else.
+    # owner alone, and serving often runs as another user.
     temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
     try:
         yield temporary
@@ -187,7 +187,7 @@ def _publish(temporary: pathlib.Path, target: pathlib.Path, *, expected: str) ->
                 # Holds against writers that know nothing of the lock, too.
                 os.link(temporary, target)
         except FileExistsError:
-            # A step that is run again, after it had succeeded, has not lost to anybody.
+            # A step that runs again after it succeeded finds its own file.
             if not target.is_file() or not filecmp.cmp(temporary, target, shallow=False):
                 raise FileExistsError(f"{target}: was written by somebody else in the meantime.") from None
 

@@ -1,4 +1,4 @@
-"""A directory that is filled whole or not at all."""
+"""A directory that is filled atomically."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from ._paths import is_cloud_path
 
 @contextlib.contextmanager
 def staged(path: str) -> Iterator[str]:
-    """Gives an empty directory to write to, whose entries replace those of `output` once the block has succeeded.
+    """Gives an empty directory to write to, whose entries replace those of `path` once the block has succeeded.
 
-    Until then `output` stays as it is, and it stays so if the block raises.
+    Until then `path` stays as it was, also if the block raises.
 
     Args:
       path: The directory to fill; need not exist.

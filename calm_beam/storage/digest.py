@@ -1,6 +1,6 @@
 """The digest that ties a manifest's content to the moment it was written.
 
-It catches accidents and edits by hand, not an attacker: whoever can rewrite the file can also recompute the digest.
+It catches accidents and edits by hand. It does not stop an attacker, who can recompute the digest.
 """
 
 import hashlib

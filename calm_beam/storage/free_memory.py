@@ -1,7 +1,4 @@
-"""How much memory is free on this machine: what it has, its control groups allow, and a limit of the user's leaves.
-
-And how much of it this process has taken.
-"""
+"""Free memory of this machine, within its control groups and the user's limits, and what this process has used."""
 
 import contextlib
 import os
@@ -78,7 +75,7 @@ def _group_bytes() -> Iterator[int]:
         else:
             continue
         for root in roots:
-            # In a container, its own group is what is mounted as the root.
+            # In a container, its own group is mounted as the root.
             group = root / path.lstrip("/")
             for folder in {root, group, *(above for above in group.parents if above.is_relative_to(root))}:
                 with contextlib.suppress(OSError, ValueError):
@@ -89,7 +86,7 @@ def _left_in_group(folder: pathlib.Path, limit: str, usage: str, cached: str) ->
     """Returns what a group leaves; raises ValueError if it has no limit."""
     most = int((folder / limit).read_text(encoding="ascii"))
     used = int((folder / usage).read_text(encoding="ascii"))
-    # What is only cached goes when it is needed.
+    # Cached pages are freed when memory is needed.
     for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(" ")
         if name == cached:

@@ -1,4 +1,4 @@
-"""Types of the values in a manifest: each checks what it is given, and says the same in the words of JSON Schema."""
+"""Types of the values in a manifest: each checks a value, and describes the same condition as JSON Schema."""
 
 import json
 import re
@@ -27,14 +27,14 @@ def shown(value: object) -> str:
 
 
 def in_words(value: object) -> str:
-    """Returns a value as `shown` does; of what says itself in words, or is a list of such, these."""
+    """Returns a value as `shown` does, or by its own method `in_words`; a list of such values joined by semicolons."""
     if isinstance(value, tuple) and value and all(hasattr(item, "in_words") for item in value):
         return "; ".join(map(in_words, value))
     return str(value.in_words()) if hasattr(value, "in_words") else shown(value)
 
 
 class Check(Protocol):
-    """What a value must be; stands in an `Annotated` type."""
+    """A condition on a value, used in an `Annotated` type."""
 
     def __call__(self, key: str, value: object, /) -> None:
         """Raises ManifestError, which names the key, the value and what was expected, if it is something else."""
@@ -183,7 +183,7 @@ class Items:
 
     Attributes:
       low: The fewest.
-      must: What is said of a list that is not so: that it must be, or have, this.
+      must: The rest of the error message after "must" for a list that does not fit.
       high: The most; None for any number.
       unique: Whether no two may be equal.
     """

@@ -23,7 +23,7 @@ class Record:
 
     # Keys that come first, in the order of the file, where that is not the order of the fields.
     _FIRST: ClassVar[tuple[str, ...]] = ()
-    # What a JSON Schema says besides: of values that depend on each other, which the record checks when it is made.
+    # Further JSON Schema, about values that depend on each other; the record checks these when it is made.
     SCHEMA_RULES: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
 
     @classmethod
@@ -43,7 +43,7 @@ class Record:
 
         Args:
           value: A dict with exactly the record's keys.
-          at: Where the dict stands in the manifest, such as "calibrations[0]"; error messages start with it.
+          at: The key path of the dict in the manifest, such as "calibrations[0]"; error messages start with it.
 
         Returns:
           The record, which equals the one whose `to_dict` gave the value.
@@ -58,7 +58,7 @@ class Record:
         try:
             return cls(**arguments)
         except ManifestError as error:
-            # A record knows its own keys, only the caller knows where the record stands.
+            # A record knows its own keys; only the caller knows its place in the file.
             raise ManifestError(_join(at, str(error))) from None
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class DigestedRecord(Record):
 def checked_keys(value: object, keys: list[str], *, optional: Collection[str] = (), at: str) -> dict[str, object]:
     """Returns the dict's items in the order of `keys`, refusing any other set of keys.
 
-    Keys in `optional` may be missing, but not null: what is not there is not written.
+    Keys in `optional` may be missing, but not null: absent values are not written.
     """
     if not isinstance(value, Mapping):
         raise ManifestError(f"{at} must be a JSON object, got {shown(value)}")
@@ -140,7 +140,7 @@ class Kind:
 
 
 ALONE_IF_ONE = object()
-"""Stands in the `Annotated` type of a list whose single item stands in JSON by itself."""
+"""Marks, in an `Annotated` type, a list whose single item is written to JSON without a list."""
 
 
 def kinds_of(cls: type[Record]) -> dict[str, Kind]:
@@ -160,7 +160,7 @@ def _kinds(cls: type[Any]) -> dict[str, Kind]:
 
 
 def _type_arguments(cls: type) -> dict[Any, Any]:
-    """Returns what stands for the type variables of the generic records that a record extends."""
+    """Returns the types of the type variables of the generic records that a record extends."""
     found: dict[Any, Any] = {}
     for base in cls.__mro__:
         for made in getattr(base, "__orig_bases__", ()):
@@ -171,7 +171,7 @@ def _type_arguments(cls: type) -> dict[Any, Any]:
 
 
 def _kind(hint: Any, given: Mapping[Any, Any]) -> Kind:
-    """Returns the kind of a type, given what stands for type variables."""
+    """Returns the kind of a type, given the types of type variables."""
     hint = given.get(hint, hint) if isinstance(hint, TypeVar) else hint
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -194,7 +194,7 @@ def _kind(hint: Any, given: Mapping[Any, Any]) -> Kind:
 
 @dataclass(frozen=True)
 class _Wrapped(Kind):
-    """Values of another kind, of which more is said."""
+    """Values of another kind, with further conditions."""
 
     kind: Kind
 
@@ -280,7 +280,7 @@ class _ListOf(_Wrapped):
 
 @dataclass(frozen=True)
 class _AloneOrListed(_Wrapped):
-    """Tuples of a kind, of which a single item stands in JSON by itself, as early writers put it."""
+    """Tuples of a kind; JSON has a single item without a list, as early writers wrote it."""
 
     kind: _ListOf
 

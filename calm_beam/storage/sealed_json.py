@@ -1,4 +1,4 @@
-"""JSON files that say of themselves what form they have, and whether they are as they were written."""
+"""JSON files with a schema name and a checksum."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from calm_beam.storage.digest import content_digest
 
 
 def write_sealed(path: str, content: Mapping[str, Any], *, replaces: str | None = None) -> None:
-    """Writes values with their digest, whole or not at all.
+    """Writes values with their digest, atomically.
 
     Args:
       path: Where to.
@@ -32,9 +32,9 @@ def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, a
     Args:
       path: The file.
       schema: The form that it must have.
-      kind: What is raised where the file is missing, damaged or of another form.
-      of: What lies beside the file, for messages.
-      again: How to make that again, as an imperative.
+      kind: The exception if the file is missing, damaged or of another form.
+      of: The data that the file is about, for messages.
+      again: How to make these again, as an imperative.
 
     Raises:
       CalmBeamError: Of that kind.
@@ -47,7 +47,7 @@ def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, a
         is_unchanged = content.get("digest") == content_digest(content)
     except FileNotFoundError as error:
         raise kind(f"{path}: no such file, so nothing says what the {of} beside it are.") from error
-    # Half a surrogate pair, which JSON can write, is no text that could be hashed.
+    # Half a surrogate pair, which JSON can write, cannot be hashed as UTF-8.
     except (strict_json.StrictJSONError, UnicodeEncodeError) as error:
         raise kind(f"{path}: {error}.") from error
     if not is_unchanged:
@@ -56,7 +56,7 @@ def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, a
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Collection[str] = ()) -> tuple[str, ...]:
-    """Returns in words where nested values differ, each as `NAME is THEIRS there, OURS here`, in order of their names.
+    """Returns where nested values differ, each as `NAME is THEIRS there, OURS here`, in order of their names.
 
     Args:
       ours: The values here.

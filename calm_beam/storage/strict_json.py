@@ -8,7 +8,7 @@ from typing import Any
 from calm_beam.errors import CalmBeamError
 from calm_beam.text import shortened
 
-# Far more than any file of ours has, and few enough that nobody who walks or prints the value runs out of stack.
+# Far more than any file of calm-beam has, and few enough to walk or print the value without exhausting the stack.
 _MOST_LEVELS = 100
 _LONGEST_SHOWN = 100
 
@@ -22,16 +22,16 @@ def loads(text: str | bytes, *, constants_allowed: bool = False) -> Any:
 
     Args:
       text: The text, or its UTF-8 bytes, which may begin with a byte order mark.
-      constants_allowed: Whether NaN, Infinity and numbers too large for a float are read as Python reads them. For
-        files of others, which have them where nobody looks.
+      constants_allowed: Whether NaN, Infinity and numbers too large for a float are read as Python reads them: for
+        files of other tools, which may have them in unused places.
 
     Returns:
-      What `json.loads` returns.
+      The value, as `json.loads` returns it.
 
     Raises:
-      StrictJSONError: If the text is not UTF-8 or not JSON, an object names a key twice (at whatever depth), it is
+      StrictJSONError: If the text is not UTF-8 or not JSON, an object names a key twice (at any depth), it is
         nested deeper than 100 levels, or a number is none that JSON knows or too large. The message is a phrase
-        without a full stop, to be put behind the name of the file.
+        without a full stop, to be put after the file's name.
 
     >>> loads('{"delta": 0.1, "delta": 0.5}')
     Traceback (most recent call last):

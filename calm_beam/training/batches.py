@@ -9,7 +9,7 @@ import numpy as np
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.model.interface import Taught
 
-# A source and a target. As learned from: a prompt, and an output without its end. In batches: what stands in the source
+# A source and a target. As training data: a prompt, and an output without its end. In batches: the tokens of the source
 # (`Architecture.taught_source`), and an output with its end.
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -40,7 +40,7 @@ def end_pairs(
     max_target_length: int,
     end_id: int | None = None,
 ) -> list[Pair]:
-    """Returns the pairs as batches hold them: what stands in the source, and targets cut to their length and ended.
+    """Returns the pairs as batches hold them: source tokens, and targets truncated and with their end.
 
     Args:
       pairs: Prompts as decoding sees them, eos and all, and targets without their end.
@@ -50,7 +50,7 @@ def end_pairs(
       end_id: Ends every target; None for the first id that ends the model's outputs.
 
     Returns:
-      As many pairs of what stands in the source, and a target.
+      As many pairs of source tokens and a target.
 
     Raises:
       ValueError: If a prompt is empty or too long; says which. Or if prompts and targets are longer than the model has
@@ -106,8 +106,7 @@ def make_batches(
 ) -> Iterator[Taught]:
     """Yields batches that hold every pair exactly once.
 
-    What is left of a shape's pairs after full batches moves on to the next wider shape, so at most one batch is not
-    full.
+    Pairs of a shape that fill no batch move on to the next wider shape, so at most one batch is not full.
 
     Args:
       pairs: From `end_pairs`; each fits one of the shapes.

@@ -79,18 +79,18 @@ class TrainingConfig:
       max_input_length: Most tokens of a prompt, eos included; longer ones are refused.
       max_target_length: Most tokens of a target, its end included; longer ones are cut.
       dropout_rate: Share of activations dropped, in [0, 1).
-      layer_dropout: How often rows pass the last decoder layer by, in [0, 1), and lower ones less often; see
+      layer_dropout: How often rows skip the last decoder layer, in [0, 1), and lower ones less often; see
         `layer_dropout_rates`.
       layer_weights: Share of each decoder layer in the loss: `linear`, `uniform` or `exponential`.
-      sampled_layers: Lower decoder layers whose loss a step computes beside the last, drawn anew for each step so that
-        the loss is unbiased; 0 computes all.
+      sampled_layers: Lower decoder layers whose loss a step computes in addition to the last, drawn again for each
+        step so that the loss is unbiased; 0 computes all.
       rotating_layers: R, for the losses of every R-th lower layer in turn instead of a sample; 0 for a sample.
       label_smoothing: Probability, in [0, 1), that the loss moves from the target to all other ids.
       z_loss: Weight of the squared log-normalizer in the loss, at least 0.
       seed: Decides initial weights, batches, sampled layers and dropout.
       progress_every: Steps between two calls of the progress callback.
       validate_every: Steps between two validations; 0 validates only at the end.
-      save_every: Steps between two states that a run can be taken up from; 0 saves none.
+      save_every: Steps between two states from which a run can resume; 0 saves none.
       optimizer: Which one, with its rates.
       dtype: What the model computes in, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are
         float32 in any case.

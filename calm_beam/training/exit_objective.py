@@ -1,4 +1,4 @@
-"""What the exit classifier is trained for: weights of its decisions in the loss.
+"""Objectives of the exit classifier: weights of its decisions in the loss.
 
 Both objectives are weighted sums of binary cross-entropies, one a token and layer: the classifier says "exit" or "don't
 exit", and the oracle whether the layer predicts what the last one does.
@@ -64,7 +64,7 @@ def decision_losses(margins: np.ndarray, agrees: np.ndarray) -> np.ndarray:
 
     Args:
       margins: float64, any shape. Log-odds of "exit".
-      agrees: bool, same shape. What should have been decided.
+      agrees: bool, same shape. The right decisions.
 
     Returns:
       float64, same shape, in nats.

@@ -1,4 +1,4 @@
-"""What makes two training runs the same run."""
+"""The identity of a training run: settings and data that must not change when it resumes."""
 
 import dataclasses
 import hashlib
@@ -33,7 +33,7 @@ def identify_run(
     settings = dataclasses.asdict(config)
     for name in _WATCHING:
         del settings[name]
-    # What is off is not named, as in states that are older. With more devices, sums are rounded in another order.
+    # Options that are off are omitted, as in older states. With more devices, sums are rounded in another order.
     for name, off in (("model_parallelism", 1), ("layer_dropout", 0.0), ("rotating_layers", 0)):
         if settings[name] == off:
             del settings[name]

@@ -20,7 +20,7 @@ class TrainingLog:
 
         Args:
           path: The file.
-          after_step: Where an earlier process left off, whose rows up to there are kept; 0 starts anew.
+          after_step: The last step of an earlier process, whose rows up to there are kept; 0 starts a new log.
         """
         self._path = path
         self._after_step = after_step

@@ -1,4 +1,4 @@
-"""What `train` makes when it starts anew, by architecture: sizes, and which kind of vocabulary. Needs no JAX."""
+"""New models that `train` can make, by architecture: sizes, and the kind of vocabulary. Needs no JAX."""
 
 import dataclasses
 import types
@@ -19,9 +19,9 @@ class NewModel:
 
     Attributes:
       kind: Of its config.
-      sizes: What may be asked for, with the sizes it has otherwise.
+      sizes: Sizes that may be chosen, with their defaults.
       options: Further fields of the config that may be given, and are else the config's own.
-      fixed: Fields that nobody is asked for.
+      fixed: Fields that cannot be chosen.
       vocabulary: Name of the file of its vocabulary, which says of which kind that is.
     """
 

@@ -24,7 +24,7 @@ def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:
       ValueError: If `num_layers` is below 1, or the weighting is another.
 
     Source: CALM, section "Training early exit classifiers for local consistency" (weighted sum of layer losses); the
-    others are those that the released T5X code offers beside it (`aggregation_weights` 0 and -1).
+    others are those that the released T5X code offers in addition (`aggregation_weights` 0 and -1).
 
     >>> layer_weights(4)
     array([0.1, 0.2, 0.3, 0.4])
@@ -82,7 +82,7 @@ def sample_layers(
 
     Args:
       num_layers: Decoder depth L.
-      sampled_layers: Lower layers to draw, beside the last. 0 means all of them, exactly; so does L - 1 or more.
+      sampled_layers: Lower layers to draw, besides the last. 0 means all of them, exactly; so does L - 1 or more.
       generator: Source of the draw; not used when the loss is exact.
       weighting: As in `layer_weights`.
 

@@ -38,7 +38,7 @@ def with_own_exits(
     added: dict[str, Any] = {}
     for name in names:
         added[name] = kernel if name.endswith("/kernel") else arrays["decoder/decoder_norm/scale"]
-    # What is stored stays so, and is read again for each of its copies.
+    # Stored arrays stay on disk, and are read again for each copy.
     all_arrays: dict[str, Array] = {**arrays, **added}
     return changed, arrays.of(all_arrays) if isinstance(arrays, StoredArrays) else all_arrays
 

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.model import ModelConfig
 

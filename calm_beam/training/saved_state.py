@@ -27,7 +27,7 @@ _KEPT_STATES = 2
 Arrays = Mapping[str, np.ndarray]
 
 
-# What states of earlier versions do not say.
+# Settings that states of earlier versions lack, with their values then.
 _ADDED_LATER = {"dtype": "float32"}
 
 
@@ -78,7 +78,7 @@ def check_same_run(saved: SavedState, run: Mapping[str, str]) -> None:
 
     Args:
       saved: The state.
-      run: What identifies the run that is to go on.
+      run: The identity of the run that is to resume.
     """
     before = {**_ADDED_LATER, **saved.run}
     names = sorted(name for name in before.keys() | run.keys() if before.get(name) != run.get(name))
@@ -104,7 +104,7 @@ class StateFolder:
     def save(self, state: SavedState) -> None:
         """Writes a state, and then deletes all but the newest two.
 
-        A state is written under another name and renamed, so whoever looks for one never finds half of it.
+        A state is written under another name and renamed, so readers never find a partial one.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with replacing(self._file(state.step)) as temporary:

@@ -69,11 +69,11 @@ def train(
       pairs: Prompts and targets to learn from, as ids. Prompts are as decoding sees them, eos and all, by
         `Vocabulary.encode_prompt`. Targets come without their end, and are cut.
       validation_pairs: Pairs to measure the loss of every layer on; may be empty, then nothing is measured.
-      initial: Weights to start from, names and shapes as in `parameter_shapes`; None starts anew. An exit classifier
-        among them is returned as it was.
+      initial: Weights to start from, names and shapes as in `parameter_shapes`; None for new weights. An exit
+        classifier among them is returned as it was.
       end_id: Ends every target; None for the first of the ids that end the model's outputs.
       score: What models are compared by; None compares the loss of the last layer.
-      on_start: Called once everything has been checked, and `resume_from` been taken up, before the first step.
+      on_start: Called once everything has been checked, and `resume_from` been loaded, before the first step.
       on_progress: Called every `config.progress_every` steps, at every validation, and after the last step.
       on_save: Takes the state every `config.save_every` steps, but for the last.
       resume_from: A state of this same run to go on from.

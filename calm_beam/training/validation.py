@@ -33,7 +33,7 @@ _BATCH_SIZE = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What was measured after a step.
+    """The measurements after a step.
 
     Attributes:
       losses: Mean cross-entropy per target token of every decoder layer, in nats; dropout, label smoothing and z-loss
@@ -106,7 +106,7 @@ class GenerationScore:
           prompts: At least one, as decoding sees it.
           references: Right answers to each prompt.
           decode: Turns token ids into text.
-          metric_settings: What the metric needs.
+          metric_settings: Settings that the metric needs.
 
         Raises:
           ValueError: If the metric is not known, or lacks what it needs.

@@ -59,7 +59,7 @@ def _train_sentence_piece(sentences: list[str], path: pathlib.Path, *, vocab_siz
             bos_id=-1,
             # A rare character left out is one that the model can never write.
             character_coverage=1.0,
-            # In bytes; longer ones would be skipped without a word.
+            # In bytes; longer ones would be skipped silently.
             max_sentence_length=max(len(sentence.encode()) for sentence in sentences) + 1,
             # Threads add up expected counts in any order.
             num_threads=1,

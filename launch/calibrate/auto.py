@@ -13,7 +13,8 @@ from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
 from calm_beam.exits.measures import MEASURES, measure_named
-from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.inputs.preview import count_examples
 from calm_beam.launch.terminal import say

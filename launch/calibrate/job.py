@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.guarantee import default_tests_in_words
-from calm_beam.calibration.plan import as_settled_before, gone_on_with
+from calm_beam.calibration.plan import earlier_forms, gone_on_with
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.set_parts import CALIBRATING, SetPart
 from calm_beam.launch.flags import UsageError, as_usage
@@ -19,6 +18,7 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, EarlierPlan, Manifest, Plan, plans_in_words, read_manifest
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.outputs import DecodeJob, FinishedSweep
+from calm_beam.outputs.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 from calm_beam.storage import joined
@@ -77,8 +77,9 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         make_runner(options)
         # Before an earlier result is taken away, which shows what was asked for it.
         plans = PlanList(run.source.home)
-        if request.resume and request.leaves_tests_open:
-            run = dataclasses.replace(run, plan=gone_on_with(run.plan, plans.plans()))
+        if request.resume:
+            plan = gone_on_with(run.plan, plans.plans(), is_open=request.leaves_tests_open)
+            run = dataclasses.replace(run, plan=plan)
         first = run.source.next_block()
         asked = run.source.data.asked(run.plan, plans, command=run.source.command)
         earlier = plans.ask(asked, is_answered=_shows_losses_early(run, request))
@@ -150,7 +151,7 @@ def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Man
     if manifest.plan is not None and manifest.plan.most_confirmed == 1:
         # As an earlier version asked it: of the chosen threshold alone.
         plan = dataclasses.replace(plan, confirm_path=None)
-    if request.leaves_tests_open and manifest.plan == as_settled_before(plan):
+    if manifest.plan in earlier_forms(plan, is_open=request.leaves_tests_open):
         plan = manifest.plan
     if manifest.plan != plan or manifest.data.patterns != job.patterns:
         ended = manifest.sequential

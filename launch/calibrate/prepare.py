@@ -6,11 +6,10 @@ import os
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.groups import groups_in_words
-from calm_beam.calibration.guarantee import place_of_served
-from calm_beam.calibration.plan import PlanTerms, plan_of_job, single_losses
+from calm_beam.calibration.guarantee import specs_of
+from calm_beam.calibration.plan import PlanTerms, settled_plan
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.scoring import Scoring
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.preview import check_parts_of_data
 from calm_beam.launch.flags import UsageError, naming
@@ -21,6 +20,7 @@ from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, CostRecord, too_few_in_words
 from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
+from calm_beam.outputs.scoring import Scoring
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, joined
 
@@ -44,7 +44,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     settings_of_metrics = metric_settings(request)
     full_names = dict(zip(request.metrics, checked_metrics(request.metrics, settings_of_metrics), strict=True))
     # Whatever is wrong with these is told before the model is loaded.
-    entries = len(request.specs(full_names))
+    specs_of(request.asked_of(full_names), joint=request.joint)
     output, earlier = _checked_output(request)
     source: Source | None = stored
     cost = None
@@ -66,37 +66,35 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         groups = source.data.groups()
         say(groups_in_words(groups, key=request.group_key))
         names = [group.name for group in groups]
-    losses = None
-    if request.leaves_tests_open and not names:
-        thresholds = len(source.settings.thresholds) * max(1, len(request.variants))
-        losses = single_losses(source.data, thresholds=thresholds, entries=entries)
-    specs = request.specs(full_names, groups=names, losses=losses)
-    serve = None if request.serve is None else place_of_served(request.serve, specs)
-    plan = plan_of_job(
-        specs,
+    plan = settled_plan(
+        # With the candidates, if the tool has chosen some.
+        request.asked_of(full_names),
         source.job,
+        source.data,
+        groups=names,
+        joint=request.joint,
+        serve=request.serve,
         terms=PlanTerms(
-            joint_epsilon=request.epsilons[0] if request.joint else None,
             seed=request.seed,
             on_error=request.on_error,
             sequential=request.stop_plan,
             pareto=request.pareto,
             confirm_share=request.confirm_share,
             near_ties=request.near_ties,
-            serve=serve,
         ),
         settings=source.settings,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.
         plan.sequential.rule(plan.thresholds)
-    units = source.data.examples(at_most=max(test.least_units for test in specs) - 1)
-    if units is not None and (words := too_few_in_words(specs, units)):
+    units = source.data.examples(at_most=max(test.least_units for test in plan.tests) - 1)
+    if units is not None and (words := too_few_in_words(plan.tests, units)):
         say(f"caution: {words}")
+    provenance = RunProvenance.of_job(source.job, plan.tests, settings=source.settings)
     return CalibrationRun(
         source=source,
         plan=plan,
-        provenance=dataclasses.replace(RunProvenance.of_job(source.job, specs, settings=source.settings), cost=cost),
+        provenance=dataclasses.replace(provenance, cost=cost),
         output=output,
         earlier=earlier,
         overwrites=request.overwrite,

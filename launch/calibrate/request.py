@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from calm_beam.calibration.guarantee import Guarantee, every_guarantee, specs_of
+from calm_beam.calibration.guarantee import Guarantee, every_guarantee
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
@@ -24,7 +24,6 @@ from calm_beam.manifest import (
     VARIANT_MEASURES,
     ManifestError,
     ParetoPlan,
-    PlannedTest,
     SequentialPlan,
     Variant,
 )
@@ -146,25 +145,15 @@ class CalibrateRequest(
         """Whether nobody named a test of one threshold, and none is the only one that may be taken."""
         return not self.sequential and not self.p_values
 
-    def specs(
-        self, full_names: Mapping[str, str], *, groups: Sequence[str] = (), losses: int | None = None
-    ) -> tuple[PlannedTest, ...]:
-        """Returns what is tested.
+    def asked_of(self, full_names: Mapping[str, str]) -> tuple[Guarantee, ...]:
+        """Returns the guarantees that are named, or every combination of the lists.
 
         Args:
           full_names: Of every metric that is asked for, by the name that was given.
-          groups: Names of groups, each of which is given every guarantee too.
-          losses: As in `specs_of`.
 
         Raises:
           ValueError: If a value or a combination is not allowed.
         """
-        guarantees = self._guarantees(full_names)
-        is_clustered = self.cluster_key is not None
-        return specs_of(guarantees, groups=groups, joint=self.joint, is_clustered=is_clustered, losses=losses)
-
-    def _guarantees(self, full_names: Mapping[str, str]) -> tuple[Guarantee, ...]:
-        """Returns the guarantees that are named, or every combination of the lists; `full_names` as in `specs`."""
         # The only test that may be watched, and the only one of variants.
         p_value = "signed_mixture" if self.sequential else None
         procedure = None if self.pareto is None else self.pareto.procedure

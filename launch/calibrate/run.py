@@ -8,7 +8,6 @@ from typing import Self
 
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.scoring import Scoring
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.metrics import (
     RunMetrics,
@@ -22,6 +21,7 @@ from calm_beam.launch.terminal import say, say_detail
 from calm_beam.manifest import MANIFEST, Manifest, Plan, read_manifest
 from calm_beam.outputs import OutputsError
 from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs.scoring import Scoring
 from calm_beam.storage import is_file, joined, make_folder
 from calm_beam.transforms import CalibrateGenerations, WriteManifest
 

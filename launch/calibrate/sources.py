@@ -11,7 +11,6 @@ from calm_beam.calibration.asked_data import AskedData, DecodedExamples, FilesTo
 from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.calibration.rounds import has_rounds
-from calm_beam.calibration.scoring import Scoring
 from calm_beam.calibration.variants import variants_together
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings
@@ -27,6 +26,7 @@ from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
 from calm_beam.outputs.request import SweepRequest
+from calm_beam.outputs.scoring import Scoring
 from calm_beam.storage import absolute
 from calm_beam.transforms import CountRounds
 from calm_beam.transforms.progress import ProgressLog

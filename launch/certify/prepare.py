@@ -27,6 +27,7 @@ from calm_beam.manifest import (
     SettingManifest,
     SettingPlan,
     SettingSequentialPlan,
+    joint_procedure,
     read_setting_manifest,
     too_few_in_words,
 )
@@ -137,6 +138,7 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
             costs=declared,
         ),
         joint_epsilon=request.joint_epsilon,
+        joint_procedure=joint_procedure(request.joint_epsilon, is_sequential=False),
         group_key=request.group_key,
         cluster_key=request.cluster_key,
         salt=salt_of(request.seed),

@@ -10,12 +10,12 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.demo import embedded
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary, output_text
 
 _PROMPTS = 4

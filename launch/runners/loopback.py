@@ -6,8 +6,11 @@ the modules of Beam that open ports see a gRPC whose servers listen on the loopb
 """
 
 import argparse
+import signal
+import sys
+import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import apache_beam
@@ -104,6 +107,35 @@ def require_loopback(values: Iterable[object]) -> None:
         raise _unknown("it has made a server of its own")
     if not any(isinstance(value, LoopbackServer) for value in values):
         raise _unknown("its servers are not where they were")
+
+
+def serve_until_ended(
+    argv: Sequence[str] | None, *, name: str, doc: str, start: Callable[[int], tuple[str, Callable[[], object]]]
+) -> int:
+    """Serves at the port that flags name, until it is interrupted or terminated; returns the exit status.
+
+    Args:
+      argv: The flags; None for those of the process.
+      name: What serves, in words; its module is called so, too.
+      doc: Docstring of the module.
+      start: Takes the port; returns the address and what stops it.
+    """
+    module = name.replace(" ", "_")
+    parser = argparse.ArgumentParser(prog=f"python -m calm_beam.launch.{module}", description=doc.split("\n")[0])
+    parser.add_argument("--port", type=port_number, required=True, help="0 for a free one")
+    flags = parser.parse_args(argv)
+    try:
+        address, stop = start(flags.port)
+    except (OpenPortError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    print(f"{name} at {address}", flush=True)
+    ended.wait()
+    stop()
+    return 0
 
 
 def port_number(text: str) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.prompts import Prompt
 from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.layer_predictions import layer_predictions
@@ -17,6 +16,7 @@ from calm_beam.evaluation.sample import encoded_prompts, sample_in_words, sample
 from calm_beam.evaluation.suitability import Suitability, suitability
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.all_examples import read_all_examples
+from calm_beam.inputs.prompts import Prompt
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.setup_run import prepare_task

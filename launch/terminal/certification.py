@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 
 from calm_beam.manifest import (
@@ -30,15 +31,20 @@ def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[Sett
     console.print(headline_of_settings(manifest))
     for table in _risk_tables(rows):
         console.print(table)
-    console.print(choices_of_settings(manifest))
-    console.print(tests_of_settings(manifest))
+    print_choices(console, manifest)
+    if plans := plans_in_words(manifest.earlier_plans, of="losses"):
+        console.print(plans)
+    console.print(printable_line(manifest.guarantee))
+
+
+def print_choices(console: Console, manifest: SettingManifest) -> None:
+    """Prints the chosen settings, their tests, and what rounds and clusters say of them."""
+    console.print(_choices(manifest))
+    console.print(_tests(manifest))
     if rounds := rounds_in_words(manifest):
         console.print(printable_line(rounds))
     if per_cluster := clusters_in_words(manifest):
         console.print(per_cluster)
-    if plans := plans_in_words(manifest.earlier_plans, of="losses"):
-        console.print(plans)
-    console.print(printable_line(manifest.guarantee))
 
 
 def headline_of_settings(manifest: SettingManifest) -> str:
@@ -46,7 +52,7 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     entries = manifest.calibrations
     kept = [entry for entry in entries if entry.setting is not None]
     joint = manifest.plan.joint_epsilon
-    sure = 1 - (joint or max(entry.epsilon for entry in entries))
+    sure = 1 - (joint or max(map(manifest.error_of, entries)))
     how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
     proved = f"{len(kept) or 'None'} of {counted(len(entries), 'promise')} proved"
     found = f"{proved}, {how} probability at least {100 * sure:.6g} %"
@@ -84,7 +90,7 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
     return tables
 
 
-def choices_of_settings(manifest: SettingManifest) -> Table:
+def _choices(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title = "Last setting proved to lose at most delta"
     table = PlainTable(title, caption_justify="left")
@@ -100,7 +106,7 @@ def choices_of_settings(manifest: SettingManifest) -> Table:
         table.add_row(
             "all" if entry.group is None else printable_line(entry.group),
             loss_in_words(entry),
-            f"{entry.delta:g}\n{entry.epsilon:g}",
+            f"{entry.delta:g}\n{manifest.error_of(entry):g}",
             "none is safe" if entry.setting is None else printable_line(entry.setting),
             _cost(entry.cost),
             "" if entry.risk is None else f"{entry.risk:.4f}",
@@ -114,7 +120,7 @@ def loss_in_words(entry: SettingCalibration) -> str:
     return entry.loss if entry.tail is None else f"{entry.loss} > {entry.tail:g}"
 
 
-def tests_of_settings(manifest: SettingManifest) -> str:
+def _tests(manifest: SettingManifest) -> str:
     """Returns how settings were tested."""
     tests = dict.fromkeys(f"{loss_in_words(entry)} by {entry.p_value}" for entry in manifest.calibrations)
     procedures = dict.fromkeys(entry.procedure for entry in manifest.calibrations)

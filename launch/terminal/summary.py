@@ -83,7 +83,7 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     promises = counted(len(manifest.calibrations), "promise")
     epsilon = None if manifest.plan is None else manifest.plan.joint_epsilon
     how = "each with" if epsilon is None else "all together with"
-    sure = epsilon or max(entry.promised_epsilon for entry in manifest.calibrations)
+    sure = epsilon or max(manifest.error_of(entry) for entry in manifest.calibrations)
     probability = f"{how} probability at least {100 * (1 - sure):.6g} %"
     kept = [entry for entry in manifest.calibrations if entry.threshold is not None]
     if not kept:
@@ -223,7 +223,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     has_variants = any(entry.procedure in OF_VARIANTS for entry in entries)
     has_groups = manifest.data.groups is not None
     metrics = dict.fromkeys(entry.metric for entry in entries)
-    epsilons = dict.fromkeys(entry.promised_epsilon for entry in entries)
+    epsilons = dict.fromkeys(map(manifest.error_of, entries))
     what = "Cheapest variant and threshold" if has_variants else "Lowest threshold"
     sure = f"{100 * (1 - next(iter(epsilons))):.6g} %" if len(epsilons) == 1 else "1 - epsilon"
     table = PlainTable(f"{what} with expected loss <= delta (probability {sure})", caption_justify="left")
@@ -251,7 +251,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
         table.add_row(
             f"{whose}{entry.objective.consistency_in_words()}"
             f"{'' if len(metrics) == 1 else f'{chr(10)}{printable_line(entry.metric)}'}",
-            f"{entry.delta:g}{'' if len(epsilons) == 1 else f'{chr(10)}{entry.promised_epsilon:g}'}",
+            f"{entry.delta:g}{'' if len(epsilons) == 1 else f'{chr(10)}{manifest.error_of(entry):g}'}",
             _chosen(entry),
             f"{entry.layers:.2f}",
             f"{saved:.0%}",

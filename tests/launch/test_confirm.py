@@ -321,14 +321,15 @@ def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Pa
 def test_entries_that_chose_divide_a_joint_epsilon(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """With `--joint`, an entry that never exits leaves its share to those that have something to confirm."""
+    """With `--joint`, an entry without a threshold leaves its share to those that confirm, and takes theirs."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--joint", "--delta=0.01,0.9") == 0
     manifest = _manifest(tmp_path / "out")
     nothing, chosen = manifest.calibrations
-    assert (nothing.chosen, nothing.promised_epsilon) == (None, 0.1)
+    # The other proved all of its grid, and left its share of the path to this one, too.
+    assert (nothing.chosen, nothing.epsilon, nothing.tested_epsilon) == (None, 0.1, 0.2)
     assert chosen.confirmation is not None
     assert (chosen.epsilon, chosen.promised_epsilon) == (0.1, 0.2)
-    assert "or its confirming_epsilon where it has one" in manifest.guarantee
+    assert "An entry without a tested_epsilon or confirming_epsilon holds alone" in manifest.guarantee
 
 
 @pytest.mark.slow

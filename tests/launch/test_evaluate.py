@@ -12,7 +12,7 @@ import pytest
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.evaluation.perturbation import PerturbationDecoder
-from calm_beam.exits.rule import PROPAGATIONS
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.experiments import PreparedSweeps, prepared_experiment
 from calm_beam.launch.evaluate.request import REQUESTS, TradeoffRequest

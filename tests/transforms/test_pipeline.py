@@ -16,19 +16,19 @@ from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.provenance import decode_record
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import risk_table_text
-from calm_beam.calibration.scoring import score_generation
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.examples import DataError
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from calm_beam.manifest import Calibration, VocabularyRecord
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation, Output, read_generations
+from calm_beam.outputs.scoring import score_generation
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.outputs.worker import load_model
 from tests.pipelines import (
     BATCH_SIZE,

@@ -14,11 +14,11 @@ import pytest
 from calm_beam.calibration.pareto import TESTING
 from calm_beam.calibration.plan import layout_of, part_of_unit
 from calm_beam.calibration.result import choose_thresholds
-from calm_beam.calibration.totals import CalibrationTotals, Sums
 from calm_beam.calibration.variants import variant_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, Plan, Variant
+from calm_beam.outputs.totals import CalibrationTotals, Sums
 from calm_beam.risk.fixed_point import to_fixed_point
 from tests.plans import all_specs, build_plan
 

@@ -1,10 +1,10 @@
-"""Has the accelerators' own compilers make every program of a device, and checks what they made; nothing is run.
+"""Compiles every program for a device with the accelerators' own compilers, and checks the results; nothing is run.
 
     python -m tools.accelerators
     python -m tools.accelerators --all --output=build/accelerators.json
 
-The compilers are installed into a folder of their own (`packages.py`). Where they cannot be had, this says so, and that
-nothing was checked. Processes compile side by side, each for one target (`targets.py`).
+The compilers are installed into a folder of their own (`packages.py`). Where they are not available, this says so, and
+that nothing was checked. Processes compile in parallel, each for one target (`targets.py`).
 """
 
 import argparse

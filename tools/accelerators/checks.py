@@ -1,4 +1,4 @@
-"""What is expected of a compiled program, and what it lacks of that, in words."""
+"""Expectations of compiled programs, and messages for those that a program does not meet."""
 
 from calm_beam.arithmetic import Arithmetic
 

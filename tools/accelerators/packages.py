@@ -1,7 +1,7 @@
 """The accelerators' compilers: which versions the installed JAX asks for, and a folder of their own for them.
 
-The folder is beside the project's environment, and comes before it on the path of processes that compile. Nothing in it
-is a dependency of calm-beam: libtpu is under Google Cloud Platform's terms, NVIDIA's assembler under NVIDIA's.
+The folder is next to the project's environment, and comes before it on the path of processes that compile. Nothing in
+it is a dependency of calm-beam: libtpu is under Google Cloud Platform's terms, NVIDIA's assembler under NVIDIA's.
 """
 
 import importlib.metadata
@@ -30,7 +30,7 @@ _OF_PLUGIN = ("jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 
 
 class MissingPackagesError(Exception):
-    """The compilers cannot be had here."""
+    """The compilers are not available here."""
 
 
 def asked_for(requirements: Iterable[str], wanted: Mapping[str, str]) -> list[str]:
@@ -41,7 +41,7 @@ def asked_for(requirements: Iterable[str], wanted: Mapping[str, str]) -> list[st
       wanted: Names of the others, each with the extra that asks for it; an empty one if it is always asked for.
 
     Raises:
-      MissingPackagesError: If nothing is said of one of them.
+      MissingPackagesError: If one of them is not mentioned.
 
     >>> asked_for(['libtpu==0.0.42.*; extra == "tpu"', "numpy>=2.0"], {"libtpu": "tpu"})
     ['libtpu==0.0.42.*']
@@ -62,10 +62,10 @@ def installed(folder: pathlib.Path, *, requirements: Iterable[str] | None = None
 
     Args:
       folder: Where to.
-      requirements: What JAX asks for; None for what its metadata say.
+      requirements: JAX's requirements; None for those of its metadata.
 
     Raises:
-      MissingPackagesError: If they cannot be had; says why.
+      MissingPackagesError: If they are not available; says why.
     """
     from_jax = asked_for(
         importlib.metadata.requires("jax") or [] if requirements is None else requirements,

@@ -55,7 +55,7 @@ class Target:
         return cls(device=device, count=int(count), dtype=dtype, model=model, only=only)
 
 
-# What a change may break, by the fewest programs that show it.
+# The fewest programs that show what a change may break.
 _LAYERS = r"^(admit|embeddings|decoder layer, state$|decisions, softmax|propagation|confidence)"
 _OF_CHANGES = (
     ("v5e", 1, "bfloat16", "T5", rf"{_LAYERS}|^served loop, 1 x 64, (softmax$|state)"),

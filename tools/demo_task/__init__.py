@@ -1,4 +1,4 @@
-"""The sentences of the embedded task, from a lexicon and a grammar of our own.
+"""The sentences of the demo task, from our own lexicon and grammar.
 
-What they wrote is in calm_beam/inputs/demo.
+Their output is in calm_beam/inputs/demo.
 """

@@ -1,4 +1,4 @@
-"""Templates with numbers, dates, times and prices, in digits in one language and often in words in the other."""
+"""Templates with numbers, dates, times and prices, in digits in one language and often spelled out in the other."""
 
 import random
 

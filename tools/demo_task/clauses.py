@@ -40,7 +40,7 @@ Template = Callable[[random.Random], Draft]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Polarity:
-    """What stands beside the conjugated verb: a negation or an adverb.
+    """The modifier of the conjugated verb: a negation or an adverb.
 
     Attributes:
       english: "not", "never", "often" …, after the auxiliary.
@@ -107,7 +107,7 @@ def statement(
       polarity: Negation or adverb.
       time: When; French may put it first or last.
       time_first: Whether English, and the usual French rendering, begin with the time.
-      tense_is_clear: Whether the sentence around the clause tells the present from the past.
+      tense_is_clear: Whether the sentence around the clause makes clear if it is present or past.
     """
     is_negative = bool(polarity.negation)
     # "They read a book" is present or past, and only a time expression or an auxiliary would tell.

@@ -206,7 +206,7 @@ def _objectless(row: verb_tables.Row) -> verb_phrases.VerbPhrase:
 
 
 def _bare(subject: BilingualSubject) -> BilingualSubject:
-    """Returns a subject without words, for the English of a predicate that follows "who"."""
+    """Returns an empty subject, for the English of a predicate that follows "who"."""
     return BilingualSubject(
         english="", person=subject.person, possessive="", speakers=frozenset(), render=lambda voice: []
     )

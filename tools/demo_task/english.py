@@ -137,7 +137,7 @@ def an(words: str) -> str:
 
 
 def number(value: int) -> str:
-    """Returns a number from 0 to 999 in words."""
+    """Returns a number from 0 to 999, spelled out."""
     if value < 20:
         return _SMALL[value]
     if value < 100:
@@ -154,7 +154,7 @@ def ordinal(day: int) -> str:
 
 
 def clock(hour: int, minute: int) -> str:
-    """Returns the time as it is said: "half past eight", "a quarter to ten", "noon"."""
+    """Returns the time as people say it: "half past eight", "a quarter to ten", "noon"."""
     if minute == 45:
         return f"a quarter to {_hour(hour + 1)}"
     if minute == 0:

@@ -40,7 +40,7 @@ MONTHS = (
 
 
 def number(value: int, *, gender: str = "m") -> str:
-    """Returns a number in words, in the traditional spelling.
+    """Returns a number, spelled out in the traditional way.
 
     Args:
       value: From 0 to 999,999.
@@ -76,7 +76,7 @@ def date(day: int, month: int, *, year: int | None = None, in_words: bool = Fals
 
 
 def clock(hour: int, minute: int) -> str:
-    """Returns the time as it is said, on a 12-hour clock except for midi (12) and minuit (0).
+    """Returns the time as people say it, on a 12-hour clock except for midi (12) and minuit (0).
 
     >>> [clock(8, 30), clock(12, 15), clock(1, 45), clock(9, 20)]
     ['huit heures et demie', 'midi et quart', 'deux heures moins le quart', 'neuf heures vingt']

@@ -338,6 +338,6 @@ def nouns(*tags: str) -> tuple[Noun, ...]:
 
 @functools.cache
 def adjectives(*tags: str, predicate: bool = False) -> tuple[Adjective, ...]:
-    """Returns the adjectives for at least one of `tags`; those never used beside a noun only if `predicate`."""
+    """Returns the adjectives for at least one of `tags`; those never used next to a noun only if `predicate`."""
     found = (adjective for adjective in ADJECTIVES if adjective.tags.intersection(tags))
     return tuple(adjective for adjective in found if predicate or "predicate" not in adjective.tags)

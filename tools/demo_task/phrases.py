@@ -14,7 +14,7 @@ from tools.demo_task.french_verbs import Subject
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Voice:
-    """Who speaks to whom.
+    """The speaker and the person spoken to.
 
     Attributes:
       you: Grammatical person of "you": 1 (tu) or 4 (vous).

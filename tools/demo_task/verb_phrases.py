@@ -9,7 +9,7 @@ from tools.demo_task.english import EnglishVerb
 from tools.demo_task.french_verbs import FrenchVerb, Subject
 from tools.demo_task.phrases import NounPhrase, Voice, noun_phrase
 
-# What a verb phrase is in French for a voice, a subject and a polarity: verbs, each with the words that follow it.
+# A verb phrase in French for a voice, a subject and a polarity: verbs, each with the words that follow it.
 Render = Callable[[Voice, Subject, bool], list[tuple[FrenchVerb, str]]]
 
 

@@ -1,4 +1,4 @@
-"""Writes the demo task as JSONL files: what the embedded model was trained on, and its calibration set.
+"""Writes the demo task as JSONL files: the training data of the demo model, and its calibration set.
 
 python -m tools.demo_task.write_data --output=demo_data
 """
@@ -18,7 +18,7 @@ TRAINING, VALIDATION, CALIBRATION = 60_000, 1_000, 1_000
 
 
 def write_data(directory: pathlib.Path, *, seed: int, training: int, validation: int, calibration: int) -> None:
-    """Writes `training`, `validation` and `calibration` as `.jsonl.gz`; no sentence stands in two of them.
+    """Writes `training`, `validation` and `calibration` as `.jsonl.gz`; no sentence is in two of them.
 
     Args:
       directory: Where to; made if needed.
@@ -54,7 +54,7 @@ def _folder(name: str) -> pathlib.Path:
 
 
 def main() -> None:
-    """Writes the files that the embedded model was made with."""
+    """Writes the files from which the demo model was made."""
     parser = argparse.ArgumentParser(description="Writes the demo task as JSONL files.")
     parser.add_argument("--output", type=_folder, required=True, help="directory to write to")
     write_data(parser.parse_args().output, seed=SEED, training=TRAINING, validation=VALIDATION, calibration=CALIBRATION)

@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation, on the embedded model and data, by the commands; takes about ten minutes.
+"""Makes the pictures of the documentation, on the demo model and data, by the commands; takes about ten minutes.
 
 python -m tools.pictures --output=docs/pictures
 python -m tools.pictures --output=docs/pictures --only=report,proof
@@ -131,7 +131,7 @@ def _tradeoff_points(
 
 
 def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Trains an exit classifier for the embedded model in `folder`, measures with it and a calibration, and plots."""
+    """Trains an exit classifier for the demo model in `folder`, measures with it and a calibration, and plots."""
     _write_training_data(folder / "data")
     model, data = str(folder / "model"), str(embedded.CALIBRATION_SET)
     _run(

@@ -1,4 +1,4 @@
-"""What commands print, as a drawing of a terminal that fetches nothing."""
+"""The output of commands, as a drawing of a terminal that fetches nothing."""
 
 import html
 import io

@@ -58,7 +58,7 @@ class Point:
 
     @property
     def series(self) -> str:
-        """What its line is called."""
+        """The name of its line."""
         if self.exit_interval == 1:
             return self.confidence
         return f"{self.confidence}, every {self.exit_interval} layers"
@@ -139,7 +139,7 @@ def draw(
     Args:
       points: The full model first.
       times: Of those that can be served.
-      proved: What was proved, in words, and of which points.
+      proved: Names of the proofs, and their points.
       path: Of the plot.
     """
     full, *others = points
@@ -150,7 +150,7 @@ def draw(
             _draw_panel(axes, full, points=others, places=places)
             rings = [places[point] for point in ringed], [point.quality for point in ringed]
             axes.plot(*rings, "o", label=words, markersize=11, mfc="none", color=BLACK)
-        # Nobody serves what is far below; the rest can then be told apart.
+        # No one serves points far below; the other points are then distinguishable.
         by_layers.set_ylim(bottom=full.quality - 0.2)
         by_layers.set_xlabel("decoder layers per token")
         by_layers.set_ylabel("ROUGE-L against the references")

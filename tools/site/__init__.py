@@ -1,1 +1,1 @@
-"""What the documentation site shows beside docs/: the reference, made from the code, and pages that lie elsewhere."""
+"""Pages of the documentation site outside of docs/: the reference, made from the code, and pages in other folders."""

@@ -7,7 +7,7 @@ import re
 from calm_beam.launch.commands import COMMANDS, flag_parsers
 from calm_beam.launch.flags.help_pages import examples, placeholder
 
-# Commands with several forms, and those beside the usual one: the name of its page, and how it is asked for.
+# Commands with several forms, and the unusual ones: the name of its page, and the flag that selects it.
 _FORMS = {
     "evaluate": {
         name: f"calm-beam evaluate --experiment={name}" for name in ("propagation", "sensitivity", "tradeoff")

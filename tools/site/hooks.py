@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Returns the HTML of a page; a corner of a table that says nothing is no heading to those who hear it."""
+    """Returns the HTML of a page; an empty corner of a table is no heading to screen readers."""
     return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
 
 
@@ -68,7 +68,7 @@ def with_links_of_the_site(markdown: str, page: str) -> str:
     """Returns the text of a page with links to files of the repository made links to what they are on the site.
 
     Args:
-      markdown: As it stands in the repository.
+      markdown: As in the repository.
       page: The page's name on the site.
     """
     parts = _FENCE.split(markdown)
@@ -97,7 +97,7 @@ def _path_in_repository(target: str, page: str) -> str | None:
 
 
 def _page_of(path: str) -> str | None:
-    """Returns the page, or the picture beside pages, that a path of the repository is on the site."""
+    """Returns the page, or the picture in docs/, that a path of the repository is on the site."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return _ELSEWHERE.get(_file_of(path))

@@ -1,6 +1,6 @@
 """The reference of manifests, written by their JSON schema.
 
-`python -m tools.site.schema` writes the schema's file anew, which the package and the documentation have, from the
+`python -m tools.site.schema` rewrites the schema's file, which the package and the documentation have, from the
 records.
 """
 

@@ -15,7 +15,7 @@ from calm_beam.decoding.paths import Rows
 from calm_beam.decoding.weights import Weights, zeros
 from calm_beam.decoding.work import Work
 from calm_beam.exits.measures import Need
-from calm_beam.exits.rule import PassedOn
+from calm_beam.exits.propagations import PassedOn
 from calm_beam.model import ArrayType
 from calm_beam.model.interface import EarlyExitModel
 

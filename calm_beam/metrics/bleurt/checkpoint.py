@@ -1,4 +1,4 @@
-"""BLEURT checkpoints on disk: a SavedModel with `bleurt_config.json`, `bert_config.json` and a vocabulary beside it."""
+"""BLEURT checkpoints on disk: a folder of a SavedModel, `bleurt_config.json`, `bert_config.json` and a vocabulary."""
 
 import dataclasses
 import hashlib
@@ -24,11 +24,11 @@ class BleurtError(CalmBeamError, ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BleurtConfig:
-    """What the two configuration files of a checkpoint say.
+    """The contents of the two configuration files of a checkpoint.
 
     Attributes:
       folder: The local folder of the checkpoint.
-      name: What the checkpoint calls itself.
+      name: The checkpoint's own name.
       max_seq_length: Most tokens of a pair, special ones included.
       vocab_size: Ids that the model knows.
       vocabulary: File of the vocabulary.
@@ -133,7 +133,7 @@ def load_model(config: BleurtConfig) -> BleurtModel:
     try:
         loaded = tensorflow.saved_model.load(str(config.folder))
     except Exception as error:
-        # What TensorFlow raises for damaged files is of many kinds.
+        # TensorFlow raises many kinds of errors for damaged files.
         reason = f"{type(error).__name__}: {error}"
         raise BleurtError(f"BLEURT checkpoint {config.folder}: TensorFlow cannot load it ({reason}).") from error
     signature = loaded.signatures.get("serving_default")

@@ -1,4 +1,4 @@
-"""The metric: scores of pairs, one at a time, so that none depends on what is scored beside it."""
+"""The metric: scores of pairs, one at a time, so that no score depends on a batch."""
 
 import functools
 import pathlib
@@ -41,7 +41,7 @@ class Bleurt(Sighted):
         self._lengths = _lengths(self._model, config.max_seq_length)
         self._lock = threading.Lock()
         self._clipped = 0
-        # What loads may still not run.
+        # A model that loads may still not run.
         self._predict([self._encoder.cls_id], [0])
 
     def __call__(self, candidate: str, references: Sequence[str]) -> float:
@@ -85,7 +85,7 @@ class Bleurt(Sighted):
             with self._lock:
                 self._clipped += 1
             return min(max(score, 0.0), 1.0)
-        # NaN too: whoever asked refuses it by name.
+        # NaN too: the caller refuses it, and names the example.
         return score
 
     def _predict(self, ids: Sequence[int], segments: Sequence[int]) -> float:

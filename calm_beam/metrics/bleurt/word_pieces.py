@@ -28,7 +28,7 @@ _IDEOGRAPHS = (
 
 
 def words(text: str, *, lower_case: bool) -> Iterator[str]:
-    r"""Yields the words of a text: what stands between white space, parted at punctuation and ideographs, which stay.
+    r"""Yields the words of a text: split at white space, punctuation and ideographs, of which the last two stay.
 
     Control characters go. Lower-case models see neither case nor accents.
 

@@ -16,8 +16,8 @@ from .method import PValueMethod
 # Each bettor's stake, as a share of the largest that cannot lose everything, and its part of the starting capital;
 # fixed before any data are seen. Against losses of 0 and 1 with a risk of c delta a share of 1 - c grows fastest, and
 # a larger one where losses vary less: the largest stakes decide on hundreds of examples, those of 0.1 and 0.3 on
-# thousands. On a million, risks so close to delta can be told from it that only small stakes grow; keeping some costs
-# the others a tenth of their capital. docs/measurements.md says what they were compared with.
+# thousands. On a million, risks so close to delta are detected that only small stakes grow; keeping some costs
+# the others a tenth of their capital. docs/decisions/069-stakes-of-the-mixture.md has the comparison.
 BETS = types.MappingProxyType({0.01: 0.05, 0.03: 0.05, 0.1: 0.3, 0.3: 0.25, 0.6: 0.1, 0.95: 0.25})
 
 

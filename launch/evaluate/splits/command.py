@@ -98,8 +98,8 @@ def _speedups(
     # Here, since it loads JAX.
     from calm_beam.decoding.branches import Branch
     from calm_beam.decoding.early_exit import EarlyExitDecoder
-    from calm_beam.decoding.prompts import encode_prompt
     from calm_beam.evaluation.speedup import measure_speedups
+    from calm_beam.inputs.prompts import encode_prompt
 
     measures = run.measures
     job = measures[0].job

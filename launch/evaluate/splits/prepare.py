@@ -9,7 +9,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.asked_data import DecodedExamples
 from calm_beam.calibration.plan import PlanTerms, plan_of_job
-from calm_beam.calibration.scoring import Scoring
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
@@ -31,6 +30,7 @@ from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import StoredGenerations
+from calm_beam.outputs.scoring import Scoring
 from calm_beam.report.figures import check_plots_available
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute

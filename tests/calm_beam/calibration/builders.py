@@ -6,12 +6,12 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.plan import check_specs
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Plan, PlannedTest
 from calm_beam.outputs import Generation, Output
+from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 
 from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, are_kept
-from calm_beam.calibration.plan import as_settled_before, gone_on_with, single_losses
+from calm_beam.calibration.plan import as_settled_before, earlier_forms, gone_on_with, single_losses
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import EarlierPlan, Plan
+from calm_beam.manifest import HAND_ON, EarlierPlan, Plan
 from tests.plans import all_specs, build_plan
 
 
@@ -64,7 +64,19 @@ def test_earlier_versions_tested_by_sums() -> None:
 def test_a_run_goes_on_as_it_was_asked() -> None:
     """By the plan that is listed: that of an earlier version, unless this one has been asked since."""
     plan, before = _plan(), as_settled_before(_plan())
-    assert gone_on_with(plan, _listed(before)) == before
-    assert gone_on_with(plan, _listed(before, plan)) == plan
-    assert gone_on_with(plan, _listed(_plan(losses=None))) == plan
-    assert gone_on_with(plan, []) == plan
+    assert gone_on_with(plan, _listed(before), is_open=True) == before
+    assert gone_on_with(plan, _listed(before), is_open=False) == plan
+    assert gone_on_with(plan, _listed(before, plan), is_open=True) == plan
+    assert gone_on_with(plan, _listed(_plan(losses=None)), is_open=True) == plan
+    assert gone_on_with(plan, [], is_open=True) == plan
+
+
+def test_a_joint_run_of_an_earlier_version_goes_on_without_handing_on() -> None:
+    """Every promise kept its epsilon then, whether or not somebody had named a p-value."""
+    plan = dataclasses.replace(_plan(), joint_epsilon=0.99, joint_procedure=HAND_ON)
+    before = dataclasses.replace(plan, joint_procedure=None)
+    for is_open in (False, True):
+        assert earlier_forms(plan, is_open=is_open)[0] == before
+        assert gone_on_with(plan, _listed(before), is_open=is_open) == before
+        assert gone_on_with(plan, _listed(plan), is_open=is_open) == plan
+    assert as_settled_before(plan).joint_procedure is None

@@ -9,7 +9,6 @@ import pytest
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.result import choose_thresholds, risk_rows
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
@@ -24,6 +23,7 @@ from calm_beam.manifest import (
     read_manifest,
     write_manifest,
 )
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.fixed_point import to_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 from tests.plans import all_specs, build_plan
@@ -150,7 +150,7 @@ def test_a_joint_guarantee_is_said() -> None:
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
     plan = build_plan(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
-    assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
+    assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1, hands_on=True)
     assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee
     assert manifest.plan is not None
     assert manifest.plan.joint_epsilon == 0.1

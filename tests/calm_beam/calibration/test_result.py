@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.layout import objectives_of
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Calibration, PlannedTest
+from calm_beam.outputs.layout import objectives_of
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES, hoeffding_p_value, p_values_of

@@ -17,7 +17,6 @@ from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.sequential import WatchedSettings, watched, watched_settings
 from calm_beam.calibration.settings import setting_manifest, setting_rows
-from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.manifest import (
@@ -28,6 +27,7 @@ from calm_beam.manifest import (
     SettingPlan,
     SettingSequentialPlan,
 )
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import tail_loss
 from calm_beam.risk.pvalues import P_VALUES

@@ -4,17 +4,20 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.native import calls
+from calm_beam.model.sharding import Division
 from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")
@@ -179,3 +182,8 @@ def count_as_numpys(result: PromptResult, expected: Sequence[Decoded]) -> int:
         np.testing.assert_allclose(result.confidences[lane, :length], decoded.confidences, rtol=0, atol=0.02)
         compared += 1
     return compared
+
+
+def first_device() -> DeviceGroup:
+    """Returns the first device of this process, alone."""
+    return DeviceGroup(jax.local_devices()[:1], Division())

@@ -13,7 +13,8 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import group_decoder
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.exits.rule import PROPAGATIONS, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import build_rule, checkpoint_of

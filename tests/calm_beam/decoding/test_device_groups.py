@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import StoredArray, write_native
-from calm_beam.decoding.device_groups import device_groups, first_device, placed
+from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.errors import UsageError
 from tests.builders import build_checkpoint, build_config, write_hugging_face, write_t5x
+
+from .decoders import first_device
 
 _START = """
 import sys

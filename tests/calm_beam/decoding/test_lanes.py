@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calm_beam.decoding.lanes import LaneTree
-from calm_beam.exits.rule import PROPAGATIONS, Propagation
+from calm_beam.exits.propagations import PROPAGATIONS, Propagation
 
 _FROM_EXIT = PROPAGATIONS["from_exit"]
 

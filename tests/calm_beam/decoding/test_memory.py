@@ -22,7 +22,7 @@ from calm_beam.decoding import group_decoder, memory
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.cpu import sources as native_sources
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.device_groups import DeviceGroup, first_device
+from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.xla import sources as xla_sources
@@ -34,7 +34,7 @@ from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.native import calls, library
 from calm_beam.model.sharding import Division
 from tests.builders import build_checkpoint, build_config
-from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS
+from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS, first_device
 from tests.sampling import sampled
 
 _STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)

@@ -10,7 +10,6 @@ import pytest
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.cpu import sources as native_sources
 from calm_beam.decoding.cpu.sources import NativeSources
-from calm_beam.decoding.device_groups import first_device
 from calm_beam.decoding.engine import Slots
 from calm_beam.decoding.single_lanes import SingleLanes
 from calm_beam.decoding.weights import Weights
@@ -21,6 +20,8 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.model import network_of
 from tests.builders import build_checkpoint, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+
+from .decoders import first_device
 
 _LLAMA = build_llama_config(vocab_size=64, num_decoder_layers=3, max_positions=128)
 _MODELS = {

@@ -20,7 +20,8 @@ from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.work import Work
 from calm_beam.decoding.xla import attended, heads, tiles
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
 from calm_beam.model.native import library
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of

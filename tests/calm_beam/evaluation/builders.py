@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.decoding.prompts import Prompt
 from calm_beam.evaluation.performance import Task
 from calm_beam.inputs.examples import Example
+from calm_beam.inputs.prompts import Prompt
 from calm_beam.outputs import Generation, Output
 from tests.builders import build_checkpoint, build_config
 

@@ -6,7 +6,6 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.calibration.layout import Layout
 from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
 from calm_beam.evaluation.outcomes import (
     GridRow,
@@ -22,6 +21,7 @@ from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import PlannedTest
+from calm_beam.outputs.layout import Layout
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import excess_p_values, p_values_of

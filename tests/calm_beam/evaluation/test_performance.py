@@ -14,7 +14,8 @@ from calm_beam.evaluation.performance import (
     propagation_variants,
     tradeoff_variants,
 )
-from calm_beam.exits.rule import PROPAGATIONS, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import MetricError
 from tests.builders import build_arrays, build_config, checkpoint_of
 from tests.calm_beam.evaluation.builders import build_generation, build_prompt, build_task

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.layout import Layout
 from calm_beam.evaluation.splits import Splits, SplitTotals
+from calm_beam.outputs.layout import Layout
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from tests.plans import all_specs
 

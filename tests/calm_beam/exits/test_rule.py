@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from calm_beam.exits.measures import MEASURES
-from calm_beam.exits.rule import PROPAGATIONS, SCHEDULES, TOKEN_SOURCES, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import TOKEN_SOURCES, ExitRule
+from calm_beam.exits.schedules import SCHEDULES
 from tests.builders import build_rule
 
 

@@ -93,7 +93,10 @@ def test_schema_is_strict_and_described() -> None:
         "decode": ["confidence_source", "engine", "matmul_precision", "patience"],
         "engine": ["instructions"],
         "data": ["choosing", "clusters", "failed_ids", "groups", "unseen"],
-        "plan": ["confirm_path", "confirm_share", "group_key", "near_ties", "pareto", "sequential", "serve"],
+        "plan": [
+            *("confirm_path", "confirm_share", "group_key", "joint_procedure", "near_ties", "pareto", "sequential"),
+            "serve",
+        ],
         "planned_test": ["group"],
         "sequential_plan": ["stop_at_layers", "stop_at_threshold", "stop_gain"],
         "variant": ["confidence", "exit_interval", "tau"],
@@ -107,6 +110,7 @@ def test_schema_is_strict_and_described() -> None:
             "loss",
             "pays",
             "rule",
+            "tested_epsilon",
             "threshold_by_position",
             "variant",
         ],
@@ -116,9 +120,9 @@ def test_schema_is_strict_and_described() -> None:
         "exit_rule": ["confidence_source", "patience"],
         "path_entry": ["near_ties", "variant"],
         "setting_data": ["id_sample"],
-        "setting_plan": ["consistency", "direction", "sequential"],
+        "setting_plan": ["consistency", "direction", "joint_procedure", "sequential"],
         "setting_sequential_plan": ["costs", "stop_at_cost", "stop_at_setting", "stop_gain"],
-        "setting_calibration": ["example_risk", "looks"],
+        "setting_calibration": ["example_risk", "looks", "tested_epsilon"],
     }
 
 

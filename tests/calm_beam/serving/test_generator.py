@@ -17,10 +17,10 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding import branches
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, parse_example
+from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import EntryChoice, ManifestError, PlannedTest, write_manifest
 from calm_beam.serving import Answer, Generator, OutputError, PromptError

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.scoring import score_generation
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, ManifestError, Objective, write_manifest
 from calm_beam.metrics import rouge_l
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation, Output
+from calm_beam.outputs.scoring import score_generation
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.serving import Answer, Generator, LossProbe, OutputError
 from tests.builders import build_checkpoint

@@ -1,0 +1,97 @@
+"""Pages, docstrings and comments use the words of the field: turns that only this project has are listed and counted.
+
+tests/plain_words.toml has the list, and how many of them each room may still have.
+"""
+
+import ast
+import collections
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_LIST = tomllib.loads((_ROOT / "tests" / "plain_words.toml").read_text(encoding="utf-8"))
+_PAGES = [*sorted(_ROOT.glob("*.md")), *sorted(_ROOT.glob("docs/**/*.md")), *sorted(_ROOT.glob("examples/*/*.md"))]
+_SOURCES = ("benchmarks", "calm_beam", "examples", "launch", "tests", "tools", "transforms")
+_TURNS = [(re.compile(rf"\b(?:{each['turn']})\b", re.IGNORECASE), each["plain"]) for each in _LIST["turns"]]
+# As ruff formats them: alone on a line, or after two spaces.
+_COMMENT = re.compile(r"(?:^\s*|  )# (.+)")
+
+
+def _findings(texts: list[str]) -> list[str]:
+    """Returns every listed turn in some texts, with the words around it and what to write instead."""
+    found = []
+    for text in texts:
+        # Code is quoted as it is, and a link's target is an address.
+        words = " ".join(re.sub(r"`[^`]*`|(?<=\])\([^)]*\)", "X", text).split())
+        for turn, plain in _TURNS:
+            for match in turn.finditer(words):
+                around = words[max(0, match.start() - 40) : match.end() + 30]
+                found.append(f"...{around}...: for {match[0]!r}, {plain}")
+    return found
+
+
+def _paragraphs(page: pathlib.Path) -> list[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.split(r"\n\s*\n", text)
+
+
+def _docstrings_and_comments(source: str) -> list[str]:
+    """Returns the docstrings of a module and its comments; comments on lines that follow each other are one."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    comments: list[str] = []
+    last = -1
+    for number, line in enumerate(source.splitlines()):
+        if comment := _COMMENT.search(line):
+            if number == last + 1 and comments:
+                comments[-1] += f" {comment[1]}"
+            else:
+                comments.append(comment[1])
+            last = number
+    return [text for text in docstrings if text] + comments
+
+
+def _room(path: pathlib.Path) -> str:
+    return "/".join(path.relative_to(_ROOT).parts[:-1][:2])
+
+
+def _findings_of_rooms() -> dict[str, list[str]]:
+    """Returns the findings in docstrings and comments, by the folder that they are in, in order of names."""
+    found: dict[str, list[str]] = collections.defaultdict(list)
+    for top in _SOURCES:
+        for path in sorted((_ROOT / top).rglob("*.py")):
+            lines = _findings(_docstrings_and_comments(path.read_text(encoding="utf-8")))
+            found[_room(path)] += [f"{path.relative_to(_ROOT)}: {line}" for line in lines]
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_pages_use_plain_words(page: pathlib.Path) -> None:
+    """No page has a turn of the list."""
+    assert _findings(_paragraphs(page)) == []
+
+
+def test_docstrings_and_comments_get_plainer() -> None:
+    """No room has more turns of the list than it may have, and what it may have is what it has."""
+    allowed, findings = _LIST["counts"], _findings_of_rooms()
+    for room in sorted({*allowed, *findings}):
+        found, limit = findings.get(room, []), allowed.get(room, 0)
+        assert len(found) <= limit, "\n".join([f"{room} may have {limit}, and has {len(found)}:", *found])
+        assert len(found) == limit, f'{room} has fewer now: write "{room}" = {len(found)} in tests/plain_words.toml'
+
+
+def test_turns_are_found() -> None:
+    """Turns are found across lines, in docstrings and comments, and not in code, links or questions."""
+    source = '"""As\nthere. `whoever`"""\nx = "whoever"  # Told\n# from it.\n'
+    assert len(_findings(_docstrings_and_comments(source))) == 2
+    assert len(_findings(["Rows end. What leaves is kept. What leaves? A row."])) == 1
+    assert _findings(["[a](whoever.md), as there is one; it stands in for another"]) == []
+
+
+if __name__ == "__main__":
+    for _name, _found in _findings_of_rooms().items():
+        if _found:
+            print(f'"{_name}" = {len(_found)}')

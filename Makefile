@@ -35,8 +35,8 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
 
 .PHONY: calibrate test test-slow test-compiled test-old nightly test-fast test-exhaustive test-validity matrix wheels accelerators accelerators-all flink lint format types docs pictures demo-model clean
 
-calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
-	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
+calibrate: $(INSTALLED)  ## prove three tolerances for the demo model on demo data
+	$(BIN)/calm-beam calibrate --consistency=textual --delta=0.02,0.05,0.1 --serve=textual,0.05 --output=build/demo-calibration --overwrite
 
 test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (a quarter of an hour on two cores)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(addprefix --ignore=,$(RUNNING))

@@ -86,6 +86,9 @@ _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 # For the metrics chrf, sentence_bleu and edit_distance, and for BLEU in evaluations.
 _METRICS = ["rapidfuzz>=3.9.6,<4", "sacrebleu>=2.4,<3"]
 
+# For --log_to, under the names that it takes.
+_TRACKERS = {"mlflow": ["mlflow-skinny>=3,<4"], "tensorboard": ["tensorboardX>=2.6,<3"], "wandb": ["wandb>=0.19,<1"]}
+
 # For data in TFRecord files.
 _TENSORFLOW = ["tensorflow>=2.21,<2.22"]
 
@@ -108,6 +111,7 @@ _DEV = [
     *_GGUF,
     *_SEQIO,
     *_SERVE,
+    *(requirement for each in _TRACKERS.values() for requirement in each),
     *_GROUPS["lint"],
     *_GROUPS["wheels"],
     # Brings axe, which tests whether everybody can use the pages.
@@ -123,6 +127,8 @@ _DEV = [
     # A client of calm-beam serve.
     "openai>=1.50,<4",
     "orbax-checkpoint>=0.11.28,<0.13",
+    # A test of calm-beam serve reads its spans.
+    "opentelemetry-sdk>=1.25,<2",
     # Drives the browser that a machine has, in tests of the report; brings none.
     "playwright>=1.50,<2",
     "pytest>=8.2,<10",
@@ -147,6 +153,7 @@ _EXTRAS = {
     "serve": _SERVE,
     "tensorflow": _TENSORFLOW,
     "tokenizers": _TOKENIZERS,
+    **_TRACKERS,
 }
 
 # Metrics are what a service may measure its losses by.

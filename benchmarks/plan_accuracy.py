@@ -96,6 +96,8 @@ def _calibrate(data: pathlib.Path, output: pathlib.Path, *, workers: int, flags:
     command = [
         *(sys.executable, "-m", "calm_beam.launch.cli", "calibrate"),
         *(f"--checkpoint={flags.checkpoint}", f"--data={data}", f"--output={output}", "--overwrite"),
+        # A forecast is of one way of exiting.
+        "--confidence=softmax",
         *((f"--direct_num_workers={workers}",) if workers > 1 else ()),
         *flags.flags,
     ]

@@ -34,11 +34,12 @@ from calm_beam.text import printable_line
 
 from .commands import COMMANDS, command_module, left_out
 from .flags import HelpShown, UsageError
-from .flags.results import JSON, REQUIRED, UNPROVED, without_result_flags
+from .flags.results import JSON, LOG_TO, REQUIRED, UNPROVED, without_result_flags
 from .terminal import say
 from .terminal.interrupts import INTERRUPTED, run_interruptible
 from .terminal.results import outcome_of_command
 from .terminal.streams import StreamError, prepare_streams
+from .trackers import tracked
 
 _LONGEST_SHOWN = 200
 
@@ -92,12 +93,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, flags: Sequence[str]) -> int:
     """Runs a command, and returns its exit status."""
-    module, given = command_module(command), set[str]()
-    if {JSON, REQUIRED} & {*flags}:
-        flags, given = without_result_flags(flags, module.flag_parsers())
-    with outcome_of_command(as_json=JSON in given) as outcome:
-        status: int = module.main(flags)
-    return UNPROVED if status == 0 and REQUIRED in given and outcome.is_proved is False else status
+    module, given, asked = command_module(command), dict[str, str](), flags
+    if {JSON, LOG_TO, REQUIRED} & {flag.partition("=")[0] for flag in flags}:
+        parsers = module.flag_parsers()
+        flags, given = without_result_flags(flags, parsers)
+        asked = parsers[0].whole(flags) if LOG_TO in given else flags
+    with (
+        outcome_of_command(as_json=JSON in given) as outcome,
+        tracked(given.get(LOG_TO), command, flags=asked, outcome=outcome),
+    ):
+        outcome.status = module.main(flags)
+    return UNPROVED if outcome.status == 0 and REQUIRED in given and outcome.is_proved is False else outcome.status
 
 
 def _check_texts(arguments: Sequence[str]) -> None:

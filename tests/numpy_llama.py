@@ -48,9 +48,13 @@ class NumpyLlama(NumpyDecoder):
 
     def shared_logits(self, normed: np.ndarray) -> np.ndarray:
         """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
-        if self.config.tied_head:
-            return normed @ self.arrays["token_embedder/embedding"].T
-        return normed @ self.arrays["decoder/logits_dense/kernel"]
+        kernel = (
+            self.arrays["token_embedder/embedding"].T
+            if self.config.tied_head
+            else self.arrays["decoder/logits_dense/kernel"]
+        )
+        logits, cap = normed @ kernel, self.config.logits_cap
+        return cap * np.tanh(logits / cap) if cap else logits
 
     def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
         """Returns the key, turned by its position, and the value that a layer makes of one state."""
@@ -73,7 +77,10 @@ class NumpyLlama(NumpyDecoder):
         mixed = []
         for head in range(config.num_heads):
             shared = head // (config.num_heads // config.num_kv_heads)
-            weights = np.exp(keys[:, shared] @ queries[head])
+            logits = keys[:, shared] @ queries[head]
+            if config.attention_cap:
+                logits = config.attention_cap * np.tanh(logits / config.attention_cap)
+            weights = np.exp(logits)
             mixed.append(self.rounded(weights) @ values[:, shared] / weights.sum())
         attended = self.rounded(np.concatenate(mixed)) @ self.arrays[f"{name}/self_attention/out/kernel"]
         state = self.rounded(state + self._given(attended, f"{name}/post_self_attention_layer_norm"))

@@ -15,6 +15,7 @@ from tests.builders import build_arrays, build_config, hugging_face_tensors, wri
 from tests.calm_beam.inputs.losses.builders import write_lm_eval
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.page_runs import CONFIG, run, run_shortened, shortened, write_checkpoint, write_place
+from tests.pipelines import write_rows
 from tests.snippets import ROOT, own_commands
 
 _DOCS = ROOT / "docs"
@@ -50,7 +51,7 @@ def test_on_a_laptop(place: pathlib.Path) -> None:
     write_checkpoint(place / "checkpoints" / "my_t5")
     _compressed("validation.jsonl", "validation-0.jsonl.gz")
     first, in_loop, again, *others = own_commands(_DOCS / "laptop.md")
-    assert first == ["calibrate", "--output=demo"]
+    assert first == ["calibrate", "--confidence=softmax", "--output=demo"]
     for measure in ("softmax", "state", "classifier"):
         run(shortened([word.replace("$measure", measure) for word in in_loop]))
     run(again)
@@ -81,6 +82,23 @@ def test_about_decoder_only_models(place: pathlib.Path) -> None:
     template = "{% for message in messages %}w11 {{ message.content }} {% endfor %}w12"
     (place / "model" / "chat_template.jinja").write_text(template)
     run(shortened(chats))
+
+
+def test_an_instruct_model(place: pathlib.Path) -> None:
+    """Rows are chats, and the manifest says so to whoever serves; the service itself has tests of its own."""
+    config = build_llama_config(vocab_size=40, max_positions=64, end_ids=(2,), num_decoder_layers=9)
+    tokenizer = write_word_tokenizer(place / "tokenizer.json", 40, ends=(2,))
+    write_native(place / "smollm2", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
+    template = "{% for message in messages %}w11 {{ message.content }} {% endfor %}w12"
+    (place / "smollm2" / "chat_template.jinja").write_text(template)
+    asked = [{"role": "user", "content": f"w{index} w{index + 3} w4"} for index in range(12)]
+    answers = [{"role": "assistant", "content": f"w{index + 1}"} for index in range(12)]
+    write_rows(place / "questions.jsonl", [{"messages": [each]} for each in asked])
+    for name in ("chats", "train-0", "fresh"):
+        write_rows(place / f"{name}.jsonl", [{"messages": list(pair)} for pair in zip(asked, answers, strict=True)])
+    for command in own_commands(_DOCS / "llm.md"):
+        if command[0] != "serve":
+            run(shortened(command))
 
 
 def test_about_commands(place: pathlib.Path) -> None:

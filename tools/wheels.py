@@ -101,7 +101,10 @@ USES: Mapping[tuple[str, str], tuple[Use, ...]] = {
         _NATIVE,
         _HELP,
         _DOCTOR,
-        _command("calibrate", "--output=demo", shows="Lowest threshold with expected loss at most delta"),
+        _command(
+            *("calibrate", "--confidence=softmax", "--output=demo"),
+            shows="Lowest threshold with expected loss at most delta",
+        ),
         _INSPECTED,
         _command("report", "--calibration=demo", "--output=again.html", shows="again.html"),
         _command("generate", *_ENTRY, f"--prompt={_PROMPT}", shows=_ANSWER),

@@ -159,6 +159,10 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         self._refused = Metrics.counter(NAMESPACE, "refused-manifests")
         self._no_answers = Metrics.counter(NAMESPACE, "unanswered-prompts")
         self._measured = Metrics.counter(NAMESPACE, "measured-losses")
+        # With `generated-tokens` and `decode-call-msec`, what was promised is seen as it is served.
+        self._layers = Metrics.counter(NAMESPACE, "served-layers")
+        self._full_layers = Metrics.counter(NAMESPACE, "full-model-layers")
+        self._tests = Metrics.counter(NAMESPACE, "exit-tests")
 
     def _check(self, manifest: Manifest) -> None:
         """Refuses what can be refused here."""
@@ -215,7 +219,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
 
     def _note(self, reply: Reply) -> None:
         """Counts what a reply tells, and says once which manifests were not taken."""
-        from calm_beam.serving import ProbedAnswer, Unanswered
+        from calm_beam.serving import Answer, ProbedAnswer, Unanswered
 
         self._taken = reply.manifest
         for path, reason in reply.refused.items():
@@ -227,6 +231,10 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         self._metrics.count_loads(reply.load_msecs)
         inferences = [outcome.inference for outcome in reply.outcomes]
         self._no_answers.inc(sum(isinstance(inference, Unanswered) for inference in inferences))
+        answers = [inference for inference in inferences if isinstance(inference, Answer)]
+        self._layers.inc(sum(answer.layers_used for answer in answers))
+        self._full_layers.inc(sum(answer.layers_used + answer.layers_saved for answer in answers))
+        self._tests.inc(reply.exit_tests)
         self._measured.inc(
             sum(
                 isinstance(inference, ProbedAnswer | Unanswered) and inference.loss is not None

@@ -11,6 +11,8 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.tails import tail_name
 from calm_beam.risk.testing import check_asked
 
+PROCEDURE = "fixed_sequence"
+"""How thresholds are tested where nobody says."""
 MOST_KEPT_LOSSES = 2_000_000
 """How many single losses are kept where nobody names a p-value: examples times thresholds or settings times entries."""
 
@@ -50,7 +52,7 @@ class Guarantee:
     loss: str | None = None
     tail: float | None = None
     p_value: str | None = None
-    procedure: str = "fixed_sequence"
+    procedure: str = PROCEDURE
 
     def __post_init__(self) -> None:
         # Whatever is wrong with it is told now.
@@ -188,7 +190,7 @@ def every_guarantee(
     tails: Sequence[float] = (),
     risk_loss: str | None = None,
     p_value: str | None = None,
-    procedure: str = "fixed_sequence",
+    procedure: str = PROCEDURE,
 ) -> tuple[Guarantee, ...]:
     """Returns every combination of the lists, in the order of the arguments, the last varying fastest.
 

@@ -329,8 +329,7 @@ def promise_of(plan: Plan, *, most_confirmed: int = 0) -> str:
         cluster_key=plan.cluster_key,
         group_key=plan.group_key,
         is_sequential=plan.sequential is not None,
-        is_pareto=has_parts(plan),
-        each_variant=plan.pareto is not None and not has_parts(plan),
+        variants=None if plan.pareto is None else plan.pareto.procedure,
         most_confirmed=most_confirmed,
     )
 

@@ -36,11 +36,24 @@ class Family:
       neighbours: Whether heads turn neighbouring values with each other, as llama.cpp has Llama's.
       settled: Fields of `LlamaConfig` that are always so.
       norm_offset: What was added to the scales of norms.
+      window_pattern: Every so many-th layer has no window, unless the file says so otherwise; None without windows.
+      local_theta: Base of the rotary frequencies in layers with the window, unless the file names one; None for that of
+        all layers.
+      numbers: Keys of numbers that it has, by fields of `LlamaConfig`.
+      turned_pattern: Every so many-th layer is not turned by positions; None if all are.
+      widest_depth: Depth of the one size whose queries are divided by the root of the width by the number of heads.
+      turns_by_flag: Whether positions turn nothing where `rope.scaling.finetuned` is false.
     """
 
     neighbours: bool = False
     settled: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     norm_offset: float = 0.0
+    window_pattern: int | None = None
+    local_theta: float | None = None
+    numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    turned_pattern: int | None = None
+    widest_depth: int | None = None
+    turns_by_flag: bool = False
 
 
 FAMILIES = {
@@ -51,6 +64,32 @@ FAMILIES = {
     "gemma": Family(
         settled={"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu"}, norm_offset=1.0
     ),
+    "gemma2": Family(
+        settled={"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "post_norms": True},
+        norm_offset=1.0,
+        window_pattern=2,
+        numbers={"attention_cap": "attn_logit_softcapping", "logits_cap": "final_logit_softcapping"},
+        widest_depth=46,
+    ),
+    "gemma3": Family(
+        settled={"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "post_norms": True},
+        norm_offset=1.0,
+        window_pattern=6,
+        local_theta=10_000.0,
+        widest_depth=62,
+    ),
+    "olmo2": Family(settled={"pre_norms": False, "post_norms": True, "whole_norms": True}),
+    "granite": Family(
+        neighbours=True,
+        numbers={
+            "embedding_factor": "embedding_scale",
+            "residual_factor": "residual_scale",
+            "query_factor": "attention.scale",
+            "logits_divisor": "logit_scale",
+        },
+        turns_by_flag=True,
+    ),
+    "smollm3": Family(neighbours=True, turned_pattern=4),
 }
 
 # Keys of an architecture that are read, and those that count nothing here.
@@ -72,7 +111,9 @@ _READ = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }
-_IGNORED = {"vocab_size", "rope.scaling.finetuned", "leading_dense_block_count"}
+_WINDOW, _PATTERN, _LOCAL_THETA = "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"
+_TURNS = "rope.scaling.finetuned"
+_IGNORED = {"vocab_size", _TURNS, "leading_dense_block_count"}
 _THETA = 10_000.0
 
 _OUTSIDE_OF_LAYERS = {
@@ -90,6 +131,8 @@ _SUBLAYERS = {
     "self_attention/query_norm": "attn_q_norm",
     "self_attention/key_norm": "attn_k_norm",
     "pre_mlp_layer_norm": "ffn_norm",
+    "post_self_attention_layer_norm": "post_attention_norm",
+    "post_mlp_layer_norm": "post_ffw_norm",
     "mlp/wi_0": "ffn_gate",
     "mlp/wi_1": "ffn_up",
     "mlp/wo": "ffn_down",
@@ -225,10 +268,7 @@ def _config(
     end_ids: tuple[int, ...],
 ) -> LlamaConfig:
     path, prefix = file.path, f"{name}."
-    for key in file.keys(prefix):
-        value = file.value(prefix + key)
-        if key not in _READ | _IGNORED and value not in (0, False, None):
-            raise CheckpointError(f"{path}: {prefix}{key} is {shortened(repr(value))}; that is not supported.")
+    _check_keys(file, prefix, family=family)
 
     def whole(key: str, default: int | None = None) -> int:
         value = file.value(prefix + key, default=default)
@@ -246,6 +286,13 @@ def _config(
         if whole(key, head_dim) != head_dim:
             raise CheckpointError(f"{path}: {prefix}{key} is {whole(key)}; only {head_dim} is supported, as of keys.")
     theta = file.value(f"{prefix}rope.freq_base", default=_THETA)
+    depth = whole("block_count")
+    numbers: dict[str, Any] = {ours: _number(file, prefix + key) for ours, key in family.numbers.items()}
+    if depth == family.widest_depth:
+        numbers["query_factor"] = (width // heads) ** -0.5
+    if np.float32(numbers.get("query_factor", 0)) == np.float32(head_dim**-0.5):
+        # What it is for every other family.
+        del numbers["query_factor"]
     scaling = _scaling(file, prefix, theta=theta, head_dim=head_dim, frequencies=frequencies)
     context = whole("context_length")
     return LlamaConfig(
@@ -255,7 +302,7 @@ def _config(
         num_kv_heads=whole("attention.head_count_kv", heads),
         head_dim=head_dim,
         mlp_dim=whole("feed_forward_length"),
-        num_decoder_layers=whole("block_count"),
+        num_decoder_layers=depth,
         norm_epsilon=file.value(f"{prefix}attention.layer_norm_rms_epsilon"),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -264,8 +311,57 @@ def _config(
         attention_bias="blk.0.attn_q.bias" in tensors,
         query_key_norms="blk.0.attn_q_norm.weight" in tensors,
         tied_head="output.weight" not in tensors,
+        **_kinds_of_layers(file, prefix, family=family, depth=depth),
+        **numbers,
         **family.settled,
     )
+
+
+def _check_keys(file: GGUFFile, prefix: str, *, family: Family) -> None:
+    """Refuses what the metadata says of an architecture and is not read."""
+    known = _READ | _IGNORED | set(family.numbers.values())
+    if family.window_pattern is not None:
+        known |= {_WINDOW, _PATTERN} | ({_LOCAL_THETA} if family.local_theta is not None else set())
+    for key in file.keys(prefix):
+        value = file.value(prefix + key)
+        is_off = family.turns_by_flag and key == _TURNS and not value
+        if is_off or (key not in known and value not in (0, False, None)):
+            raise CheckpointError(f"{file.path}: {prefix}{key} is {shortened(repr(value))}; that is not supported.")
+
+
+def _kinds_of_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int) -> dict[str, Any]:
+    """Returns which layers have a window, and of which keys, or are turned otherwise than others."""
+    kinds: dict[str, Any] = {}
+    if family.turned_pattern is not None:
+        kinds["unturned_layers"] = tuple(range(family.turned_pattern - 1, depth, family.turned_pattern))
+    windowed = _windowed_layers(file, prefix, family=family, depth=depth)
+    if windowed:
+        kinds |= {"sliding_window": file.value(prefix + _WINDOW), "windowed_layers": windowed}
+        kinds["local_rope_theta"] = file.value(prefix + _LOCAL_THETA, default=family.local_theta)
+    return kinds
+
+
+def _windowed_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int) -> tuple[int, ...]:
+    """Returns the layers that have a window: those of a list, or all but every so many-th."""
+    if family.window_pattern is None or not file.value(prefix + _WINDOW):
+        return ()
+    pattern = file.value(prefix + _PATTERN, default=family.window_pattern)
+    if type(pattern) is int and pattern > 0:
+        return tuple(index for index in range(depth) if (index + 1) % pattern != 0)
+    if isinstance(pattern, list) and len(pattern) == depth and all(each in (0, 1) for each in pattern):
+        return tuple(index for index, has_window in enumerate(pattern) if has_window)
+    raise CheckpointError(
+        f"{file.path}: {prefix}{_PATTERN} is {shortened(repr(pattern))}; expected a whole number, or a flag for each "
+        f"of {depth} layers."
+    )
+
+
+def _number(file: GGUFFile, key: str) -> float:
+    """Returns a number that an architecture must name."""
+    value = file.value(key)
+    if type(value) not in (int, float):
+        raise CheckpointError(f"{file.path}: {key} must be a number, got {shortened(repr(value))}.")
+    return float(value)
 
 
 def _scaling(file: GGUFFile, prefix: str, *, theta: float, head_dim: int, frequencies: Array | None) -> RopeScaling:

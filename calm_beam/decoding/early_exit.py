@@ -284,6 +284,7 @@ def _decode(
         way = _Step(
             rule=rule,
             num_layers=config.num_decoder_layers,
+            logits_cap=architecture_of(config).logits_cap(config),
             arithmetic=model.arithmetic,
             certain_exit=certain_exit,
             apply=apply,
@@ -357,6 +358,7 @@ class _Step:
       rule: How exits are decided.
       num_layers: Decoder depth L.
       arithmetic: Of the model.
+      logits_cap: Of the model, as `decide` takes it.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       apply: Calls a method of the model.
       heads: What certifies decisions, of each layer or of all; None if exact heads decide.
@@ -372,6 +374,7 @@ class _Step:
     rule: ExitRule
     num_layers: int
     arithmetic: Arithmetic
+    logits_cap: float | None
     certain_exit: int | None
     apply: Callable[..., Any]
     heads: Sequence[CertifiedHead | None]
@@ -509,7 +512,13 @@ class _Step:
         weights, vocab_axis = self.apply(layer, method="head_weights")
         head = of_layer(self.heads, layer)
         exact = functools.partial(
-            decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=self.arithmetic
+            decide_by_logits,
+            inputs,
+            weights,
+            vocab_axis=vocab_axis,
+            measure=measure,
+            arithmetic=self.arithmetic,
+            cap=self.logits_cap,
         )
         if head is None:
             token, confidence, is_finite = exact()

@@ -126,7 +126,9 @@ def chosen_engine(
             measure=rule.measure(),
             arithmetic=arithmetic,
             size=config.vocab_size * config.emb_dim,
-            why_not=_why_no_head(engine, machine, is_unknown=is_unknown, model_parallelism=model_parallelism),
+            why_not=_why_no_head(
+                engine, machine, config=config, is_unknown=is_unknown, model_parallelism=model_parallelism
+            ),
         )
     if engine != "xla" and not why_not and not in_loop:
         return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
@@ -136,8 +138,12 @@ def chosen_engine(
     return EngineRecord(name=LOOP if in_loop else "xla", instructions=instructions, head=form)
 
 
-def _why_no_head(engine: str, machine: Machine | None, *, is_unknown: bool, model_parallelism: int) -> str | None:
+def _why_no_head(
+    engine: str, machine: Machine | None, *, config: ModelConfig, is_unknown: bool, model_parallelism: int
+) -> str | None:
     """Returns why native code certifies no heads; None where it does."""
+    if architecture_of(config).logits_cap(config) is not None:
+        return "the model caps its logits, and bounds are of logits as the head makes them"
     if model_parallelism > 1:
         return f"model_parallelism is {model_parallelism}, and it is for a head that one device has whole"
     if is_unknown:

@@ -90,14 +90,23 @@ class Suitability:
         return min(self.exits, key=_WORK)
 
     @property
+    def can_exit(self) -> bool:
+        """Whether exits save more than next to nothing, so that a calibration may be worth its time."""
+        return self._fewest_layers <= _NOTHING * len(self.agreement)
+
+    @property
+    def _fewest_layers(self) -> float:
+        return min(forecast.layers for forecast in self.exits)
+
+    @property
     def verdict(self) -> str:
         """What to do, in a sentence or two."""
-        depth, layers = len(self.agreement), min(forecast.layers for forecast in self.exits)
+        depth, layers = len(self.agreement), self._fewest_layers
         forecast = (
             f"softmax exits would use about {layers:.1f} of {depth} layers while {self.agreeing:.0%} of the "
             "tokens stay those of the full model"
         )
-        if layers > _NOTHING * depth:
+        if not self.can_exit:
             cause = (
                 "Its lower layers often predict the right token but are not sure of it: a trained exit classifier may "
                 "help (calm-beam train --stage=classifier), fine-tuning helps more (calm-beam train)."

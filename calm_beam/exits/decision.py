@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.exits.logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
 from calm_beam.exits.measures import Measure, Need
-from calm_beam.model.numerics import precision_of, product
+from calm_beam.model.numerics import capped, precision_of, product
 from calm_beam.model.partitioning import by_part, parts, whole
 
 # Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
@@ -32,7 +32,13 @@ _Values = TypeVar("_Values")
 
 
 def decide(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
+    states: jax.Array,
+    weights: jax.Array,
+    *,
+    vocab_axis: int,
+    measure: Measure,
+    arithmetic: Arithmetic,
+    cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of every state, without holding all logits if the measure allows it.
 
@@ -42,14 +48,15 @@ def decide(
       vocab_axis: Axis of the vocabulary in `weights`.
       measure: Of logits; with another, the confidence is 0 here.
       arithmetic: Of whose type states and weights are; the logits are float32.
+      cap: What the model keeps logits within (`numerics.capped`); None if they are as they come.
 
     Returns:
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
       Where a logit is NaN, the token is 0 and nothing is finite.
     """
     if not _takes_summaries(measure):
-        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
-    return _decided_by_part(states, weights, vocab_axis, measure, arithmetic)
+        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic, cap=cap)
+    return _decided_by_part(states, weights, vocab_axis, measure, arithmetic, cap)
 
 
 def _takes_summaries(measure: Measure) -> bool:
@@ -58,12 +65,17 @@ def _takes_summaries(measure: Measure) -> bool:
 
 
 def _decided_by_part(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
+    states: jax.Array,
+    weights: jax.Array,
+    vocab_axis: int,
+    measure: Measure,
+    arithmetic: Arithmetic,
+    cap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what is decided by summaries, where each device may have a part of the vocabulary."""
 
     def of_device(states: jax.Array, part: jax.Array, first: Any) -> Summary:
-        summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
+        summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic, cap)
         return summary if first is None else of_part(summary, first)
 
     # [rows] or, where several devices have parts of the vocabulary, [parts, rows]
@@ -75,7 +87,13 @@ def _decided_by_part(
 
 
 def decide_by_each(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measures: Sequence[Measure], arithmetic: Arithmetic
+    states: jax.Array,
+    weights: jax.Array,
+    *,
+    vocab_axis: int,
+    measures: Sequence[Measure],
+    arithmetic: Arithmetic,
+    cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what `decide` does by several measures, of which one summary of the logits is made.
 
@@ -85,11 +103,12 @@ def decide_by_each(
       vocab_axis: As of `decide`.
       measures: At least one.
       arithmetic: As of `decide`.
+      cap: As of `decide`.
 
     Returns:
       Token and finiteness, each of shape (rows,), and between them confidences, (measures, rows).
     """
-    asked = functools.partial(decide, states, weights, vocab_axis=vocab_axis, arithmetic=arithmetic)
+    asked = functools.partial(decide, states, weights, vocab_axis=vocab_axis, arithmetic=arithmetic, cap=cap)
     by_summary = [measure for measure in measures if measure.of_summary is not None]
     if len(by_summary) > 1:
         token, joint, is_finite = asked(measure=_jointly(by_summary))
@@ -119,11 +138,17 @@ def _jointly(measures: Sequence[Measure]) -> Measure:
 
 
 def _summarise_in_blocks(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
+    states: jax.Array,
+    weights: jax.Array,
+    vocab_axis: int,
+    measure: Measure,
+    arithmetic: Arithmetic,
+    cap: float | None,
 ) -> Summary:
     def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
         columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
-        return product(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
+        logits = product(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
+        return capped(logits, cap)
 
     return _in_blocks(project, states, vocab_size=weights.shape[vocab_axis], measure=measure)
 
@@ -202,18 +227,24 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
 
 
 def decide_by_logits(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
+    states: jax.Array,
+    weights: jax.Array,
+    *,
+    vocab_axis: int,
+    measure: Measure,
+    arithmetic: Arithmetic,
+    cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time.
 
     Devices that share the head exchange numbers once: summaries of their logits, or these where the measure wants all.
     """
     if parts() > 1 and _takes_summaries(measure):
-        return _decided_by_part(states, weights, vocab_axis, measure, arithmetic)
+        return _decided_by_part(states, weights, vocab_axis, measure, arithmetic, cap)
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = product(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
-        logits = whole(logits)
+        logits = capped(whole(logits), cap)
         largest = jnp.max(logits, axis=-1)
         is_nan = jnp.any(jnp.isnan(logits), axis=-1)
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)

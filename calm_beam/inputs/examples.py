@@ -13,6 +13,9 @@ from typing import Any, AnyStr, BinaryIO, Protocol, TypeVar
 from calm_beam.errors import CalmBeamError
 from calm_beam.storage import strict_json
 
+from .messages import KEY as MESSAGES
+from .messages import of_one_turn
+
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
 
@@ -251,7 +254,8 @@ def example_of_row(
 
     Args:
       row: Has `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and optionally `id`
-        (text) and `references` (list of texts) or `reference_ids` (list of lists of token ids). Other keys are ignored.
+        (text) and `references` (list of texts) or `reference_ids` (list of lists of token ids). In place of a prompt it
+        may have `messages`: the user's text is the input then, and an assistant's a reference. Other keys are ignored.
       where: File and row, for messages.
       position: Number of the row in its file, from 1.
       file_index: Which of the data files it is.
@@ -263,6 +267,8 @@ def example_of_row(
     Raises:
       DataError: If the row has no such values, or texts hold a NUL character; names the place.
     """
+    if MESSAGES in row and keys.inputs not in row and "input_ids" not in row:
+        row = _of_messages(row, keys, where=where)
     if (keys.inputs in row) == ("input_ids" in row):
         found = sorted(row)
         raise DataError(f"{where}: expected exactly one of the keys {keys.inputs} and input_ids, got keys {found}.")
@@ -311,6 +317,20 @@ def mixed_prompts(text: str, ids: str) -> str:
         f"{text}: its prompt is text, but that of {ids} is token ids. Texts are encoded with prefix and eos, ids are "
         "taken as they are: make one data set of each kind."
     )
+
+
+def _of_messages(row: Mapping[str, Any], keys: RowKeys, *, where: str) -> Mapping[str, Any]:
+    """Returns a row with the input that its messages are, and the reference if there is one."""
+    try:
+        text, answer = of_one_turn(row[MESSAGES])
+    except ValueError as error:
+        raise DataError(f"{where}: {error}.") from error
+    if answer is None:
+        return {**row, keys.inputs: text}
+    both = next((key for key in (keys.targets, "reference_ids") if key in row), None)
+    if both is not None:
+        raise DataError(f"{where}: has both {both} and an assistant's message. Leave one of them out.")
+    return {**row, keys.inputs: text, keys.targets: [answer]}
 
 
 def _input_text(row: Mapping[str, Any], key: str, *, where: str) -> str:

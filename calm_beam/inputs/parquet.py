@@ -9,6 +9,7 @@ from calm_beam.extras import MissingExtraError
 from calm_beam.inputs.examples import DEFAULT_KEYS, DataError, Example, example_of_row
 from calm_beam.storage import open_input, version
 
+from .messages import KEY as MESSAGES
 from .parts import FilePart
 from .reading import Reading
 
@@ -74,6 +75,8 @@ class Parquet:
                 if twice is not None:
                     # A row could take either.
                     raise DataError(f"{part.path}: has two columns named {twice!r}. Rename or drop one of them.")
+                if keys.inputs not in names and "input_ids" not in names:
+                    wanted.add(MESSAGES)
                 columns = [name for name in names if name in wanted]
                 if not columns:
                     raise DataError(

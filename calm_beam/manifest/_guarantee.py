@@ -1,5 +1,7 @@
 """What a manifest promises, in words: of thresholds, or of the settings of a sweep that was made elsewhere."""
 
+from ._tests import EACH_VARIANT, PARETO
+
 THRESHOLDS, SETTINGS = "thresholds", "settings"
 """The kinds of manifests: about exit thresholds of a model, or about settings of a sweep that was made elsewhere."""
 
@@ -32,8 +34,7 @@ def guarantee_in_words(
     cluster_key: str | None = None,
     group_key: str | None = None,
     is_sequential: bool = False,
-    is_pareto: bool = False,
-    each_variant: bool = False,
+    variants: str | None = None,
     most_confirmed: int = 0,
 ) -> str:
     """Returns what a manifest promises.
@@ -45,8 +46,8 @@ def guarantee_in_words(
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
       group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
-      is_pareto: Whether a part of the calibration set has chosen what the other part tested.
-      each_variant: Whether every one of several variants was tested by itself.
+      variants: How several variants were tested: `PARETO`, where a part of the calibration set has chosen what the
+        other part tested, or `EACH_VARIANT`, each by itself; None where there was one.
       most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
         the rest had proved; 0 where nothing was to be confirmed.
     """
@@ -89,12 +90,12 @@ def guarantee_in_words(
             " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
             "hold whenever that stops."
         )
-    if is_pareto:
+    if variants == PARETO:
         promise += (
             " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
             "set that a hash had drawn beforehand; the other part alone has tested them."
         )
-    if each_variant:
+    if variants == EACH_VARIANT:
         promise += (
             " Every variant was tested by itself, each at an equal share of epsilon, so that all that was found safe "
             "holds together, and the cheapest of it was taken."

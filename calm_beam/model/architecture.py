@@ -124,6 +124,10 @@ class Architecture(abc.ABC):
         """Returns what a model has that native code does not compute; None if there is nothing."""
         return None
 
+    def logits_cap(self, config: Any) -> float | None:
+        """Returns what a head's logits are kept within by `numerics.capped`; None if they are as they come."""
+        return None
+
     @abc.abstractmethod
     def encoder_width(self, config: Any) -> int:
         """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""

@@ -54,6 +54,11 @@ def einsum(subscripts: str, left: jax.Array, right: jax.Array, arithmetic: Arith
     return sums
 
 
+def capped(values: jax.Array, cap: float | None) -> jax.Array:
+    """Returns float32 logits as they are or, given a cap, within it by a hyperbolic tangent (Gemma 2, section 2)."""
+    return values if cap is None else jnp.tanh(values / np.float32(cap)) * np.float32(cap)
+
+
 def rounded(values: jax.Array, arithmetic: Arithmetic) -> jax.Array:
     """Returns float32 values in the type that states and factors are stored in."""
     if arithmetic.dtype == "float32":

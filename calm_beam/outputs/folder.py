@@ -275,7 +275,10 @@ class GenerationsHome(Home[G]):
                 f"directory of a calibration, or its {_GENERATIONS}/<fingerprint>."
             )
         if len(found) > 1:
-            raise UsageError(f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
+            raise UsageError(
+                f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}. A calibration sweeps "
+                "several ways of exiting unless it names one, such as --confidence=softmax, which leaves one folder."
+            )
         return found[0]
 
     def _check_ours(self, jobs: Sequence[G]) -> None:

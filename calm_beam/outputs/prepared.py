@@ -122,6 +122,25 @@ class PreparedSweep:
         settings.rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
+    def check_lanes(self, lanes: int, *, runs_here: bool) -> None:
+        """Refuses so many outputs of a prompt at a time, if there is no room for them.
+
+        Args:
+          lanes: Of all thresholds of all variants that share a sweep, each with the full model.
+          runs_here: As in `check_fits`.
+
+        Raises:
+          ValueError: Says which flag to change.
+        """
+        settings = self.settings
+        checked_least_tokens(
+            self.request.token_budget,
+            lanes=lanes,
+            steps=settings.max_decode_length,
+            source=settings.max_input_length,
+        )
+        check_fits(self.request, settings, self.checkpoint.config, lanes=lanes, runs_here=runs_here)
+
     def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: SetPart) -> Self:
         """Returns the sweep by the decoder that serves, of examples that had no part in choosing what it decodes at.
 

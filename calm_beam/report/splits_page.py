@@ -154,30 +154,66 @@ def write_split_figures(directory: str, kinds: Sequence[str], *, results: SplitR
       results: What was found.
     """
     groups = by_test(results.curves)
-    tests = [_curve_charts(group, num_layers=results.num_layers) for group in groups]
+    tests = [_curve_charts(group, results) for group in groups]
     risks = [
         dataclasses.replace(risk, title=_test(group[0].spec)) for group, (risk, _) in zip(groups, tests, strict=True)
     ]
     curves = [risks, [dataclasses.replace(layers, title="") for _, layers in tests]]
     for kind in kinds:
         note = "line: mean over trials; band: ± one standard deviation of single trials"
-        write_figure(joined(directory, f"splits_curves.{kind}"), curves, note=note)
+        of_grid = "line: mean over all examples"
+        write_figure(joined(directory, f"splits_curves.{kind}"), curves, note=note if _has_curves(results) else of_grid)
         write_figure(joined(directory, f"splits_tradeoff.{kind}"), [_tradeoff_charts(results.grid)])
 
 
 def _curves(results: SplitResults) -> Section:
     parts = []
     for group in by_test(results.curves):
-        charts = _curve_charts(group, num_layers=results.num_layers)
+        charts = _curve_charts(group, results)
         parts.append(f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3>{plots(charts)}')
+    lead = "Lines: means over trials, of the test parts. Bands: a standard deviation of single trials up and down."
     return Section(
-        title="Risk and layers over the tolerance",
-        lead="Lines: means over trials, of the test parts. Bands: a standard deviation of single trials up and down.",
+        title=f"Risk and layers over the {'tolerance' if _has_curves(results) else 'threshold'}",
+        lead=lead if _has_curves(results) else "One tolerance is no curve. Lines: means over all examples.",
         content="".join(parts),
     )
 
 
-def _curve_charts(group: Sequence[Summary], *, num_layers: int) -> tuple[LineChart, LineChart]:
+def _has_curves(results: SplitResults) -> bool:
+    """Returns whether there is anything to draw over the tolerance."""
+    return len({summary.spec.delta for summary in results.curves}) > 1
+
+
+def _curve_charts(group: Sequence[Summary], results: SplitResults) -> tuple[LineChart, LineChart]:
+    """Returns risk and layers of one test: over delta, or over the threshold where there is one delta alone."""
+    charts = _over_delta if _has_curves(results) else _over_threshold
+    return charts(group, results)
+
+
+def _over_threshold(group: Sequence[Summary], results: SplitResults) -> tuple[LineChart, LineChart]:
+    """Returns risk and layers over the threshold, on all examples."""
+    spec = group[0].spec
+    lines: dict[str, list[Line]] = {"risk": [], "layers": []}
+    for place, measure in enumerate(dict.fromkeys(summary.measure for summary in group)):
+        rows = [
+            (row.threshold, row)
+            for row in results.grid
+            if row.measure == measure and row.objective == spec.objective and row.threshold is not None
+        ]
+        for field, drawn in lines.items():
+            points = [(threshold, float(getattr(row, field))) for threshold, row in rows]
+            drawn.append(measure_line(measure, points, place=place))
+    risk = LineChart(
+        title="Risk",
+        x_name="threshold λ",
+        y_name="mean loss",
+        lines=lines["risk"],
+        level=(spec.delta, "δ"),
+    )
+    return risk, _layers_chart(lines["layers"], results.num_layers, x_name="threshold λ")
+
+
+def _over_delta(group: Sequence[Summary], results: SplitResults) -> tuple[LineChart, LineChart]:
     """Returns test risk and layers over delta, of the summaries of one test.
 
     Source: CALM, "Additional Results" (empirical consistency and efficiency gains per choice of delta).
@@ -204,15 +240,18 @@ def _curve_charts(group: Sequence[Summary], *, num_layers: int) -> tuple[LineCha
         has_diagonal=True,
         caption="dashed: δ itself",
     )
-    layers = LineChart(
+    return risk, _layers_chart(lines["layers"], results.num_layers, x_name="tolerance δ")
+
+
+def _layers_chart(lines: Sequence[Line], num_layers: int, *, x_name: str) -> LineChart:
+    return LineChart(
         title="Layers",
-        x_name="tolerance δ",
+        x_name=x_name,
         y_name=f"decoder layers per token, of {num_layers}",
-        lines=lines["layers"],
+        lines=lines,
         y_ends=(0.0, num_layers * 1.04),
         level=(float(num_layers), "full model"),
     )
-    return risk, layers
 
 
 def _tradeoff(grid: Sequence[GridRow]) -> Section:

@@ -35,6 +35,7 @@ from calm_beam.risk.fixed_point import (
     require_unit_interval,
     to_signed_fixed_point,
 )
+from calm_beam.text import counted
 
 if TYPE_CHECKING:
     from calm_beam.manifest import Calibration, Manifest, SettingCalibration, SettingManifest
@@ -444,7 +445,7 @@ def _require_count(name: str, value: object, *, lowest: int = 0, highest: int | 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchedRisk:
-    """The state of a promise after a part of its losses.
+    """The state of a promise after a part of its losses; as text, a line for a log.
 
     Attributes:
       promise: What is watched.
@@ -464,6 +465,21 @@ class WatchedRisk:
     missing: int
     is_new_alarm: bool
     is_new_missing_alarm: bool
+
+    def __str__(self) -> str:
+        monitor, group = self.monitor, "" if self.promise.group is None else f"group {self.promise.group}, "
+        mean = "none measured" if monitor.mean_loss is None else f"mean {monitor.mean_loss:.4f}"
+        losses = counted(monitor.n, "loss", several="losses")
+        missing = f", {monitor.missing:,} missing" if monitor.missing else ""
+        alarm = ""
+        if monitor.alarm_at is not None:
+            alarm = f"ALARM at loss {monitor.alarm_at:,}: "
+        elif monitor.missing_alarm_at is not None:
+            alarm = f"ALARM at loss {monitor.missing_alarm_at:,}, or losses are missing: "
+        return (
+            f"{alarm}{group}delta {self.promise.delta:g}, {losses}{missing}, {mean}; evidence "
+            f"{monitor.capital:.3g}, and {1 / monitor.alpha:g} raises an alarm"
+        )
 
     @classmethod
     def after(

@@ -1,5 +1,6 @@
 """The model as it is served: one threshold of a manifest, layers really skipped."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -17,7 +18,7 @@ from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
-from calm_beam.decoding.padding import widths_up_to
+from calm_beam.decoding.padding import bucket_width, widths_up_to
 from calm_beam.decoding.request import Request
 from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
@@ -39,9 +40,14 @@ from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError
 from .engine import ServedEngine, check_exact, other_engine_in_words, served_engine
 from .request import AnyPrompt, ServedRequest, example_of
+from .waiting import named_while_waiting
 
 _LOGGER = logging.getLogger(__name__)
 _NOTHING = Declared()
+_COMPILING = (
+    "calm-beam: compiling for prompts of this length, once; the next ones do not wait (generator.warm_up() does it for "
+    "all lengths)"
+)
 
 
 class Generator:
@@ -105,6 +111,7 @@ class Generator:
         self._said: set[EngineRecord] = set()
         self._lock = threading.Lock()
         self._single: dict[float | None, EarlyExitDecoder] = {}
+        self._answered: set[tuple[float | None, int]] = set()
         self._batch: Decoder | None = None
         self._batch_turn = threading.Lock()
 
@@ -296,14 +303,11 @@ class Generator:
     def generate(self, prompt: AnyPrompt, *, group: str | None = None) -> Answer:
         """Returns the answer to one prompt, by itself; prompt, group and errors are those of `generate_batch`."""
         request = self.request(prompt, name="the prompt", group=group)
-        if self.decodes_as_batches:
-            ((_, answer),) = self.generate_each([request])
-            if isinstance(answer, OutputError):
-                raise answer
-            return answer
-        decoder = self._single_decoder(self._threshold(request.entry))
-        ((_, result),) = decoder.decode([request.ids])
-        return self.answer(request, result)
+        shape = self._threshold(request.entry), bucket_width(len(request.ids), self._settings.max_input_length)
+        with contextlib.nullcontext() if shape in self._answered else named_while_waiting(_COMPILING):
+            answer = self._answer_alone(request)
+        self._answered.add(shape)
+        return answer
 
     def generate_batch(
         self,
@@ -438,6 +442,15 @@ class Generator:
                     model_parallelism=self._model_parallelism,
                 )
             return self._batch
+
+    def _answer_alone(self, request: ServedRequest) -> Answer:
+        if self.decodes_as_batches:
+            ((_, answer),) = self.generate_each([request])
+            if isinstance(answer, OutputError):
+                raise answer
+            return answer
+        ((_, result),) = self._single_decoder(self._threshold(request.entry)).decode([request.ids])
+        return self.answer(request, result)
 
     def _single_decoder(self, threshold: float | None) -> EarlyExitDecoder:
         """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""

@@ -20,6 +20,7 @@ from .generator import Generator, on_device
 from .loss_meter import AnsweredRequest, LossMeter, MeasuredLoss, check_watchable
 from .questions import HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
 from .request import ServedRequest
+from .tally import exit_tests
 
 # Each keeps what its decoder makes of the weights. More are forgotten, and made again when they are asked for.
 _MOST_KEPT = 32
@@ -103,6 +104,11 @@ class ModelHost:
                 refused=refused,
                 work=generator.batch_decoder().work - before,
                 decode_seconds=time.perf_counter() - start,
+                exit_tests=sum(
+                    exit_tests(outcome.inference, generator.manifest)
+                    for outcome in outcomes
+                    if isinstance(outcome.inference, Answer)
+                ),
                 load_msecs=tuple(loads),
             )
 

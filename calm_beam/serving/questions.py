@@ -112,6 +112,7 @@ class Reply:
       refused: Why manifests before it in the question were not taken, by file.
       work: What was decoded.
       decode_seconds: How long that took, compilation included.
+      exit_tests: How often a confidence was asked for the tokens of all answers.
       load_msecs: How long models took to load, of those loaded since the last reply.
     """
 
@@ -121,4 +122,5 @@ class Reply:
     refused: dict[str, str]
     work: Work
     decode_seconds: float
+    exit_tests: int
     load_msecs: tuple[int, ...]

@@ -4,6 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Self
 
+from calm_beam.decoding.recorded import recorded_settings, settings_of_variant
+from calm_beam.exits.measures import Need
+from calm_beam.exits.token_cost import tests_at
+from calm_beam.manifest import Manifest
 from calm_beam.text import check_count
 
 from .answer import Answer
@@ -59,6 +63,25 @@ class Tally:
             f"prompts: {self.prompts}, of which cut: {self.truncated}; tokens: {self.tokens}, {layers}, {saved:.0%} of "
             "the full model's saved"
         )
+
+
+def exit_tests(answer: Answer, manifest: Manifest) -> int:
+    """Returns how often a confidence was asked for the tokens of an answer: what exits cost beside the layers.
+
+    Args:
+      answer: By an entry of the manifest, or by the full model, which asks nothing.
+      manifest: Says by which measure that entry exits, and where.
+    """
+    entry = answer.entry
+    if entry is None or entry.threshold is None:
+        return 0
+    settings = recorded_settings(manifest.decode, (entry.threshold,))
+    if entry.variant is not None:
+        settings = settings_of_variant(settings, entry.variant)
+    rule = settings.rule
+    if rule.measure().needs is Need.LAYER:
+        return 0
+    return sum(tests_at(layer, rule, layers=answer.num_layers) for layer in answer.exit_layers)
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Tally))

@@ -30,6 +30,9 @@ is decoded.
 `--sequential` looks at the tests after every round of examples and stops when enough is proved: when a rule such as
 `--stop_at_layers` says so, or else at the end of the data.
 
+Unless a flag says how tokens exit, several measures and choices of layers are swept, and what saves most is promised:
+`--objective` says of what. The paper's rule, softmax at every layer, is `--confidence=softmax`.
+
 `--tau=1,4` and `--min_exit_layer=1,2` sweep every combination. Some of the examples choose what is tested, and the
 others test it.
 
@@ -54,6 +57,7 @@ _ESSENTIALS = (
     "--checkpoint",
     "--data",
     "--max_decode_length",
+    "--objective",
     "--confidence",
     "--min_exit_layer",
     "--thresholds",
@@ -71,9 +75,8 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (
-        with_result(request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS), proves=True),
-    )
+    parser = request_parser("calibrate", CalibrateRequest, doc=__doc__, essentials=_ESSENTIALS)
+    return (with_result(parser, proves=True, logged=True),)
 
 
 def main(argv: Sequence[str]) -> int:

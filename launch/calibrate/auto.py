@@ -10,7 +10,6 @@ from typing import Any
 
 from calm_beam.calibration.pareto import CHOOSING, CHOOSING_SHARE, MOST_BY_THEMSELVES
 from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
-from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
 from calm_beam.exits.measures import MEASURES, measure_named
 from calm_beam.exits.rule import ExitRule
@@ -18,19 +17,26 @@ from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.inputs.preview import count_examples
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import FLOPS, LAYERS, UNITS, CostRecord, Variant
+from calm_beam.manifest import FLOPS, LATENCY, LAYERS, UNITS, CostRecord, Variant
 from calm_beam.options import listed
 from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import joined
+from calm_beam.text import counted
 
-from .kept_cost import read_cost
+from .kept_cost import COST_FILE, read_cost
 from .prompts import first_prompts, made_prompts
 from .request import CalibrateRequest
 
 # Examples from which on so many candidates are taken. Up to six are tested each by itself, at an equal share of
 # epsilon; of more, some examples choose.
-_CANDIDATES = ((0, 2), (500, 4), (1500, MOST_BY_THEMSELVES), (5000, 12))
+_CANDIDATES = ((0, 2), (500, 3), (1500, MOST_BY_THEMSELVES), (5000, 12))
 # Prompts that are decoded to measure what a token costs, or so many batches.
 _PROMPTS, _BATCHES = 16, 2
+
+
+class CannotChooseError(Exception):
+    """The tool cannot choose how tokens exit; the reason is a clause."""
 
 
 def with_candidates(
@@ -45,11 +51,9 @@ def with_candidates(
       runs_here: Whether it is this machine that decodes.
 
     Raises:
-      UsageError: If the model has nothing to exit from.
+      CannotChooseError: If the model has nothing to exit from, or the memory that was named is for less.
     """
     config = sweep.checkpoint.config
-    examples = count_examples(sweep.data, at_most=_CANDIDATES[-1][0])
-    count = max(most for least, most in _CANDIDATES if examples is None or examples >= least)
     tried = list(
         _candidates(
             config.num_decoder_layers,
@@ -59,22 +63,37 @@ def with_candidates(
         )
     )
     if len(tried) < 2:
-        raise UsageError(
-            f"--exits=auto: the decoder has {config.num_decoder_layers} layers, of which nothing can exit early."
+        raise CannotChooseError(
+            f"the decoder has {counted(config.num_decoder_layers, 'layer')}, of which nothing can exit early"
         )
-    share = request.choosing_share or (CHOOSING_SHARE if count > MOST_BY_THEMSELVES else None)
-    cost = read_cost(output, model=sweep.model_fingerprint) if request.resume else None
-    if cost is None:
-        cost = _cost(request, sweep, tried, runs_here=runs_here, choosing_share=share)
+    tried = tried[: _most(request, sweep, runs_here=runs_here)]
+    share = request.choosing_share or (CHOOSING_SHARE if len(tried) > MOST_BY_THEMSELVES else None)
+    cost = _kept_or_found(request, sweep, tried, output=output, runs_here=runs_here, choosing_share=share)
     costs = VariantCosts.of_record(cost, rule=sweep.settings.rule, layers=config.num_decoder_layers)
-    may_pay = [variant for variant in tried if costs.at_mean(_lowest(variant, sweep), variant) < costs.full()]
-    if len(may_pay) < 2:
+    chosen = tuple(each for each in tried if costs.at_mean(_lowest(each, sweep), each) < costs.full())
+    if len(chosen) < 2:
         say("caution: by what was measured, no way of exiting can pay on this machine")
-        may_pay = tried
-    chosen = tuple(may_pay[:count])
+        chosen = tuple(tried)
     say(_in_words(cost))
     say(f"exits=auto: {'; '.join(variant.in_words() for variant in chosen)}")
-    return dataclasses.replace(request, candidates=chosen), cost
+    return dataclasses.replace(request, exits=request.AUTO, candidates=chosen), cost
+
+
+def _most(request: CalibrateRequest, sweep: PreparedSweep, *, runs_here: bool) -> int:
+    """Returns how many candidates are taken at most: by the examples, by what tests them, and by the memory."""
+    examples = count_examples(sweep.data, at_most=_CANDIDATES[-1][0])
+    count = max(most for least, most in _CANDIDATES if examples is None or examples >= least)
+    if any(P_VALUES[name].needs_table for name in request.p_values):
+        # Where some examples choose, losses are only summed.
+        count = min(count, MOST_BY_THEMSELVES)
+    for most in range(count, 1, -1):
+        try:
+            # One sweep decodes all of them.
+            sweep.check_lanes(most * (1 + len(sweep.settings.thresholds)), runs_here=runs_here)
+        except ValueError:
+            continue
+        return most
+    raise CannotChooseError("there is memory for one way of exiting at a time, and not for two")
 
 
 def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | None) -> Iterator[Variant]:
@@ -112,22 +131,42 @@ def _lowest(variant: Variant, sweep: PreparedSweep) -> int:
     return rule.exit_layers(sweep.checkpoint.config.num_decoder_layers)[0]
 
 
-def _cost(
+def _kept_or_found(
     request: CalibrateRequest,
     sweep: PreparedSweep,
     tried: Sequence[Variant],
     *,
+    output: str,
     runs_here: bool,
     choosing_share: float | None,
 ) -> CostRecord:
-    """Returns what a token costs, measured where seconds are asked for."""
+    """Returns what a token costs, measured where seconds are asked for, and it was not before.
+
+    Where some examples choose, what was measured first for an output directory stays: by other numbers these would
+    choose another path, which is one more question to the examples that test, and no list of plans would show it.
+    """
     depth = sweep.checkpoint.config.num_decoder_layers
-    if request.objective == LAYERS:
+    if request.objective_name == LAYERS:
         return _record(TokenCost.of_layers(depth), unit=UNITS[LAYERS])
-    if request.objective == FLOPS or not runs_here:
-        if request.objective != FLOPS:
-            say("exits=auto: other machines decode, whose time is not measured: operations are counted instead")
+    why_not = None if runs_here else "other machines decode, whose time is not measured"
+    if sweep.request.model_parallelism > 1:
+        why_not = "several devices share the model, and no time is measured of these"
+    if request.objective_name == FLOPS or why_not:
+        if request.objective_name != FLOPS:
+            say(f"exits=auto: {why_not}: operations are counted instead")
         return _record(operations_cost(DecoderSizes.of(sweep.checkpoint.config)), unit=UNITS[FLOPS])
+    if request.resume or choosing_share is not None:
+        kept = read_cost(output, model=sweep.model_fingerprint)
+        if kept is not None and (kept.unit, kept.batch) == (UNITS[LATENCY], request.objective_batch):
+            say(f"exits=auto: what a token costs was measured before, and stands in {joined(output, COST_FILE)}")
+            return kept
+    return _measured(request, sweep, tried, choosing_share=choosing_share)
+
+
+def _measured(
+    request: CalibrateRequest, sweep: PreparedSweep, tried: Sequence[Variant], *, choosing_share: float | None
+) -> CostRecord:
+    """Returns what a token costs in seconds on this machine."""
     # Here, since they load JAX.
     from calm_beam.decoding.compilation import use_compilation_cache
     from calm_beam.evaluation.measured_cost import MEASURED, measured_cost

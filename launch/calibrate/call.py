@@ -29,7 +29,8 @@ class CalibrateCall(CalibrateRequest):
 
     Attributes:
       model: Folder of the model, as `checkpoint`.
-      exits: `auto`; or how tokens exit, instead of `confidence`, `schedule` and what goes with them.
+      exits: `auto`, the default unless another argument says how tokens exit, or goes with one way of exiting alone; or
+        how tokens exit, instead of `confidence`, `schedule` and what goes with them.
       candidates: Variants that are swept, instead of every combination of lists; what `exits="auto"` comes to.
       guarantees: What is asked for, one by one, instead of lists of `consistency`, `metric`, `delta` and `epsilon`.
       options: Of the pipelines, among them their runner; in this process if omitted.

@@ -10,7 +10,7 @@ from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.terminal import give, say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST
-from calm_beam.manifest.file_names import REPORT
+from calm_beam.manifest.file_names import REPORT, RISK_TABLE
 from calm_beam.outputs.timing import RunTiming
 from calm_beam.storage import is_file, joined
 
@@ -53,7 +53,8 @@ def calibrate(request: CalibrateRequest, options: PipelineOptions, *, began: flo
 
 def _print(done: Done, *, verbose: bool) -> None:
     proved = any(entry.threshold is not None for entry in done.manifest.calibrations)
-    give({"output": done.run.output, "manifest": done.manifest.to_dict()}, is_proved=proved)
+    files = [joined(done.run.output, name) for name in (MANIFEST, RISK_TABLE, REPORT)]
+    give({"output": done.run.output, "manifest": done.manifest.to_dict()}, is_proved=proved, files=files)
     model = done.run.source.model
     operations = shares_of_operations(done.manifest, None if model is None else model.sizes)
     print_summary(

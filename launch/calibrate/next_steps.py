@@ -26,15 +26,14 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
 
 
 def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
-    """Returns the flags that name an entry: what some other entry about the same prompts has otherwise."""
-    names = ("group", *PROMISE)
-    others = [each for each in manifest.calibrations if each.group == entry.group]
-    named = {
-        name: value
-        for name in names
-        if (value := getattr(entry, name)) is not None
-        and (name == "group" or len({getattr(each, name) for each in others}) > 1)
-    }
+    """Returns flags that name an entry, each of which leaves fewer of the entries about the same prompts."""
+    left = [each for each in manifest.calibrations if each.group == entry.group]
+    named: dict[str, object] = {} if entry.group is None else {"group": entry.group}
+    for name in PROMISE:
+        value = getattr(entry, name)
+        alike = [each for each in left if getattr(each, name) == value]
+        if len(alike) < len(left) and value is not None:
+            named[name], left = value, alike
     # Code of the user's runs only where it is named.
     own = manifest.decode.confidence not in MEASURES
     return {**named, "confidence": manifest.decode.confidence} if own else named

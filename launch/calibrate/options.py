@@ -174,16 +174,21 @@ class Variants(Options):
         "examples choose what the others test)"
     )
 
-    confidence: _TEXTS = option(("softmax",), f"confidence measures: {measures_in_words()}", kind=confidences)
+    confidence: _TEXTS | None = option(
+        None, f"confidence measures: {measures_in_words()}; default: softmax, without --exits=auto", kind=confidences
+    )
     tau: _NUMBERS | None = option(None, "temperatures of a decaying schedule", kind=numbers)
-    min_exit_layer: int | Sequence[int] = option((1,), "lowest layers that may exit; default: 1", kind=whole_numbers(1))
-    exit_interval: int | Sequence[int] = option(
-        (1,), "distances of layers that may exit; default: 1", kind=whole_numbers(1)
+    min_exit_layer: int | Sequence[int] | None = option(
+        None, "lowest layers that may exit; default: 1, without --exits=auto", kind=whole_numbers(1)
+    )
+    exit_interval: int | Sequence[int] | None = option(
+        None, "distances of layers that may exit; default: 1, without --exits=auto", kind=whole_numbers(1)
     )
     exits: ExitRule | str | None = option(
         None,
         "auto: sweep several measures and choices of layers, and promise what saves most by --objective; never a "
-        "threshold that makes the model slower than it is without exits",
+        "threshold that makes the model slower than it is without exits; default: auto, unless another flag says how "
+        "tokens exit, or goes with one way of exiting alone",
         kind=Kind(
             _read_exits,
             lambda value: value if isinstance(value, ExitRule) else _read_exits(value),
@@ -196,7 +201,6 @@ class Variants(Options):
         f"what --exits=auto is to save: {LATENCY}, the time of single prompts, measured here in a few seconds; "
         f"{THROUGHPUT}, that of batches of {BATCH}, or :N of N; {LAYERS}; or {FLOPS}, operations; default: {LATENCY}",
         kind=Kind(_read_objective, _read_objective, placeholder="SAVED", name="text"),
-        belongs_to=("exits",),
     )
     choosing_share: float | None = option(
         None,

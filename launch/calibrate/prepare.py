@@ -25,9 +25,11 @@ from calm_beam.outputs.shard_count import default_shards
 from calm_beam.storage import check_writable, joined
 
 from .confirm import refuse_left_confirmation
-from .request import CalibrateRequest
+from .request import MEASURE, CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource, Source, begun_shards, decoded_source, prepared_sweep, stored_source
+
+_ONE_WAY = "exits: softmax at every layer"
 
 
 def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationRun:
@@ -46,6 +48,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     # Whatever is wrong with these is told before the model is loaded.
     specs_of(request.asked_of(full_names), joint=request.joint)
     output, earlier = _checked_output(request)
+    request = with_exits_said(request, workers)
     source: Source | None = stored
     cost = None
     if source is None:
@@ -103,6 +106,32 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     )
 
 
+def with_exits_said(request: CalibrateRequest, workers: Workers) -> CalibrateRequest:
+    """Returns a request in which the tool chooses how tokens exit only where it can; says why it does not.
+
+    Args:
+      request: What is asked for; who names a measure or layers, or asks for the choice, need not be told.
+      workers: Of the pipelines.
+    """
+    if request.exits is not None or request.candidates or request.says_rule:
+        return request
+    if request.generations is not None:
+        say(f"exits: as they were decoded, since {request.against_auto}")
+    elif request.says_exits is not None:
+        say(f"{_ONE_WAY}, since --{request.says_exits} says how tokens exit")
+    elif request.against_auto is not None:
+        say(f"{_ONE_WAY}, since {request.against_auto}")
+    elif workers.template:
+        return _by_one_way(request, "every way of exiting is a pipeline of its own, and a template is only one")
+    return request
+
+
+def _by_one_way(request: CalibrateRequest, why: str) -> CalibrateRequest:
+    """Returns a request for which the tool was to choose how tokens exit, and cannot; says why."""
+    say(f"{_ONE_WAY}, since {why}")
+    return dataclasses.replace(request, confidence=(MEASURE,))
+
+
 def _decoded(
     request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers
 ) -> tuple[CalibrateRequest, CostRecord | None, Source]:
@@ -110,9 +139,16 @@ def _decoded(
     sweep, cost = prepared_sweep(request, output, workers=workers), None
     if request.is_auto:
         # Here, since it needs JAX.
-        from .auto import with_candidates
+        from .auto import CannotChooseError, with_candidates
 
-        request, cost = with_candidates(request, sweep, output=output, runs_here=workers.are_here)
+        try:
+            request, cost = with_candidates(request, sweep, output=output, runs_here=workers.are_here)
+        except CannotChooseError as error:
+            if request.exits is not None:
+                raise UsageError(f"--exits=auto: {error}.") from error
+            request = _by_one_way(request, str(error))
+            # Once more, since its grid may be another one.
+            sweep = prepared_sweep(request, output, workers=workers)
     return request, cost, decoded_source(request, sweep, output=output, earlier=earlier, workers=workers)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from calm_beam.calibration.guarantee import Guarantee, every_guarantee
+from calm_beam.calibration.guarantee import PROCEDURE, Guarantee, every_guarantee
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
@@ -34,6 +34,8 @@ from calm_beam.risk.pvalues import P_VALUES
 
 from .options import BATCH, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tails, Tests, Variants
 
+MEASURE = "softmax"
+"""The confidence measure where nobody says, and the tool does not choose."""
 _DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Sequential)
 # Of the options of those groups, what means something for stored generations too; and what else does not.
 _ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
@@ -175,7 +177,7 @@ class CalibrateRequest(
             tails=listed(self.tail),
             risk_loss=self.risk_loss,
             p_value=self.p_value or p_value,
-            procedure=procedure or self.procedure or "fixed_sequence",
+            procedure=procedure or self.procedure or PROCEDURE,
         )
 
     @property
@@ -220,8 +222,27 @@ class CalibrateRequest(
 
     @property
     def is_auto(self) -> bool:
-        """Whether the tool chooses the ways of exiting."""
-        return self.exits == self.AUTO
+        """Whether the tool chooses the ways of exiting: where nothing else does, it does."""
+        if self.exits is not None:
+            return self.exits == self.AUTO
+        return not self.candidates and self.says_exits is None and self.against_auto is None
+
+    @property
+    def says_exits(self) -> str | None:
+        """The first option that says how tokens exit; None where none does."""
+        return next((name for name in _SAY_EXITS if self.is_given(name)), None)
+
+    @property
+    def says_rule(self) -> bool:
+        """Whether a measure is named, or layers that may exit."""
+        return any(map(self.is_given, _OF_RULE))
+
+    @property
+    def against_auto(self) -> str | None:
+        """What goes with one way of exiting alone, and why, in words; None where nothing does."""
+        if self.generations is not None:
+            return f"--generations={self.generations} is decoded already"
+        return next((f"{flag} {why}" for flag, why in _go_with_one_way(self)), None)
 
     @property
     def objective_name(self) -> str:
@@ -290,6 +311,9 @@ class CalibrateRequest(
 
 
 _LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")
+# A grid is one of a certain measure, too.
+_OF_RULE = ("confidence", "min_exit_layer", "exit_interval")
+_SAY_EXITS = (*_LISTS, "thresholds", "grid_step", "schedule", "state_propagation", "token_from", "patience")
 
 
 def _combinations(request: CalibrateRequest) -> Iterator[tuple[str, float | None, int, int]]:
@@ -300,8 +324,12 @@ def _combinations(request: CalibrateRequest) -> Iterator[tuple[str, float | None
             assert each.exit_interval is not None, "candidates say all"
             yield each.confidence, each.tau, each.min_exit_layer, each.exit_interval
         return
-    lists = [listed(request.confidence), listed(request.tau) or (None,)]
-    yield from itertools.product(*lists, listed(request.min_exit_layer), listed(request.exit_interval))
+    yield from itertools.product(
+        listed(request.confidence) or (MEASURE,),
+        listed(request.tau) or (None,),
+        listed(request.min_exit_layer) or (1,),
+        listed(request.exit_interval) or (1,),
+    )
 
 
 def _check_lists(request: CalibrateRequest) -> None:
@@ -313,15 +341,36 @@ def _check_lists(request: CalibrateRequest) -> None:
             raise UsageError(f"--{name} lists {shown} twice. Give every value once.")
     if request.is_auto:
         _check_auto(request)
-    elif request.choosing_share is not None and len(list(_combinations(request))) == 1:
+        return
+    if request.objective is not None:
+        other = f"--{request.says_exits or 'exits'} says how tokens exit"
+        raise UsageError(
+            f"--objective={request.objective} says what --exits=auto is to save, and "
+            f"{request.against_auto or other}: leave one of them out."
+        )
+    if request.choosing_share is not None and len(list(_combinations(request))) == 1:
         raise UsageError(
             f"--choosing_share belongs to lists of {' or '.join(f'--{name}' for name in _LISTS)}, and there is none."
         )
 
 
+def _go_with_one_way(request: CalibrateRequest) -> Iterator[tuple[str, str]]:
+    """Yields flags that go with one way of exiting alone, each with why."""
+    if request.sequential:
+        yield "--sequential", "goes through one grid in rounds"
+    if request.sweep == "lazy":
+        yield "--sweep=lazy", "goes down one grid as far as its test does"
+    if request.group_key is not None:
+        yield "--group_key", "gives groups entries of their own"
+    asked = (guarantee.procedure for guarantee in request.guarantees_asked or ())
+    procedure = request.procedure or next((name for name in asked if name != PROCEDURE), None)
+    if procedure is not None:
+        yield f"--procedure={procedure}", "tests the grid of one"
+
+
 def _check_auto(request: CalibrateRequest) -> None:
     """Refuses what decides exits, where the tool is to choose them."""
-    given = next((name for name in ("confidence", "min_exit_layer", "exit_interval") if request.is_given(name)), None)
+    given = next((name for name in _OF_RULE if request.is_given(name)), None)
     if given is not None or len(listed(request.tau)) > 1:
         raise UsageError(f"--exits=auto chooses how tokens exit, and --{given or 'tau'} does: leave one of them out.")
     if request.patience is not None:
@@ -336,18 +385,8 @@ def _check_variants(request: CalibrateRequest) -> None:
     lists = f"--confidence, --tau, --min_exit_layer and --exit_interval give {count} variants, "
     if request.is_auto:
         lists = "--exits=auto tries several variants, "
-    one = "Give one value of each, or leave"
-    if request.sequential:
-        raise UsageError(f"{lists}and --sequential goes through one grid in rounds. {one} --sequential out.")
-    if request.sweep == "lazy":
-        raise UsageError(f"{lists}and --sweep=lazy goes down one grid as far as its test does. {one} --sweep out.")
-    if request.group_key is not None:
-        raise UsageError(f"{lists}and --group_key gives groups entries of their own. {one} --group_key out.")
-    if request.procedure is not None:
-        raise UsageError(
-            f"{lists}which are tested in a way of their own; --procedure={request.procedure} tests the grid of one. "
-            f"{one} --procedure out."
-        )
+    for flag, why in _go_with_one_way(request):
+        raise UsageError(f"{lists}and {flag} {why}. Give one value of each, or leave {flag.partition('=')[0]} out.")
     measures = listed(request.confidence)
     if len(measures) > 1 and (other := next((name for name in measures if name not in VARIANT_MEASURES), None)):
         raise UsageError(

@@ -7,7 +7,9 @@ from typing import Any
 from calm_beam.calibration.pareto import PARTS
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.padding import members_by_width
 from calm_beam.decoding.recorded import settings_of_variant
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.serving_speed import Serving
 from calm_beam.evaluation.speedup import Speedup, measure_speedups
 from calm_beam.exits.rule import ExitRule
@@ -24,7 +26,9 @@ from .run import CalibrationRun
 from .sources import DecodedSource
 
 # Prompts and seconds that a measurement takes at most, of each number of prompts at a time.
-_PROMPTS, _SECONDS = 256, 4.0
+_PROMPTS, _SECONDS = 256, 3.0
+# Rules that are timed at most, since each has to be compiled; their thresholds share that.
+_RULES = 3
 _Way = tuple[Variant | None, float]
 
 
@@ -39,7 +43,7 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
       manifest: Of which exits were chosen by seconds.
       request: Asked for them.
     """
-    ways = {_way(entry): None for entry in manifest.calibrations if entry.threshold is not None}
+    ways = _timed(manifest)
     if not ways:
         return manifest
     assert isinstance(run.source, DecodedSource)
@@ -48,12 +52,14 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
     # Once more, since a sweep is run without its arrays (`PreparedSweep` leaves them to workers).
     sweep = dataclasses.replace(run.source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
-    prompts = first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, choosing_share=None)
+    prompts = _of_one_width(
+        first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, choosing_share=None), sweep.settings
+    )
     batch = request.objective_batch
     speeds = [
         speed
-        for size in dict.fromkeys((batch, 1 if batch > 1 else BATCH))
-        for speed in _speeds(sweep, manifest, prompts, ways=list(ways), batch=size)
+        for size in (batch, *_also(sweep, batch=batch))
+        for speed in _speeds(sweep, manifest, prompts, ways=ways, batch=size)
     ]
     slow = {place for speed in speeds if speed.batch == batch and speed.factor < 1 for place in speed.calibrations}
     entries = tuple(
@@ -63,6 +69,37 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     found = dataclasses.replace(manifest, calibrations=entries, speeds=tuple(speeds))
     write_manifest(found, joined(run.output, MANIFEST), overwrite=True)
     return found
+
+
+def _of_one_width(prompts: Sequence[Sequence[int]], settings: DecodeSettings) -> list[Sequence[int]]:
+    """Returns the prompts that are padded to the commonest width, since each width is compiled for by itself."""
+    by_width = members_by_width(prompts, settings.max_input_length)
+    return [prompts[index] for index in max(by_width.values(), key=len)]
+
+
+def _timed(manifest: Manifest) -> list[_Way]:
+    """Returns ways of exiting that are promised, of few rules: that which is served first, and then in their order."""
+    ways: dict[_Way, None] = {}
+    rules: set[object] = set()
+    served = () if manifest.served is None else (manifest.served,)
+    for entry in (*served, *manifest.calibrations):
+        if entry.threshold is None:
+            continue
+        variant, threshold = _way(entry)
+        measure = manifest.decode.confidence if variant is None else variant.confidence
+        # Static layers are compiled for each of them.
+        rule = (variant, threshold if measure == "static" else None)
+        if rule in rules or len(rules) < _RULES:
+            rules.add(rule)
+            ways[variant, threshold] = None
+    return list(ways)
+
+
+def _also(sweep: PreparedSweep, *, batch: int) -> tuple[int, ...]:
+    """Returns another number of prompts at a time, which is timed too where nothing has to be compiled for it."""
+    if batch == 1 and Serving.of(sweep, batch=BATCH).engine().name == "native":
+        return (BATCH,)
+    return ()
 
 
 def _speeds(

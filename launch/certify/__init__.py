@@ -52,7 +52,7 @@ _ESSENTIALS = (
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
     parser = request_parser("certify", CertifyRequest, doc=__doc__, essentials=_ESSENTIALS)
-    return (with_result(parser, proves=True),)
+    return (with_result(parser, proves=True, logged=True),)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import give, say, tell
 from calm_beam.launch.terminal.certification import print_certification
 from calm_beam.manifest import MANIFEST, SettingManifest
-from calm_beam.manifest.file_names import REPORT
+from calm_beam.manifest.file_names import REPORT, RISK_TABLE
 from calm_beam.storage import is_file, joined
 from calm_beam.text import counted
 
@@ -18,7 +18,8 @@ def tell_certification(request: CertifyRequest) -> int:
     if done.manifest is None:
         return 0
     proved = any(entry.setting is not None for entry in done.manifest.calibrations)
-    give({"output": done.output, "manifest": done.manifest.to_dict()}, is_proved=proved)
+    files = [joined(done.output, name) for name in (MANIFEST, RISK_TABLE, REPORT)]
+    give({"output": done.output, "manifest": done.manifest.to_dict()}, is_proved=proved, files=files)
     if done.rows is None:
         if not is_file(joined(done.output, REPORT)):
             # It was killed between its result and its report.

@@ -38,7 +38,7 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all experiments, that of `splits` first."""
-    return tuple(map(with_result, (splits_parser(), *(_parser(name) for name in REQUESTS))))
+    return tuple(with_result(each, logged=True) for each in (splits_parser(), *map(_parser, REQUESTS)))
 
 
 def main(argv: Sequence[str]) -> int:

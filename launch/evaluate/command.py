@@ -71,9 +71,10 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
     for table in findings.tables:
         console.print(table)
     console.print(findings.notes)
-    give({"experiment": name, "output": output, "rows": findings.rows, **provenance})
+    files = [joined(output, file) for file in _file_names(name)]
+    give({"experiment": name, "output": output, "rows": findings.rows, **provenance}, files=files)
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
-    console.print(f"Files: {', '.join(joined(output, file) for file in _file_names(name))}", soft_wrap=True)
+    console.print(f"Files: {', '.join(files)}", soft_wrap=True)
     return 0
 
 

@@ -17,7 +17,7 @@ CONFIG_HELP = (
     "YAML or JSON file with options, each by its name, such as delta: [0.05, 0.1]; or a manifest, whose outputs are "
     "then decoded in the same way; flags that are given besides win"
 )
-_OF_THE_COMMAND_LINE = ("--config", "--json", "--require_threshold")
+_OF_THE_COMMAND_LINE = ("--config", "--json", "--require_threshold", "--log_to")
 # What a manifest says of decoding that no flag does, or that another machine may do otherwise.
 _NOT_OPTIONS = ("confidence_source", "engine")
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say, say_detail
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.serving.tally import Tally
+from calm_beam.serving.tally import Tally, exit_tests
 from calm_beam.storage import replacing
 from calm_beam.text import printable_line
 
@@ -75,13 +76,13 @@ def answer_here(request: GenerateRequest) -> int:
     for entry in _entries(generator, prompts):
         say(entry_with_layers(entry, num_layers=generator.num_layers))
     _tell_unknown(generator, prompts)
-    counted = _Counted()
+    counted = _Counted(manifest)
     answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, request=request)
     if request.output is not None:
         _write(counted.counting(answers), request, has_groups=manifest.data.groups is not None)
     else:
         _print(counted.counting(answers), generator, show_layers=request.show_layers)
-    say(counted.tally.in_words())
+    say(counted.in_words())
     return 0
 
 
@@ -212,17 +213,35 @@ def _typed_lines() -> Iterator[str]:
 
 @dataclasses.dataclass
 class _Counted:
-    """What was answered so far."""
+    """What was answered so far, by a manifest, in how many seconds of decoding."""
 
+    manifest: Manifest
     tally: Tally = dataclasses.field(default_factory=Tally)
+    exit_tests: int = 0
+    seconds: float = 0.0
+
+    def in_words(self) -> str:
+        """Returns what was promised, as it was seen: layers, how often a confidence was asked, and tokens a second."""
+        tokens = self.tally.tokens
+        if not tokens or not self.seconds:
+            return self.tally.in_words()
+        return (
+            f"{self.tally.in_words()}; {self.exit_tests / tokens:.2f} exit tests per token, "
+            f"{tokens / self.seconds:,.0f} tokens a second, compiling included"
+        )
 
     def counting(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
         """Yields answers on, having counted them, and tells which prompts were cut."""
+        began = time.perf_counter()
         for asked, answer in answers:
+            self.seconds += time.perf_counter() - began
             self.tally = self.tally.answered(answer)
+            self.exit_tests += exit_tests(answer, self.manifest)
             if answer.truncated:
                 say(f"{asked.place}: was longer than the manifest allows, and was cut")
             yield asked, answer
+            # Whoever takes an answer prints it, or waits for the next line.
+            began = time.perf_counter()
 
 
 def _write(answers: Iterable[tuple[_Asked, "Answer"]], request: GenerateRequest, *, has_groups: bool) -> None:

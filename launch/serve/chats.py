@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from calm_beam.inputs.messages import role_and_text
 from calm_beam.manifest import Manifest
 
 from .refusals import RefusedError
@@ -32,7 +33,10 @@ def user_text(messages: Sequence[Any], manifest: Manifest) -> str:
             param="messages",
             code="not_calibrated",
         )
-    texts = [_role_and_text(message) for message in messages]
+    try:
+        texts = [role_and_text(message) for message in messages]
+    except ValueError as error:
+        raise RefusedError(400, str(error), param="messages") from error
     *before, (role, text) = texts or [("", "")]
     if role != "user" or len(before) > 1 or any(each not in ("system", "developer") for each, _ in before):
         raise RefusedError(400, _SHAPE, param="messages", code="not_calibrated")
@@ -47,15 +51,3 @@ def user_text(messages: Sequence[Any], manifest: Manifest) -> str:
                 code="not_calibrated",
             )
     return text
-
-
-def _role_and_text(message: Any) -> tuple[str, str]:
-    """Returns who says what in a message: its content is a text, or parts that are texts."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RefusedError(400, "each of messages must be an object with role and content", param="messages")
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(content, str):
-        raise RefusedError(400, "the content of a message must be a text, or parts of type text", param="messages")
-    return message["role"], content

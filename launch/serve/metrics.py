@@ -1,8 +1,10 @@
 """What the service counts, as Prometheus reads it."""
 
 import concurrent.futures
+import contextlib
+import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client
@@ -12,12 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from calm_beam.serving import Answer
 
+from .tracing import prompt_event, request_span
+
 if TYPE_CHECKING:
     from .desk import Desk
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _FIRST_REFUSAL = 400
 _ELSEWHERE = "other"
+_TRACED = "/v1/"
 
 
 class ServiceMetrics:
@@ -57,15 +62,16 @@ class ServiceMetrics:
     def watch(self, prompt_tokens: int, future: concurrent.futures.Future[Answer]) -> None:
         """Counts a prompt that was taken, and its answer once there is one."""
         self._prompt_tokens.inc(prompt_tokens)
-        future.add_done_callback(self._count)
+        future.add_done_callback(functools.partial(self._count, trace=prompt_event(prompt_tokens)))
 
-    def _count(self, done: concurrent.futures.Future[Answer]) -> None:
+    def _count(self, done: concurrent.futures.Future[Answer], *, trace: Callable[[Answer], None]) -> None:
         if done.cancelled():
             self._prompts.labels("left").inc()
         elif done.exception() is not None:
             self._prompts.labels("failed").inc()
         else:
             answer = done.result()
+            trace(answer)
             self._prompts.labels("answered").inc()
             for layer in answer.exit_layers:
                 self._tokens.labels(layer).inc()
@@ -152,7 +158,7 @@ def _of_losses(desk: "Desk") -> Iterable[Metric]:
 
 
 class Counted:
-    """Counts requests, with what they took."""
+    """Counts requests, with what they took, and traces those of people."""
 
     def __init__(self, app: ASGIApp, *, metrics: ServiceMetrics, routes: Iterable[BaseRoute]) -> None:
         """Stands before an app.
@@ -173,6 +179,8 @@ class Counted:
             return
         start, first = time.monotonic(), None
         status = 500
+        found = (each for each in self._routes if isinstance(each, Route) and each.matches(scope)[0] != Match.NONE)
+        path = next((route.path for route in found), _ELSEWHERE)
 
         async def watched(message: Message) -> None:
             nonlocal status, first
@@ -182,9 +190,15 @@ class Counted:
             elif first is None and message.get("more_body"):
                 first = time.monotonic() - start
 
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        # Probes come every few seconds.
+        is_traced = path.startswith(_TRACED)
+        traced = request_span(scope["method"], path, headers) if is_traced else contextlib.nullcontext(lambda _: None)
         try:
-            await self._app(scope, receive, watched)
+            with traced as answered:
+                try:
+                    await self._app(scope, receive, watched)
+                finally:
+                    answered(status)
         finally:
-            found = (each for each in self._routes if isinstance(each, Route) and each.matches(scope)[0] != Match.NONE)
-            path = next((route.path for route in found), _ELSEWHERE)
             self._metrics.count_request(path, status=status, seconds=time.monotonic() - start, first_seconds=first)

@@ -3,11 +3,11 @@
 from rich.table import Table
 
 from calm_beam.evaluation.suitability import Suitability
-from calm_beam.launch.terminal import PlainConsole, give
+from calm_beam.launch.terminal import PlainConsole, give, tell
 from calm_beam.launch.terminal.device_times import device_times_in_words, device_times_table
 from calm_beam.launch.terminal.tables import PlainTable
 
-from .job import OnDevice, measure
+from .job import Here, OnDevice, measure
 from .request import SuitabilityRequest
 
 _LARGEST_PERPLEXITY_IN_FULL = 1e6
@@ -28,14 +28,34 @@ def tell_suitability(request: SuitabilityRequest) -> int:
         console.print(found.advice)
     if measured.on_device is not None:
         _tell_device_times(measured.on_device, found, console=console)
+    if measured.here is not None:
+        console.say(_fastest_here(measured.here, found))
     console.print(
         f"{measured.sample} One pass over the full model's outputs: a forecast, no promise. Where it decides anything, "
         "calibrate on other prompts."
     )
+    if measured.next is not None:
+        # No figure above has a part in it, so that these prompts may calibrate.
+        tell(f"Next:\n  {measured.next}")
     if measured.output is not None:
         console.print(f"File: {measured.output}", soft_wrap=True)
     give(measured.record())
     return 0
+
+
+def _fastest_here(here: Here, found: Suitability) -> str:
+    """Returns which choice of exits is fastest on this machine by what was measured, in a sentence."""
+    best = max(range(len(here.gains)), key=here.gains.__getitem__)
+    if here.gains[best] <= 1:
+        return (
+            "Measured here, one prompt at a time, none of these choices is forecast to be faster than the full model: "
+            "tests take longer than the layers that they save. A calibration also tries measures with cheaper tests."
+        )
+    chosen = found.exits[best]
+    return (
+        f"Measured here, one prompt at a time, softmax exits with {chosen.flags} are forecast to be fastest, at "
+        f"{chosen.layers:.2f} layers a token: {here.gains[best]:.2f} times as fast as the full model."
+    )
 
 
 def _tell_device_times(on_device: OnDevice, found: Suitability, *, console: PlainConsole) -> None:

@@ -3,32 +3,42 @@
 import dataclasses
 import json
 import os
+import shlex
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from calm_beam.calibration.variant_costs import tests_by_name
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.layer_predictions import layer_predictions
+from calm_beam.evaluation.measured_cost import measured_cost
 from calm_beam.evaluation.sample import encoded_prompts, sample_in_words, sampled
-from calm_beam.evaluation.suitability import Suitability, suitability
+from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.evaluation.suitability import ExitForecast, Suitability, suitability
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
 from calm_beam.inputs.all_examples import read_all_examples
 from calm_beam.inputs.prompts import Prompt
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
+from calm_beam.launch.flags.task import TaskRequest
 from calm_beam.launch.setup_run import prepare_task
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.device_times import device_times_record
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.options import options_of
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import replacing
 from calm_beam.transforms.progress import ProgressLog
 
 from .request import SuitabilityRequest
 
+# Prompts that are timed.
+_TIMED = 16
 _Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
@@ -48,22 +58,39 @@ class OnDevice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Here:
+    """What tokens of single prompts take on this machine, by the decoder that serves.
+
+    Attributes:
+      cost: In seconds.
+      gains: How many times as fast as the full model each choice of exits is.
+    """
+
+    cost: TokenCost
+    gains: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
     """What the full model's outputs on a sample have shown.
 
     Attributes:
       run: How they were decoded.
       found: What was found.
+      here: What was measured on this machine; None where another device was named, or nothing exits.
       on_device: What is forecast of a device; None where none was named.
       sample: In words, which prompts these are.
       output: The file that holds it; None where none was named.
+      next: The command that proves what may be promised; None where the model had better be trained first.
     """
 
     run: PreparedSweep
     found: Suitability
+    here: Here | None
     on_device: OnDevice | None
     sample: str
     output: str | None
+    next: str | None
 
     def record(self) -> dict[str, Any]:
         """Returns what was found as figures for JSON."""
@@ -74,7 +101,12 @@ class Measured:
             **dataclasses.asdict(found),
             "verdict": found.verdict,
             "advice": found.advice,
+            "next": self.next,
         }
+        if self.here is not None:
+            cost = self.here.cost
+            seconds = {"layer": cost.layer, "output": cost.output, **tests_by_name(cost)}
+            content["here"] = {"seconds": seconds, "gain_of_exits": self.here.gains}
         if on_device is not None:
             times = device_times_record(on_device.forecast, positions=on_device.positions, rows=1)
             content["on_device"] = {**times, "gain_of_exits": on_device.gains}
@@ -100,9 +132,11 @@ def measure(request: SuitabilityRequest) -> Measured:
     measured = Measured(
         run=run,
         found=found,
+        here=_here(run, pairs, found=found) if request.device is None else None,
         on_device=None if request.device is None else _on_device(run, pairs, found=found, device=request.device),
         sample=sample_in_words(prompts, len(examples)),
         output=output,
+        next=_next_command(request) if found.can_exit else None,
     )
     if output is not None:
         with replacing(output) as temporary:
@@ -138,16 +172,44 @@ def _measured(
     return found, pairs
 
 
+def _here(run: PreparedSweep, pairs: _Pairs, *, found: Suitability) -> Here | None:
+    """Returns what tokens of single prompts like these take here; None where nothing exits, or devices share it."""
+    if run.request.model_parallelism > 1 or all(each.threshold is None for each in found.exits):
+        return None
+    serving, cheapest = Serving.of(run, batch=1), found.cheapest
+    cost = measured_cost(
+        serving,
+        [prompt for prompt, _ in pairs[:_TIMED]],
+        needs=(Need.LOGITS,),
+        exits=_rule(cheapest),
+    )
+    gains = [
+        1.0 if each.threshold is None else cost.full() / cost.at_mean(each.layers, _rule(each)) for each in found.exits
+    ]
+    return Here(cost=cost, gains=gains)
+
+
+def _rule(forecast: ExitForecast) -> ExitRule:
+    return ExitRule(min_exit_layer=forecast.min_exit_layer, exit_interval=forecast.exit_interval)
+
+
+def _next_command(request: SuitabilityRequest) -> str:
+    """Returns the calibration of the same model and data, by ways of exiting that no figure of this sample decides."""
+    words = ["calm-beam", "calibrate"]
+    # In the order of help.
+    for name in (name for group in TaskRequest.__bases__ for name, _ in options_of(group)):
+        value = getattr(request, name)
+        if not request.is_given(name):
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words.append(f"--{name}" if value is True else f"--{name}={text}")
+    return shlex.join(words)
+
+
 def _on_device(run: PreparedSweep, pairs: _Pairs, *, found: Suitability, device: str) -> OnDevice:
     """Returns what steps of single prompts like these take on a device at the least."""
     # On average, half of an output is there already.
     positions = max(1, round(statistics.fmean(len(prompt) + len(output) / 2 for prompt, output in pairs)))
     forecast = device_forecast(run.checkpoint.config, device, run.settings.arithmetic, positions=positions)
-    gains = [
-        forecast.full_seconds()
-        / forecast.mean_seconds(
-            each.layers, ExitRule(min_exit_layer=each.min_exit_layer, exit_interval=each.exit_interval)
-        )
-        for each in found.exits
-    ]
+    gains = [forecast.full_seconds() / forecast.mean_seconds(each.layers, _rule(each)) for each in found.exits]
     return OnDevice(forecast=forecast, positions=positions, gains=gains)

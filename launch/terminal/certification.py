@@ -1,6 +1,6 @@
 """What a certification found, as tables on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -54,15 +54,16 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     joint = manifest.plan.joint_epsilon
     sure = 1 - (joint or max(map(manifest.error_of, entries)))
     how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
-    proved = f"{len(kept) or 'None'} of {counted(len(entries), 'promise')} proved"
-    found = f"{proved}, {how} probability at least {100 * sure:.6g} %"
+    probability = f"{how} probability at least {100 * sure:.6g} %"
     if not kept:
-        return f"{found}: no setting is safe."
+        return f"No setting could be proved safe, {probability}."
     named = "; ".join(
-        f"{'' if entry.group is None else f'group {entry.group}, '}delta {entry.delta:g}: {entry.setting}"
+        f"{'' if entry.group is None else f'group {entry.group}: '}{entry.setting} loses at most {entry.delta:g}"
         for entry in kept
     )
-    return printable_line(f"{found}. {named}.")
+    if len(entries) == 1:
+        return printable_line(f"Proved, {probability}: {named}.")
+    return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {probability}: {named}.")
 
 
 def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
@@ -93,12 +94,15 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
 def _choices(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title = "Last setting proved to lose at most delta"
+    errors = set(map(manifest.error_of, manifest.calibrations))
+    if len(errors) == 1:
+        title += f" (probability {100 * (1 - min(errors)):.6g} %)"
     table = PlainTable(title, caption_justify="left")
     if any(entry.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of examples that lose more: delta and mean loss are shares."
     table.add_column("group", overflow="fold")
     table.add_column("loss", no_wrap=True)
-    table.add_numbers("delta\nepsilon")
+    table.add_numbers(delta_heading(errors))
     table.add_column("setting", overflow="fold")
     for name in ("cost", "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster", "first not\nproved"):
         table.add_column(name, justify="right", overflow="fold")
@@ -106,13 +110,23 @@ def _choices(manifest: SettingManifest) -> Table:
         table.add_row(
             "all" if entry.group is None else printable_line(entry.group),
             loss_in_words(entry),
-            f"{entry.delta:g}\n{manifest.error_of(entry):g}",
+            delta_in_words(entry.delta, manifest.error_of(entry), of=errors),
             "none is safe" if entry.setting is None else printable_line(entry.setting),
             _cost(entry.cost),
             "" if entry.risk is None else f"{entry.risk:.4f}",
             _end_of_test(entry),
         )
     return table
+
+
+def delta_heading(errors: Collection[float]) -> str:
+    """Returns the head of the column of `delta_in_words`; `errors` are all that the column may have."""
+    return "delta" if len(errors) == 1 else "delta\nepsilon"
+
+
+def delta_in_words(delta: float, error: float, *, of: Collection[float]) -> str:
+    """Returns a tolerance, with the chance that it is exceeded unless that is the same of all, which are in `of`."""
+    return f"{delta:g}" if len(of) == 1 else f"{delta:g}\n{error:g}"
 
 
 def loss_in_words(entry: SettingCalibration) -> str:

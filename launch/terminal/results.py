@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -18,10 +18,16 @@ class Outcome:
     Attributes:
       result: What it found; None if it ended without a result.
       is_proved: Whether anything was proved; None where nothing was to be.
+      files: What people look at of what was written; some may not be there.
+      status: Exit status, once the command has ended.
+      on_step: Takes the numbers of training steps, where somebody does.
     """
 
     result: Any = None
     is_proved: bool | None = None
+    files: Sequence[str] = ()
+    status: int = 0
+    on_step: Callable[[int, Mapping[str, float]], None] | None = None
 
 
 _outcome: contextvars.ContextVar[Outcome | None] = contextvars.ContextVar("_outcome", default=None)
@@ -45,16 +51,24 @@ def outcome_of_command(*, as_json: bool) -> Iterator[Outcome]:
         print(json.dumps(_plain(outcome.result), ensure_ascii=False, indent=1))
 
 
-def give(result: Any, *, is_proved: bool | None = None) -> None:
-    """Gives the result of a command to whoever asked for it as JSON; functions of Python return theirs.
+def give(result: Any, *, is_proved: bool | None = None, files: Sequence[str] = ()) -> None:
+    """Gives the result of a command to whoever asked for it; functions of Python return theirs.
 
     Args:
       result: Mappings, lists, dataclasses and numbers.
       is_proved: As in `Outcome`.
+      files: As in `Outcome`.
     """
     outcome = _outcome.get()
     if outcome is not None:
-        outcome.result, outcome.is_proved = result, is_proved
+        outcome.result, outcome.is_proved, outcome.files = result, is_proved, files
+
+
+def give_step(step: int, values: Mapping[str, float]) -> None:
+    """Gives the numbers of a training step to whoever draws curves of them."""
+    outcome = _outcome.get()
+    if outcome is not None and outcome.on_step is not None:
+        outcome.on_step(step, values)
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
+from calm_beam.launch.flags.results import with_result
 
 from .request import TrainRequest
 
@@ -41,7 +42,8 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of the command."""
-    return (request_parser("train", TrainRequest, doc=__doc__, essentials=_ESSENTIALS, heading="what to train"),)
+    parser = request_parser("train", TrainRequest, doc=__doc__, essentials=_ESSENTIALS, heading="what to train")
+    return (with_result(parser, logged=True),)
 
 
 def main(argv: Sequence[str]) -> int:

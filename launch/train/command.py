@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.errors import CalmBeamError
-from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal import PlainConsole, give
 from calm_beam.launch.terminal.interrupts import INTERRUPTED
 
 from .prepare import prepare_classifier, prepare_training
 from .report import tell_classifier, tell_model
 from .request import TrainRequest
-from .run import ResumableInterruptError, run_classifier, run_training
+from .run import LOG, ResumableInterruptError, run_classifier, run_training
 
 
 class TrainingError(CalmBeamError):
@@ -31,7 +31,9 @@ def train_command(request: TrainRequest) -> int:
     with _as_failure():
         if request.stage == "classifier":
             asked = prepare_classifier(request)
-            tell_classifier(console, asked, trained=run_classifier(asked, console))
+            classifier = run_classifier(asked, console)
+            tell_classifier(console, asked, trained=classifier)
+            give({"output": str(asked.output), "loss": classifier.training_loss, "validation": classifier.quality})
             return 0
         use_compilation_cache()
         # Of a new model, whose vocabulary is made first.
@@ -43,6 +45,8 @@ def train_command(request: TrainRequest) -> int:
                 console.say(f"calm-beam train: interrupted. With --resume, the same command goes on after {interrupt}.")
                 return INTERRUPTED
         tell_model(console, run, model=trained)
+        found = {"output": str(run.output), "step": trained.step, "validation": trained.validation}
+        give(found, files=[str(run.output / LOG)])
     return 0
 
 

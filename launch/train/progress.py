@@ -1,11 +1,13 @@
 """What `train` shows while it runs, and what it keeps of that."""
 
 import time
+from collections.abc import Sequence
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal.results import give_step
 from calm_beam.training.log import TrainingLog
 from calm_beam.training.train import Progress
 
@@ -63,7 +65,7 @@ class StepBar:
 
 
 class TrainingReporter:
-    """Shows each report of the training loop, and appends it to the log."""
+    """Shows each report of the training loop, appends it to the log, and gives it to who draws curves."""
 
     def __init__(self, bar: StepBar, log: TrainingLog, *, steps: int, target_tokens: int = 0) -> None:
         """Prepares to report on a run of `steps` steps; `target_tokens` were seen by an earlier process."""
@@ -80,3 +82,14 @@ class TrainingReporter:
             progress.step, self._steps, text=f"loss {progress.loss:.3f}, {tokens_per_second:,.0f} target tokens/s"
         )
         self._log.append(progress)
+        values = {"loss": progress.loss, "target_tokens_per_second": tokens_per_second}
+        if progress.validation is not None:
+            values |= layer_losses(progress.validation.losses)
+            if progress.validation.score is not None:
+                values["validation_score"] = progress.validation.score
+        give_step(progress.step, values)
+
+
+def layer_losses(losses: Sequence[float]) -> dict[str, float]:
+    """Returns the validation loss of every decoder layer by name."""
+    return {f"validation_loss/layer_{layer}": float(loss) for layer, loss in enumerate(losses, start=1)}

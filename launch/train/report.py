@@ -1,6 +1,7 @@
 """What `train` says at the start and the end of a run, of both stages."""
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -13,6 +14,7 @@ from calm_beam.training.saved_state import TrainedModel
 from calm_beam.training.train_classifier import TrainedClassifier
 
 from .prepare import PreparedClassifier, PreparedTraining
+from .request import TrainRequest
 
 
 def say_start(console: PlainConsole, run: PreparedTraining) -> None:
@@ -55,6 +57,8 @@ def tell_model(console: PlainConsole, run: PreparedTraining, *, model: TrainedMo
         if request.validate_every:
             chosen = f"the best of those validated by {run.best_by} ({value:.4f})"
     console.say(f"Wrote {request.output}: the weights after step {model.step}, {chosen}.")
+    if request.validation_data is not None:
+        console.say(f"Next, whether it can exit early:\n  {_suitability(request)}")
 
 
 def tell_classifier(console: PlainConsole, run: PreparedClassifier, *, trained: TrainedClassifier) -> None:
@@ -68,6 +72,19 @@ def tell_classifier(console: PlainConsole, run: PreparedClassifier, *, trained: 
     console.say(f"Wrote {run.request.output}: the same model with an exit classifier; its other weights are unchanged.")
 
 
+def _suitability(request: TrainRequest) -> str:
+    """Returns the command that asks a model whether it can exit early, by what it was validated on."""
+    flags = {
+        "checkpoint": request.output,
+        "data": ",".join(request.validation_data or ()),
+        "task_prefix": request.task_prefix or None,
+        "chat_template": request.chat_template,
+        "system": request.system,
+    }
+    given = (f"--{name}={shlex.quote(str(value))}" for name, value in flags.items() if value is not None)
+    return " ".join(["calm-beam suitability", *given])
+
+
 def _say_end(console: PlainConsole, end_id: int, *, model: ModelConfig) -> None:
     """Says with which id references end, where the model's outputs may end with several."""
     if len(model.end_ids) > 1:
@@ -76,9 +93,8 @@ def _say_end(console: PlainConsole, end_id: int, *, model: ModelConfig) -> None:
 
 def _loss_table(losses: Sequence[float]) -> Table:
     """Returns the validation loss of every layer as a table."""
-    table = Table(title="Validation loss (nats per target token)")
-    table.add_column("decoder layer", justify="right")
-    table.add_column("loss", justify="right")
+    table = PlainTable("Validation loss")
+    table.add_numbers("decoder\nlayer", "nats a target\ntoken")
     for layer, loss in enumerate(losses, start=1):
         table.add_row(str(layer), f"{loss:.3f}")
     return table

@@ -16,7 +16,8 @@ from .prepare import PreparedClassifier, PreparedTraining
 from .progress import StepBar, TrainingReporter
 from .report import say_classifier_start, say_start
 
-_LOG = "training_log.jsonl"
+LOG = "training_log.jsonl"
+"""The log of the steps, in the folder of the model."""
 
 
 class ResumableInterruptError(CalmBeamError):
@@ -33,7 +34,7 @@ def run_training(run: PreparedTraining, console: PlainConsole) -> TrainedModel:
       ValueError: If the data or the weights do not fit the model.
     """
     done, tokens = (run.saved.step, run.saved.target_tokens) if run.saved else (0, 0)
-    log = TrainingLog(run.states.path / _LOG, after_step=done)
+    log = TrainingLog(run.states.path / LOG, after_step=done)
 
     def begin() -> None:
         # Not before: a run that is refused leaves an earlier one as it was.
@@ -58,7 +59,7 @@ def run_training(run: PreparedTraining, console: PlainConsole) -> TrainedModel:
             resume_from=run.saved,
         )
     _write(run, model.arrays, console=console)
-    log.move_to(run.output / _LOG)
+    log.move_to(run.output / LOG)
     run.states.delete()
     return model
 

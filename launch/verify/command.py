@@ -4,7 +4,7 @@ from typing import Any
 
 from calm_beam.calibration.verification import Verdict
 from calm_beam.launch.terminal import PlainConsole, give, tell
-from calm_beam.launch.terminal.certification import loss_in_words
+from calm_beam.launch.terminal.certification import delta_heading, delta_in_words, loss_in_words
 from calm_beam.launch.terminal.summary import group_line, variant_lines
 from calm_beam.launch.terminal.tables import PlainTable
 from calm_beam.manifest import unseen_in_words
@@ -27,16 +27,21 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
         _give(done)
         return 0
     console = PlainConsole()
-    table = PlainTable("The manifest's entries on fresh data", caption=_P_VALUES, caption_justify="left")
-    table.add_column("consistency\nmetric", overflow="fold")
-    table.add_numbers("delta\nepsilon", "threshold", "risk then\nnow", "p-values", "verdict")
+    epsilons = {verdict.entry.epsilon for verdict in done.verdicts}
+    metrics = {verdict.entry.metric for verdict in done.verdicts}
+    is_one = len(metrics) == 1
+    caption = f"Metric: {printable_line(metrics.pop())}. {_P_VALUES}" if is_one else _P_VALUES
+    status = _conclude(done, console)
+    table = PlainTable("The manifest's entries on fresh data", caption=caption, caption_justify="left")
+    table.add_column("consistency" if is_one else "consistency\nmetric", overflow="fold")
+    table.add_numbers(delta_heading(epsilons), "threshold", "risk then\nnow", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
             f"{group_line(entry)}"
-            f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}\n"
-            f"{printable_line(entry.metric)}",
-            f"{entry.delta:g}\n{entry.epsilon:g}",
+            f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}"
+            + ("" if is_one else f"\n{printable_line(entry.metric)}"),
+            delta_in_words(entry.delta, entry.epsilon, of=epsilons),
             f"{entry.threshold:g}{variant_lines(entry.variant)}",
             *_found(verdict),
         )
@@ -48,7 +53,7 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
     if done.others:
         others = done.others
         console.print(f"{counted(others, 'promise')} of other metrics {'was' if others == 1 else 'were'} not tested.")
-    return _conclude(done, console)
+    return status
 
 
 def tell_settings(done: VerifiedSettings) -> int:
@@ -58,22 +63,24 @@ def tell_settings(done: VerifiedSettings) -> int:
         _give(done)
         return 0
     console = PlainConsole()
+    status = _conclude(done, console)
+    epsilons = {verdict.entry.epsilon for verdict in done.verdicts}
     table = PlainTable("The manifest's entries on fresh losses", caption=_P_VALUES, caption_justify="left")
     table.add_column("group\nloss", overflow="fold")
     table.add_column("setting", overflow="fold")
-    table.add_numbers("delta\nepsilon", "risk then\nnow", "p-values", "verdict")
+    table.add_numbers(delta_heading(epsilons), "risk then\nnow", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
             f"{'all' if entry.group is None else printable_line(entry.group)}\n{loss_in_words(entry)}",
             printable_line(entry.setting or ""),
-            f"{entry.delta:g}\n{entry.epsilon:g}",
+            delta_in_words(entry.delta, entry.epsilon, of=epsilons),
             *_found(verdict),
         )
     console.print(table)
     none = len(done.manifest.calibrations) - len(done.verdicts)
     console.print(f"{counted(done.examples, 'fresh example')}; {none} of the manifest's entries found no safe setting.")
-    return _conclude(done, console)
+    return status
 
 
 def _found(verdict: Verdict[Any]) -> tuple[str, str, str]:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import pathlib
+import re
 
 import pyarrow.parquet
 import pytest
@@ -55,6 +56,22 @@ def _evaluate(swept: pathlib.Path, output: pathlib.Path, *flags: str, measures: 
 def _rows(path: pathlib.Path) -> list[dict[str, str]]:
     with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_one_tolerance_is_drawn_over_thresholds(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Over tolerances it would be a dot; of several, it is not."""
+    titles = []
+    for deltas in ("0.9", "0.5,0.9"):
+        output = tmp_path / deltas
+        own = ("--trials=3", "--metric=token_f1", f"--delta={deltas}", f"--curve_delta={deltas}")
+        assert main(["evaluate", f"--generations={swept / 'softmax'}", f"--output={output}", *own]) == 0
+        page = (output / "splits.html").read_text(encoding="utf-8")
+        titles.append(re.findall(r"Risk and layers over the (\w+)", page)[0])
+        chart = page[page.index("Risk and layers") : page.index("Quality at fewer layers")]
+        # A mark for each threshold, or tolerance, in both charts of both losses, and one in the legend of each loss.
+        thresholds = len([row for row in _rows(output / "splits_grid.csv") if row["threshold"]]) // 2
+        assert chart.count('class="dot"') == 2 * 2 * (thresholds if deltas == "0.9" else 2) + 2
+    assert titles == ["threshold", "tolerance"]
 
 
 def test_all_measures_in_one_run(

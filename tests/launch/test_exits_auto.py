@@ -1,20 +1,31 @@
 """`--exits=auto`: which ways of exiting are tried, what they are said to cost, and what is promised."""
 
+import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.measured_cost import measured_cost
 from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import TokenCost
+from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.auto import _candidates
+from calm_beam.launch.calibrate.call import CalibrateCall
+from calm_beam.launch.calibrate.prepare import with_exits_said
+from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
+from calm_beam.launch.flags import parse_flags, request_of
+from calm_beam.launch.runners import Workers
 from calm_beam.manifest import Variant, read_manifest
+from tests.builders import build_config
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
 _ASKED = ("--metric=token_f1", "--delta=0.45,0.6", "--epsilon=0.2")
@@ -138,10 +149,22 @@ def test_what_does_not_go_together_is_refused(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_an_objective_needs_candidates() -> None:
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"confidence": "state"},
+            "says what exits='auto' is to save, and confidence says how tokens exit",
+        ),
+        ({"thresholds": (0.9, 0.5)}, "and thresholds says how tokens exit: leave one of them out"),
+        ({"exits": calm.ExitRule(confidence="state")}, "and exits says how tokens exit"),
+        ({"sequential": True}, "and sequential=True goes through one grid in rounds: leave one of them out"),
+    ],
+)
+def test_an_objective_needs_candidates(asked: dict[str, Any], message: str) -> None:
     """Without them nothing is chosen by it."""
-    with pytest.raises(UsageError, match="objective belongs to exits, which is missing"):
-        calm.calibrate(objective="layers")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        calm.calibrate(objective="layers", **asked)
 
 
 def test_no_example_that_tests_is_timed(
@@ -163,3 +186,159 @@ def test_no_example_that_tests_is_timed(
     first, second = timed
     assert first == second
     assert {len(prompt) for prompt in first} == {24}
+
+
+_ONE_WAY = "exits: softmax at every layer, since "
+
+
+def _request(*flags: str) -> CalibrateRequest:
+    """Returns the request of a command."""
+    (parser,) = flag_parsers()
+    return request_of(CalibrateRequest, parse_flags(parser, flags)[0], parser=parser)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), None),
+        (("--delta=0.1", "--joint"), None),
+        (("--objective=flops",), None),
+        (("--choosing_share=0.4",), None),
+        (("--confirm_share=0.3",), None),
+        (("--cluster_key=page",), None),
+        (("--tail=0.5",), None),
+        (("--p_value=wsr",), None),
+        (("--near_ties=worst_case",), None),
+        (("--dtype=bfloat16", "--engine=xla"), None),
+        (("--confidence=softmax",), ""),
+        (("--confidence=state", "--sequential"), ""),
+        (("--confidence=softmax,state",), ""),
+        (("--min_exit_layer=1",), ""),
+        (("--exit_interval=2",), ""),
+        (("--thresholds=0.9,0.5",), f"{_ONE_WAY}--thresholds says how tokens exit"),
+        (("--grid_step=0.1",), f"{_ONE_WAY}--grid_step says how tokens exit"),
+        (("--schedule=decay", "--tau=4"), f"{_ONE_WAY}--tau says how tokens exit"),
+        (("--state_propagation=from_first_exit",), f"{_ONE_WAY}--state_propagation says how tokens exit"),
+        (("--sequential",), f"{_ONE_WAY}--sequential goes through one grid in rounds"),
+        (("--sweep=lazy",), f"{_ONE_WAY}--sweep=lazy goes down one grid as far as its test does"),
+        (("--group_key=page",), f"{_ONE_WAY}--group_key gives groups entries of their own"),
+        (("--procedure=holm",), f"{_ONE_WAY}--procedure=holm tests the grid of one"),
+        (("--procedure=fixed_sequence",), f"{_ONE_WAY}--procedure=fixed_sequence tests the grid of one"),
+        (("--generations=out",), "exits: as they were decoded, since --generations=out is decoded already"),
+    ],
+)
+def test_what_turns_the_choice_off(
+    flags: tuple[str, ...], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tool chooses how tokens exit unless a flag says it, or goes with one way alone, of which the run tells."""
+    request = _request(*flags)
+    assert request.is_auto == (said is None)
+    settled = with_exits_said(request, Workers(options=PipelineOptions([])))
+    assert settled == request
+    assert capsys.readouterr().err.strip() == (said or "")
+    assert said is None or request.variants == () or len(request.variants) > 1
+
+
+def test_templates_have_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every way of exiting is a pipeline of its own, and a template is only one: unless it is asked for, it is not."""
+    template = Workers(options=PipelineOptions(["--runner=DataflowRunner", "--template_location=gs://bucket/template"]))
+    settled = with_exits_said(_request(), template)
+    assert not settled.is_auto
+    assert [rule.confidence for rule in settled.rules] == ["softmax"]
+    assert capsys.readouterr().err == f"{_ONE_WAY}every way of exiting is a pipeline of its own, and a template is " + (
+        "only one\n"
+    )
+    assert with_exits_said(_request("--exits=auto"), template).is_auto
+
+
+def test_guarantees_with_a_procedure_have_one_way() -> None:
+    """A guarantee that names how its grid is tested is asked of one grid, and lists of ways refuse it."""
+    asked = calm.Guarantee("textual", "token_f1", delta=0.5, procedure="holm")
+    assert not CalibrateCall(guarantees=(asked,)).is_auto
+    assert CalibrateCall(guarantees=(dataclasses.replace(asked, procedure="fixed_sequence"),)).is_auto
+    with pytest.raises(UsageError, match="and --procedure=holm tests the grid of one"):
+        CalibrateCall(guarantees=(asked,), exits="auto")
+
+
+def test_nobody_says_how_tokens_exit(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no flag about exits, several ways are swept; what was asked for in words is the same plan."""
+    where = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--max_decode_length=6", "--num_shards=3"]
+    asked = [*where, *_ASKED, "--objective=layers"]
+    assert main([*asked, f"--output={tmp_path / 'default'}"]) == 0
+    assert "exits=auto: softmax, from layer 1; static, from layer 1" in capsys.readouterr().err
+    assert main([*asked, f"--output={tmp_path / 'asked'}", "--exits=auto"]) == 0
+    default, named = (read_manifest(tmp_path / name / "manifest.json") for name in ("default", "asked"))
+    assert default.plan == named.plan
+    assert default.calibrations == named.calibrations
+    assert default.plan is not None
+    assert default.plan.pareto is not None
+    # And as the paper has it.
+    assert main([*where, *_ASKED, f"--output={tmp_path / 'paper'}", "--confidence=softmax"]) == 0
+    paper = read_manifest(tmp_path / "paper" / "manifest.json")
+    assert paper.plan is not None
+    assert (paper.plan.pareto, paper.cost, paper.speeds) == (None, None, None)
+
+
+def test_a_decoder_of_one_layer_has_one_way(
+    data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is nothing to choose, nothing is chosen, and that is said; who asks for it is refused."""
+    config = build_config(num_encoder_layers=1, num_decoder_layers=1)
+    small = write_model(tmp_path / "small", config=config)
+    asked = ["calibrate", f"--checkpoint={small}", f"--data={data}", "--max_decode_length=6", "--grid_step=0.5"]
+    assert main([*asked, *_ASKED, "--exits=auto", f"--output={tmp_path / 'out'}"]) == 2
+    reason = "the decoder has 1 layer, of which nothing can exit early"
+    assert f"--exits=auto: {reason}." in capsys.readouterr().err
+    assert main([*asked[:-1], *_ASKED, f"--output={tmp_path / 'out'}"]) == 0
+    assert f"{_ONE_WAY}{reason}" in capsys.readouterr().err
+
+
+def test_memory_for_one_way_is_for_one_way(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget of positions that two sweeps at a time do not fit into is for one, and that is said."""
+    asked = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--max_decode_length=6", "--max_input_length=32"]
+    # 32 of the prompt, and 6 for each of 20 thresholds and the full model.
+    assert main([*asked, *_ASKED, "--token_budget=200", f"--output={tmp_path / 'out'}"]) == 0
+    assert f"{_ONE_WAY}there is memory for one way of exiting at a time, and not for two" in capsys.readouterr().err
+
+
+def test_single_losses_keep_candidates_few(
+    model: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A test that needs every loss is made of each candidate by itself, however many examples there are."""
+    monkeypatch.setattr("calm_beam.launch.calibrate.auto._CANDIDATES", ((0, 12),))
+    asked = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--objective=layers", *SHORT_FLAGS[1:], *_ASKED]
+    assert main([*asked, f"--output={tmp_path / 'out'}", "--p_value=wsr"]) == 0
+    plan = read_manifest(tmp_path / "out" / "manifest.json").plan
+    assert plan is not None
+    assert plan.pareto is not None
+    assert plan.pareto.choosing_share is None
+    assert len(plan.pareto.variants) <= 6
+
+
+def test_what_chooses_a_path_stays_measured(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where some examples choose, an output directory keeps what it measured: other numbers would be another path."""
+    measured = TokenCost(layers=2, layer=1e-4, output=1e-4, tests={Need.LOGITS: 1e-5, Need.STATES: 1e-5})
+    monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", lambda *_, **__: measured)
+    assert _calibrate(model, data, tmp_path / "out", "--choosing_share=0.5") == 0
+    first = read_manifest(tmp_path / "out" / "manifest.json")
+    other = dataclasses.replace(measured, layer=2e-4)
+    monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", lambda *_, **__: other)
+    capsys.readouterr()
+    assert _calibrate(model, data, tmp_path / "out", "--choosing_share=0.5", "--overwrite") == 0
+    assert "exits=auto: what a token costs was measured before, and stands in" in capsys.readouterr().err
+    assert read_manifest(tmp_path / "out" / "manifest.json").cost == first.cost
+    # Where each is tested by itself, whichever is taken was proved.
+    assert _calibrate(model, data, tmp_path / "out", "--overwrite") == 0
+    again = read_manifest(tmp_path / "out" / "manifest.json").cost
+    assert again is not None
+    assert again.layer == 2e-4

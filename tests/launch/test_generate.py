@@ -18,6 +18,7 @@ from calm_beam.launch.cli import main
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator, token_texts
+from calm_beam.serving.tally import exit_tests
 from tests.builders import write_t5x
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model, write_rows, write_vocabulary
@@ -66,9 +67,15 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     )
     layers = answer.layers_used / len(answer.tokens)
     saved = answer.layers_saved / (answer.layers_saved + answer.layers_used)
-    assert last == (
-        f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
-        "the full model's saved"
+    tests = exit_tests(answer, generator.manifest) / len(answer.tokens)
+    assert tests > 0
+    assert re.fullmatch(
+        re.escape(
+            f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
+            f"the full model's saved; {tests:.2f} exit tests per token, "
+        )
+        + "[1-9][0-9,]* tokens a second, compiling included",
+        last,
     )
 
 
@@ -205,7 +212,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
     assert main([*flags, "--delta=0.01"]) == 0
     printed = capsys.readouterr()
     assert "(never exit), calibrated at 4.00 of 4 layers per token" in printed.err
-    assert "4.00 layers per token, 0% of the full model's saved" in printed.err
+    assert "4.00 layers per token, 0% of the full model's saved; 0.00 exit tests per token, " in printed.err
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,10 @@ def test_what_the_page_shows_runs(
     assert names["answer"].tokens
     exec(_code("transforms.Generate(").replace('output="answers"', 'output="again"'), names)
     assert len(list(read_answers("again"))) == 3
-    exec(_code("beam.Create("), names)
+    exec(_code("answers = pipeline | beam.Create(["), names)
+    capsys.readouterr()
+    exec(_code("MonitorRisk(").replace("probe_share=0.01", "probe_share=1"), names)
+    assert "delta 0.05, 1 loss" in capsys.readouterr().out
     names["fingerprint_of_the_model_you_serve"] = manifest.model.fingerprint
     exec(_code("read_manifest("), names)
     assert (names["manifest"], names["entry"].threshold) == (manifest, 0.3)

@@ -4,6 +4,7 @@ import inspect
 import json
 import pathlib
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from calm_beam.evaluation.suitability import suitability
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import flag_parsers
+from calm_beam.manifest import read_manifest
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.numpy_llama import NumpyLlama
@@ -124,6 +126,42 @@ def test_tells_and_writes_what_was_found(
     assert all(f"{share:.1%}" in shown for share in found["agreement"])
     assert main(command) == 2
     assert "exists already. Choose another file, or pass --overwrite" in capsys.readouterr().err
+
+
+def test_the_next_command_runs_as_printed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a model can exit: the calibration of the same model and data, with all that was said about them."""
+    monkeypatch.chdir(tmp_path)
+    config = build_config(num_encoder_layers=1, num_decoder_layers=2)
+    arrays = {**build_arrays(config, 0)}
+    # What the last layer adds is next to nothing, so that the first predicts what it does.
+    for name in arrays:
+        if name.startswith("decoder/layers_1/") and name.endswith(("wo/kernel", "out/kernel")):
+            arrays[name] = arrays[name] * np.float32(1e-6)
+    write_model(tmp_path / "a model", config=config)
+    (tmp_path / "a model" / "sentencepiece.model").write_bytes(b"")
+    write_native(
+        tmp_path / "other model", config, arrays=arrays, vocabulary_path=tmp_path / "a model" / "sentencepiece.model"
+    )
+    (tmp_path / "other model" / "sentencepiece.model").unlink()
+    for part in (1, 2):
+        write_rows(tmp_path / f"rows-{part}.jsonl", [{**row, "id": f"{part}-{row['id']}"} for row in id_rows(20)])
+    asked = ["--checkpoint=other model", "--data=rows-1.jsonl,rows-2.jsonl", *_SHORT, "--engine=xla"]
+    assert main(["suitability", *asked, "--agreeing=0.5", "--output=found.json"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert f"Next:\n  {found['next']}\n" in shown
+    assert shlex.split(found["next"]) == [
+        *("calm-beam", "calibrate", "--checkpoint=other model", "--data=rows-1.jsonl,rows-2.jsonl"),
+        *("--max_input_length=32", "--max_decode_length=6", "--engine=xla"),
+    ]
+    assert "Measured here, one prompt at a time," in shown
+    here = found["here"]
+    assert len(here["gain_of_exits"]) == len(found["exits"])
+    assert here["seconds"].keys() == {"layer", "output", "logits_test"}
+    assert main([*shlex.split(found["next"])[1:], "--objective=layers", "--metric=token_f1"]) == 0
+    assert read_manifest("calibration/manifest.json").plan is not None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import ManifestError, read_manifest, write_manifest
 from calm_beam.outputs import Output
 from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered
+from calm_beam.serving.tally import exit_tests
 from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt, require_answer
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model
@@ -56,7 +57,12 @@ def test_answers_are_those_of_the_generator(served: Served, options: dict[str, A
     digest = read_manifest(served.manifest).digest
     assert {result.model_id for result in results} == {f"{digest}#0"}
     assert counters["num_inferences"] == counters["decoded-prompts"] == len(PROMPTS)
-    assert counters["generated-tokens"] == sum(len(result.inference.tokens) for result in results)
+    answers = [result.inference for result in results]
+    assert counters["generated-tokens"] == sum(len(answer.tokens) for answer in answers)
+    # What was promised, as it is served.
+    assert counters["served-layers"] == sum(sum(answer.exit_layers) for answer in answers)
+    assert counters["full-model-layers"] == counters["generated-tokens"] * answers[0].num_layers
+    assert counters["exit-tests"] == sum(exit_tests(answer, read_manifest(served.manifest)) for answer in answers) > 0
 
 
 _BROKEN = {

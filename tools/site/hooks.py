@@ -4,6 +4,7 @@ Pages under docs/ link to files of the repository as GitHub shows them. On the s
 that the file has become, or to a copy of the file.
 """
 
+import os
 import pathlib
 import posixpath
 import re
@@ -16,6 +17,8 @@ from calm_beam import __version__
 from tools.site import flags, schema
 
 _ROOT = pathlib.Path(__file__).parents[2]
+# Its address, for who builds the site to be published.
+_REPOSITORY = "REPOSITORY_URL"
 
 # Pages of the site that lie outside of docs/.
 _ELSEWHERE = {
@@ -33,8 +36,11 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Says at the foot of every page which version the site is about."""
+    """Says at the foot of every page which version the site is about, and where its sources are if that is known."""
     config.copyright = f"calm-beam {__version__}. {config.copyright}"
+    if repository := os.environ.get(_REPOSITORY):
+        # At the foot: what Material puts at the head asks a server for stars.
+        config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": repository, "name": "Repository"}]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,6 +58,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Returns the text of a page with what is made for it, and with the links of the site."""
+    if page.file.src_uri == "index.md":
+        markdown = markdown.replace("<!-- version -->", f"Version {__version__}.")
     if page.file.src_uri == "reference/flags.md":
         markdown = markdown.replace("<!-- commands -->", flags.table())
     if page.file.src_uri == "reference/manifest.md":

@@ -36,9 +36,12 @@ class Family:
       sliding_window: What transformers takes for it if it is left out.
       window_pattern: What transformers takes for `sliding_window_pattern` if that and `layer_types` are left out: every
         so many-th layer has no window; None where that key means nothing.
+      names_layers: Whether `layer_types` says which layers have the window.
       windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` say which layers have the window.
       settled: Fields of `LlamaConfig` that are always so.
       factors: Numbers that it has by other keys, by fields of `LlamaConfig`; left out, they are 1.
+      caps: Keys of what logits are kept within, by fields of `LlamaConfig`, each with what transformers takes if it is
+        left out; null is none.
       sublayers: What it calls parts of layers that others call otherwise, or do not have, by our names.
       fused: Parts that it stores as one, in their order, by the name of that one.
       turns_some: Whether `partial_rotary_factor` means anything.
@@ -60,9 +63,11 @@ class Family:
     has_window: bool = False
     sliding_window: int | None = None
     window_pattern: int | None = None
+    names_layers: bool = False
     windows_are_chosen: bool = False
     settled: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    caps: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
     sublayers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     turns_some: bool = False
@@ -77,25 +82,33 @@ class Family:
     activations: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+_MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    max_positions=131072,
+    num_kv_heads=8,
+    has_window=True,
+    sliding_window=4096,
+    end_id=2,
+)
 _QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     max_positions=32768,
     num_kv_heads=32,
     has_window=True,
     sliding_window=4096,
+    names_layers=True,
     windows_are_chosen=True,
     settled={"attention_bias": True},
 )
+_NORMS_ON_BOTH_SIDES = {
+    "post_self_attention_layer_norm": "post_attention_layernorm",
+    "pre_mlp_layer_norm": "pre_feedforward_layernorm",
+    "post_mlp_layer_norm": "post_feedforward_layernorm",
+}
 FAMILIES = {
     "llama": Family(architecture="LlamaForCausalLM", max_positions=2048, end_id=2),
-    "mistral": Family(
-        architecture="MistralForCausalLM",
-        max_positions=131072,
-        num_kv_heads=8,
-        has_window=True,
-        sliding_window=4096,
-        end_id=2,
-    ),
+    "mistral": _MISTRAL,
+    "ministral": dataclasses.replace(_MISTRAL, architecture="MinistralForCausalLM", names_layers=True),
     "qwen2": _QWEN2,
     "qwen3": dataclasses.replace(
         _QWEN2, architecture="Qwen3ForCausalLM", head_dim=128, settled={"query_key_norms": True}
@@ -132,6 +145,23 @@ FAMILIES = {
         is_tied=True,
         end_id=128001,
     ),
+    "gemma2": Family(
+        architecture="Gemma2ForCausalLM",
+        max_positions=8192,
+        num_kv_heads=4,
+        head_dim=256,
+        has_window=True,
+        sliding_window=4096,
+        window_pattern=2,
+        names_layers=True,
+        settled={"scaled_embedding": True, "unit_offset_norms": True, "post_norms": True},
+        caps={"attention_cap": ("attn_logit_softcapping", 50.0), "logits_cap": ("final_logit_softcapping", 30.0)},
+        sublayers=_NORMS_ON_BOTH_SIDES,
+        query_scalar=256,
+        is_tied=True,
+        end_id=1,
+        activation="gelu_pytorch_tanh",
+    ),
     "gemma3_text": Family(
         architecture="Gemma3ForCausalLM",
         max_positions=131072,
@@ -140,12 +170,9 @@ FAMILIES = {
         has_window=True,
         sliding_window=4096,
         window_pattern=6,
+        names_layers=True,
         settled={"scaled_embedding": True, "unit_offset_norms": True, "query_key_norms": True, "post_norms": True},
-        sublayers={
-            "post_self_attention_layer_norm": "post_attention_layernorm",
-            "pre_mlp_layer_norm": "pre_feedforward_layernorm",
-            "post_mlp_layer_norm": "post_feedforward_layernorm",
-        },
+        sublayers=_NORMS_ON_BOTH_SIDES,
         theta=1_000_000.0,
         local_theta=10_000.0,
         query_scalar=256,
@@ -341,16 +368,16 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
     fields |= {key: getattr(config, ours) for ours, key in family.factors.items()}
     if "query_factor" in family.factors and config.query_factor is None:
         fields[family.factors["query_factor"]] = config.head_dim**-0.5
+    fields |= {key: getattr(config, ours) for ours, (key, _) in family.caps.items()}
     if family.has_window:
         fields["sliding_window"] = config.sliding_window
-    if family.window_pattern is not None:
+    if family.names_layers:
         fields["layer_types"] = [_KINDS[index in config.windowed_layers] for index in range(config.num_decoder_layers)]
     if family.windows_are_chosen:
         depth, windowed = config.num_decoder_layers, config.windowed_layers
         fields |= {
             "use_sliding_window": bool(windowed),
             "max_window_layers": windowed[0] if windowed else depth,
-            "layer_types": [_KINDS[index in windowed] for index in range(depth)],
         }
     return fields
 
@@ -361,7 +388,8 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
         raise CheckpointError(
             f"{path}: architectures is {shortened(repr(architectures))}; only [{family.architecture!r}] is supported."
         )
-    for key in _OFF:
+    caps = {ours: fields.get(key, default) for ours, (key, default) in family.caps.items()}
+    for key in set(_OFF) - {key for key, _ in family.caps.values()}:
         if fields.get(key):
             raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; that is not supported.")
     tied_head = _flag(path, fields, key="tie_word_embeddings", default=family.is_tied)
@@ -407,6 +435,7 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
         unturned_layers=_unturned(path, fields, depth=depth) if family.skips_turns else (),
         local_rope_theta=local_theta if windowed_layers else None,
         **factors,
+        **caps,
         **family.settled,
     )
 
@@ -474,7 +503,7 @@ def _windows(
     ]
     named = fields.get("layer_types")
     if named is not None and named != kinds:
-        if not (family.windows_are_chosen or pattern) or not _are_kinds(named, depth) or window is None:
+        if not family.names_layers or not _are_kinds(named, depth) or window is None:
             raise CheckpointError(
                 f"{path}: layer_types is {shortened(repr(named))}; expected {shortened(repr(kinds))}."
             )

@@ -31,6 +31,8 @@ _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
 }
+# What ends outputs there and not here.
+_STOPS = "stop_strings"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,19 +94,26 @@ class Generation:
         return named, self.directory / name
 
     def not_followed(self) -> tuple[str, ...]:
-        """Returns a sentence on settings under which transformers does not take the most likely token, if any."""
+        """Returns sentences on settings under which transformers takes other tokens than the likeliest, or stops."""
         name, fields = ("config.json", self.config) if self.file is None else (GENERATION, self.file)
+        stops = fields.get(_STOPS)
         found = [
             key
             for key, neutral in _NOT_FOLLOWED.items()
             if fields.get(key) is not None and not any(fields[key] == value for value in neutral)
         ]
-        if not found:
-            return ()
-        return (
-            f"{self.directory / name} sets {', '.join(found)}, which does not count here: every token is the most "
-            "likely one.",
-        )
+        said = []
+        if found:
+            said.append(
+                f"{self.directory / name} sets {', '.join(found)}, which does not count here: every token is the most "
+                "likely one."
+            )
+        if stops:
+            said.append(
+                f"{self.directory / name} sets {_STOPS} {shortened(repr(stops))}, which do not count here: tokens "
+                "alone end an output. Name the tokens that these texts are among its eos_token_id."
+            )
+        return tuple(said)
 
     def _said(self, key: str) -> tuple[str, Any]:
         """Returns the name of the file that counts for a key, and what it says."""

@@ -20,7 +20,7 @@ from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide_by_each
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.quantised_head import CertifiedHead
-from calm_beam.model import packed_layer_of
+from calm_beam.model import architecture_of, packed_layer_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
@@ -264,6 +264,7 @@ def decide_rows(
             vocab_axis=vocab_axis,
             measures=[measure_named(measure) for measure in measures],
             arithmetic=model.arithmetic,
+            cap=architecture_of(model.config).logits_cap(model.config),
         )
 
     made: tuple[jax.Array, jax.Array, jax.Array] = made_of_tiles(

@@ -70,6 +70,10 @@ class LlamaArchitecture(Architecture):
         ]
         return f"it does not compute models with {', '.join(differing)}" if differing else None
 
+    def logits_cap(self, config: LlamaConfig) -> float | None:
+        """Returns the config's."""
+        return config.logits_cap
+
     def encoder_width(self, config: LlamaConfig) -> int:
         """Returns 0: there is no encoder."""
         return 0

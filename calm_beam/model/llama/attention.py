@@ -8,7 +8,7 @@ from flax import linen as nn
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Attended, KeysValues, Numbers, Sources
-from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
+from calm_beam.model.numerics import MASKED, capped, einsum, matrix_product, rounded
 
 from .config import LlamaConfig
 from .norm import RMSNorm
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         keys, values = keys_values
         # [batch, positions, heads of keys, group, head_dim] -> [batch, heads of keys, group, positions, head_dim]
         grouped = jnp.moveaxis(self._grouped(queries), 1, -2)
-        logits = self._product(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None])
+        logits = self._logits(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None])
         exponentials, _ = _exponentials(jnp.where(is_seen[None, None, None], logits, MASKED))
         mixed = self._product(self._rounded(exponentials), values[:, :, None])
         return jnp.moveaxis(mixed / jnp.sum(exponentials, axis=-1, keepdims=True), -2, 1).reshape(queries.shape)
@@ -102,8 +102,8 @@ class Attention(nn.Module):
         grouped = self._grouped(queries)
         batch, lanes, heads, group, _ = grouped.shape
         of_source = self._as_queries_of_sources(grouped)
-        by_own = self._product(grouped, jnp.swapaxes(own[0], -1, -2)) + own_bias
-        by_source = self._product(of_source, jnp.swapaxes(source[0], -1, -2)) + source_bias
+        by_own = self._logits(grouped, jnp.swapaxes(own[0], -1, -2)) + own_bias
+        by_source = self._logits(of_source, jnp.swapaxes(source[0], -1, -2)) + source_bias
         # [batch, heads of keys, lanes * group, source] -> [batch, lanes, heads of keys, group, source]
         by_source = jnp.swapaxes(by_source.reshape(batch, heads, lanes, group, -1), 1, 2)
         exponentials, _ = _exponentials(jnp.concatenate([by_source, by_own], axis=-1))
@@ -130,7 +130,7 @@ class Attention(nn.Module):
         is_seen = ((places >= first) & (age >= 0) & (age < window))[:, None, None]
         grouped = self._grouped(queries)
         # Matrix products, though of few queries each: see T5's.
-        logits = path.logits(lambda keys: einsum("rgqd,rtgd->rgqt", grouped, keys, self.arithmetic))
+        logits = path.logits(lambda keys: self._capped(einsum("rgqd,rtgd->rgqt", grouped, keys, self.arithmetic)))
         exponentials, largest = _exponentials_of_seen(logits, is_seen)
 
         def of_values(values: jax.Array, factors: jax.Array, is_seen: jax.Array) -> jax.Array:
@@ -162,7 +162,7 @@ class Attention(nn.Module):
             grouped = self._grouped(self._split(placed, heads))
             groups, ranks, kv_heads, group, _ = grouped.shape
             of_source = self._as_queries_of_sources(grouped)
-            logits = source.logits(lambda keys: self._product(of_source, jnp.swapaxes(keys, -1, -2)))
+            logits = source.logits(lambda keys: self._logits(of_source, jnp.swapaxes(keys, -1, -2)))
             # [groups, heads of keys, ranks, group, positions]
             logits = logits.reshape(groups, kv_heads, ranks, group, -1)
             exponentials, largest = _exponentials_of_seen(logits, is_seen[:, None, :, None])
@@ -178,6 +178,12 @@ class Attention(nn.Module):
         made = sources.each(attend, sources.place(queries.reshape(rows, -1)), sources.place(positions[:, None]))
         mixed, largest, total = map(sources.pick, made)
         return Share(mixed.reshape(queries.shape), largest, total)
+
+    def _logits(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        return self._capped(self._product(queries, keys))
+
+    def _capped(self, logits: jax.Array) -> jax.Array:
+        return capped(logits, self.config.attention_cap)
 
     def _product(self, left: jax.Array, right: jax.Array) -> jax.Array:
         return matrix_product(left, right, self.arithmetic)

@@ -43,6 +43,8 @@ _ADDED_LATER = {
     "logits_divisor",
     "unturned_layers",
     "local_rope_theta",
+    "attention_cap",
+    "logits_cap",
 }
 # Of these, those that native code does not compute.
 NOT_NATIVE = (
@@ -53,6 +55,8 @@ NOT_NATIVE = (
     "residual_factor",
     "unturned_layers",
     "local_rope_theta",
+    "attention_cap",
+    "logits_cap",
 )
 _ADDED_TO_SCALINGS = {"pair_factors"}
 # Far more than any model has, and few enough to write out the names of all arrays.
@@ -159,6 +163,9 @@ class LlamaConfig:
       embedding_factor: What embeddings are multiplied by, as in Granite; the tied head's are not.
       residual_factor: What attention and feed-forward layers give is multiplied by before it is added.
       logits_divisor: What logits are divided by.
+      attention_cap: What attention's logits are kept within by a hyperbolic tangent, as in Gemma 2; None if they are as
+        they come.
+      logits_cap: The same of the head's logits.
       tied_head: Whether the output head is the transposed embedding.
       sliding_window: Keys that a position sees in `windowed_layers`, itself included; None if it sees all everywhere.
       windowed_layers: Those layers, counted from 0 as in names of parameters, in ascending order.
@@ -203,6 +210,8 @@ class LlamaConfig:
     embedding_factor: float = 1.0
     residual_factor: float = 1.0
     logits_divisor: float = 1.0
+    attention_cap: float | None = None
+    logits_cap: float | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -243,7 +252,7 @@ class LlamaConfig:
                     f"turned_dim must be even and below head_dim, {self.head_dim}, got {self.turned_dim}; leave it out "
                     "if positions turn all values."
                 )
-        for name in ("query_factor", "local_rope_theta"):
+        for name in ("query_factor", "local_rope_theta", "attention_cap", "logits_cap"):
             if getattr(self, name) is not None:
                 _set_positive(self, name, shown=name)
         factors = self.rope_scaling.pair_factors

@@ -20,7 +20,7 @@ from calm_beam.model.heads import (
 )
 from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
-from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
+from calm_beam.model.numerics import MASKED, capped, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided, looked_up
 
 from .chunks import chunk_positions
@@ -265,8 +265,12 @@ class EarlyExitLlama(nn.Module):
         )
 
     def head(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
-        """Returns the logits of the output head after a layer: norm, then head, each the layer's own or shared."""
-        return head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.arithmetic)
+        """Returns the logits of the output head after a layer: norm, then head, each the layer's own or shared.
+
+        If the model caps logits, they are capped.
+        """
+        logits = head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.arithmetic)
+        return capped(logits, self.config.logits_cap)
 
     def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states, divided as logits are."""

@@ -163,7 +163,8 @@ def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None
         )
     console.print(f"Files: {joined(run.output, 'splits*')}", soft_wrap=True)
     rows = [summary_row(summary, results) for summary in results.table]
-    give({"experiment": "splits", "output": run.output, "rows": rows, **run.provenance()})
+    files = [joined(run.output, name) for name in (_TABLE, _CURVES, _PROVENANCE, _PAGE)]
+    give({"experiment": "splits", "output": run.output, "rows": rows, **run.provenance()}, files=files)
 
 
 def _tables(results: SplitResults, *, with_speedup: bool) -> Iterator[Table]:

@@ -26,12 +26,14 @@ SIZES = {
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
 }
@@ -60,7 +62,7 @@ def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, see
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (head,)
             if model_type == "olmo2" and letter != "v":
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (size,)
-        if model_type == "gemma3_text":
+        if model_type in ("gemma2", "gemma3_text"):
             shapes |= {f"{layer}.{side}_feedforward_layernorm.weight": (width,) for side in ("pre", "post")}
         shapes[f"{layer}.self_attn.o_proj.weight"] = (width, heads * head)
         shapes |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}

@@ -17,6 +17,8 @@ _NAMES = {
     "self_attention/key_norm": "attn_k_norm",
     "pre_self_attention_layer_norm": "attn_norm",
     "pre_mlp_layer_norm": "ffn_norm",
+    "post_self_attention_layer_norm": "post_attention_norm",
+    "post_mlp_layer_norm": "post_ffw_norm",
     "mlp/wi_0": "ffn_gate",
     "mlp/wi_1": "ffn_up",
     "mlp/wo": "ffn_down",
@@ -33,11 +35,11 @@ def tensors_of(config: LlamaConfig, arrays: Mapping[str, np.ndarray], *, archite
     tensors = {}
     for name, array in arrays.items():
         tensor = array if name == "token_embedder/embedding" else array.T
-        if architecture == "llama" and ("/query/" in name or "/key/" in name):
+        if architecture in ("llama", "granite", "smollm3") and ("/query/" in name or "/key/" in name):
             # Halves of a head become neighbours.
             halves = tensor.reshape(-1, 2, config.head_dim // 2, *tensor.shape[1:])
             tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-        if architecture == "gemma" and name.endswith("/scale"):
+        if architecture.startswith("gemma") and name.endswith("/scale"):
             tensor = tensor + np.float32(1)
         if name in _OUTSIDE:
             tensors[_OUTSIDE[name]] = tensor
@@ -51,7 +53,7 @@ def tensors_of(config: LlamaConfig, arrays: Mapping[str, np.ndarray], *, archite
 
 def fields_of(config: LlamaConfig, *, architecture: str) -> dict[str, Any]:
     """Returns the metadata of a model by its keys."""
-    fields = {
+    fields: dict[str, Any] = {
         "context_length": config.max_positions,
         "embedding_length": config.emb_dim,
         "block_count": config.num_decoder_layers,
@@ -63,6 +65,17 @@ def fields_of(config: LlamaConfig, *, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.norm_epsilon,
         "rope.freq_base": config.rope_theta,
     }
+    if config.sliding_window is not None:
+        fields["attention.sliding_window"] = config.sliding_window
+    if architecture == "gemma2":
+        fields |= {"attn_logit_softcapping": config.attention_cap, "final_logit_softcapping": config.logits_cap}
+    if architecture == "granite":
+        fields |= {
+            "embedding_scale": config.embedding_factor,
+            "residual_scale": config.residual_factor,
+            "attention.scale": config.query_factor,
+            "logit_scale": config.logits_divisor,
+        }
     return {
         **{f"{architecture}.{key}": value for key, value in fields.items()},
         "tokenizer.ggml.eos_token_id": config.end_ids[0],

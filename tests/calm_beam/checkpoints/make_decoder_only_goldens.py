@@ -1,7 +1,7 @@
 """Makes `decoder_only_goldens/`: tiny random models of Llama's family as transformers saves them, and what it computes.
 
 Needs torch and transformers, which the project itself never does. Made with torch 2.15 and transformers 5.23; those of
-`olmo2`, `phi3`, `phi3_longrope`, `granite`, `smollm3` and `gemma3` with transformers 5.24:
+`olmo2`, `phi3`, `phi3_longrope`, `granite`, `smollm3`, `gemma2`, `gemma3` and `ministral` with transformers 5.24:
 
     python -m tests.calm_beam.checkpoints.make_decoder_only_goldens NAME ...
 """
@@ -33,6 +33,7 @@ _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
            "original_max_position_embeddings": 16}  # fmt: skip
 _LONGROPE = {"type": "longrope", "short_factor": [1.5, 3.0], "long_factor": [2.0, 9.0]}
 _GEMMA3_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+_MINISTRAL_LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # Class, seed, and what differs; prompts and outputs have up to 48 tokens, far beyond what scaled models began with.
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("Llama", 1, {"num_hidden_layers": 8}),
@@ -53,6 +54,10 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
                               "layer_types": _GEMMA3_LAYERS, "tie_word_embeddings": True,
                               "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 500.0,
                               "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "gemma2": ("Gemma2", 17, {"num_hidden_layers": 4, "sliding_window": 5, "query_pre_attn_scalar": 12,
+                              "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0,
+                              "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}),
+    "ministral": ("Ministral", 18, {"num_hidden_layers": 4, "sliding_window": 6, "layer_types": _MINISTRAL_LAYERS}),
     "phi3": ("Phi3", 12, {"head_dim": 4, "sliding_window": 7}),
     "phi3_longrope": ("Phi3", 13, {"hidden_size": 32, "max_position_embeddings": 192, "partial_rotary_factor": 0.5,
                                    "original_max_position_embeddings": 48, "rope_scaling": _LONGROPE}),
@@ -109,6 +114,8 @@ def layer_logits(model: Any, tokens: list[int]) -> np.ndarray:
         # The first is the embedding; the last is normed already.
         divisor = getattr(model.config, "logits_scaling", 1.0)
         early = [model.lm_head(model.model.norm(hidden)) / divisor for hidden in output.hidden_states[1:-1]]
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        early = [cap * torch.tanh(logits / cap) if cap else logits for logits in early]
         return torch.cat([*early, output.logits]).numpy()
 
 

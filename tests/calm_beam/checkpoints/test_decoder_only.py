@@ -14,7 +14,12 @@ from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
 from calm_beam.model.llama import RopeScaling
 from tests.calm_beam.checkpoints.decoder_only_folders import SIZES, build_tensors, write_decoder_only
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite", "smollm3", "gemma3_text")
+_FAMILIES = (
+    *("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+    *("olmo2", "phi3", "granite", "smollm3"),
+)
+_WITH_WINDOWS = ("mistral", "ministral", "gemma2", "gemma3_text")
+_NORMED_ON_BOTH_SIDES = ("gemma2", "gemma3_text")
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -30,7 +35,7 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
     """Sizes come from the config, each tensor comes back under our name, kernels [in, out]."""
     is_gemma = model_type.startswith("gemma")
     activation = "gelu_pytorch_tanh" if is_gemma else "silu"
-    window: dict[str, Any] = {"sliding_window": None} if model_type in ("mistral", "gemma3_text") else {}
+    window: dict[str, Any] = {"sliding_window": None} if model_type in _WITH_WINDOWS else {}
     if model_type in ("smollm3", "gemma3_text"):
         window["rope_theta"] = 10000.0
     folder = write_decoder_only(tmp_path, model_type, tied=tied, hidden_act=activation, **window)
@@ -46,11 +51,12 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
     )
     assert (config.pre_norms, config.post_norms, config.whole_norms) == (
         model_type != "olmo2",
-        model_type in ("olmo2", "gemma3_text"),
+        model_type in ("olmo2", *_NORMED_ON_BOTH_SIDES),
         model_type == "olmo2",
     )
     assert (config.scaled_embedding, config.unit_offset_norms) == (is_gemma, is_gemma)
     assert config.activation == ("gelu" if is_gemma else "silu")
+    assert (config.attention_cap, config.logits_cap) == ((50.0, 30.0) if model_type == "gemma2" else (None, None))
     assert config.rope_scaling == RopeScaling()
     assert checkpoint.layout == "hugging_face"
     assert "end with token 2" in checkpoint.stated[0]
@@ -63,7 +69,7 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
     if model_type == "olmo2":
         names = ("post_self_attention_layer_norm/scale", "post_mlp_layer_norm/scale")
         theirs = ("post_attention_layernorm", "post_feedforward_layernorm")
-    if model_type == "gemma3_text":
+    if model_type in _NORMED_ON_BOTH_SIDES:
         names = (*names, "post_self_attention_layer_norm/scale", "post_mlp_layer_norm/scale")
         theirs = (
             *("input_layernorm", "pre_feedforward_layernorm"),
@@ -260,6 +266,10 @@ def test_gemma_3s_windows_have_a_base_of_their_own(
         ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers is \[1\]; expected 0 or 1 for each of 2 layers"),
         ("smollm3", {"use_sliding_window": True}, "use_sliding_window is True; that is not supported"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; that is not supported"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "logits_cap must be a number above 0 and below 1e30, got -1.0"),
+        ("gemma2", {"attn_logit_softcapping": "50"}, "attention_cap must be a number above 0 and below 1e30, got '50'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; that is not supported"),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types is \['full_attention', "),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a whole number of at least 1"),
         (
             "gemma3_text",
@@ -275,6 +285,24 @@ def test_what_newer_families_say_otherwise_is_refused(
     """Each by its key."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(write_decoder_only(tmp_path, model_type, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "caps"),
+    [
+        ({"attn_logit_softcapping": 20, "final_logit_softcapping": 10.5}, (20.0, 10.5)),
+        ({"attn_logit_softcapping": None, "final_logit_softcapping": None}, (None, None)),
+    ],
+)
+def test_gemma_2_caps_logits(
+    fields: dict[str, Any], caps: tuple[float | None, float | None], tmp_path: pathlib.Path
+) -> None:
+    """As its config says, and not at all where that says null; queries are divided by a root of their own."""
+    config = load_checkpoint(
+        write_decoder_only(tmp_path, "gemma2", query_pre_attn_scalar=144, hidden_act="gelu_pytorch_tanh", **fields)
+    ).config
+    assert (config.attention_cap, config.logits_cap) == caps
+    assert config.query_factor == 1 / 12
 
 
 def test_fused_parts_of_other_sizes_are_refused(tmp_path: pathlib.Path) -> None:
@@ -377,6 +405,10 @@ def test_contradictions_about_positions_are_refused(
         # What transformers takes.
         ("mistral", {}, 4096, (0, 1)),
         ("mistral", {"sliding_window": None}, None, ()),
+        ("ministral", {"sliding_window": 8}, 8, (0, 1)),
+        ("ministral", {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, 8, (1,)),
+        ("gemma2", {"sliding_window": 8}, 8, (0,)),
+        ("gemma2", {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, 8, (1,)),
         ("llama", {"sliding_window": 8}, None, ()),
         ("qwen2", {"sliding_window": 8}, None, ()),
         ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, None, ()),
@@ -439,7 +471,7 @@ def test_what_is_left_out_is_what_transformers_takes(
         ({"model_type": "qwen3_moe", "num_experts": 8}, "model_type is 'qwen3_moe', a mixture of experts"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "'deepseek_v3', multi-head latent attention"),
         ({"model_type": "mllama", "vision_config": {"a": 1}}, "model_type is 'mllama', a model that sees images"),
-        ({"model_type": "gemma2"}, "model_type is 'gemma2'; expected one of 't5', 'mt5'"),
+        ({"model_type": "ministral3"}, "model_type is 'ministral3'; expected one of 't5', 'mt5'"),
         ({"model_type": None}, "model_type is None; expected one of"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"has a quantization_config \(gptq\): quantised"),
         ({"quantization_config": True}, r"has a quantization_config \(no quant_method\)"),

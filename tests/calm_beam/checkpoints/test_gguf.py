@@ -26,6 +26,28 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"attention_bias": True}),
     "qwen3": ("qwen3", {"query_key_norms": True}),
     "gemma": ("gemma", {"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True}),
+    "gemma2": (
+        "gemma2",
+        {
+            **{"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True},
+            **{"post_norms": True, "sliding_window": 5, "windowed_layers": (0, 2)},
+            **{"attention_cap": 50.0, "logits_cap": 30.0},
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            **{"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True},
+            **{"post_norms": True, "query_key_norms": True, "sliding_window": 5, "num_decoder_layers": 7},
+            **{"windowed_layers": (0, 1, 2, 3, 4, 6), "local_rope_theta": 1e4, "rope_theta": 1e6},
+        },
+    ),
+    "olmo2": ("olmo2", {"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True}),
+    "granite": (
+        "granite",
+        {"embedding_factor": 12.0, "residual_factor": 0.25, "query_factor": 0.0625, "logits_divisor": 8.0},
+    ),
+    "smollm3": ("smollm3", {"num_decoder_layers": 5, "unturned_layers": (3,), "tied_head": True}),
 }
 _LLAMA_3_1 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=8192)
 
@@ -60,7 +82,7 @@ def test_every_family_is_read(architecture: str, changes: dict[str, Any], tmp_pa
         assert checkpoint.arrays.keys() == arrays.keys()
         for name, array in arrays.items():
             # Of a scale that 1 was added to, the last digit may be lost.
-            atol = 2e-7 if architecture == "gemma" and name.endswith("/scale") else 0
+            atol = 2e-7 if architecture.startswith("gemma") and name.endswith("/scale") else 0
             np.testing.assert_allclose(checkpoint.arrays[name], array, rtol=0, atol=atol)
 
 
@@ -191,6 +213,67 @@ def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: pathli
         load_checkpoint(path)
     assert f"{path}: " in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("gemma2", {"final_logit_softcapping": None}, "gemma2.final_logit_softcapping must be a number, got None"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "gemma3.final_logit_softcapping is 30.0; that is not supported"),
+        ("gemma3", {"attention.sliding_window_pattern": [1, 0]}, "sliding_window_pattern is [1, 0]; expected a whole"),
+        ("olmo2", {"attention.sliding_window": 4096}, "olmo2.attention.sliding_window is 4096; that is not supported"),
+        ("granite", {"rope.scaling.finetuned": False}, "granite.rope.scaling.finetuned is False; that is not"),
+        ("granite", {"logit_scale": None}, "granite.logit_scale must be a number, got None"),
+        ("granite", {"expert_shared_feed_forward_length": 8}, "granite.expert_shared_feed_forward_length is 8; that"),
+    ],
+)
+def test_what_a_family_says_otherwise_is_refused(
+    family: str, fields: dict[str, Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """Each by its key: Olmo 3, Granite without positions and with experts, and what a file does not say."""
+    architecture, changes = _FAMILIES[family]
+    named = {f"{architecture}.{key}": value for key, value in fields.items()}
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(_write(tmp_path / "model.gguf", _config(**changes), architecture=architecture, fields=named))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {}),
+        ({"rope.freq_base_swa": 500.0}, {"local_rope_theta": 500.0}),
+        ({"attention.sliding_window_pattern": 3}, {"windowed_layers": (0, 1, 3, 4, 6)}),
+        ({"attention.sliding_window_pattern": [0, 1, 0, 0, 0, 0, 1]}, {"windowed_layers": (1, 6)}),
+        (
+            {"attention.sliding_window": None},
+            {"sliding_window": None, "windowed_layers": (), "local_rope_theta": None},
+        ),
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+            {"rope_scaling": RopeScaling(kind="linear", factor=8.0)},
+        ),
+    ],
+)
+def test_gemma_3s_layers_are_of_two_kinds(
+    fields: dict[str, Any], expected: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Windows lie as the file says, or in five of six layers, and are turned by a base of their own."""
+    architecture, changes = _FAMILIES["gemma3"]
+    named = {f"{architecture}.{key}": value for key, value in fields.items()}
+    path = _write(tmp_path / "model.gguf", _config(**changes), architecture=architecture, fields=named)
+    assert load_checkpoint(path).config == _config(**{**changes, **expected})
+
+
+@pytest.mark.parametrize(("family", "depth"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_divide_queries_by_another_root(family: str, depth: int, tmp_path: pathlib.Path) -> None:
+    """That of the width by the number of heads, which no key says: llama.cpp goes by the depth, too."""
+    architecture, changes = _FAMILIES[family]
+    some = [index for index in range(depth) if (index + 1) % (2 if family == "gemma2" else 6)]
+    sizes = {"num_decoder_layers": depth, "windowed_layers": tuple(some), "mlp_dim": 8, "emb_dim": 16, "num_heads": 2}
+    config = _config(**{**changes, **sizes, "head_dim": 6})
+    path = _write(tmp_path / "model.gguf", config, architecture=architecture)
+    assert load_checkpoint(path).config.query_factor == 8**-0.5
 
 
 def test_a_damaged_file_is_refused(tmp_path: pathlib.Path) -> None:

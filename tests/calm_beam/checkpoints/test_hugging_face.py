@@ -287,7 +287,20 @@ def test_t5x_cannot_hold_other_ends(tmp_path: pathlib.Path) -> None:
         ({"do_sample": True, "top_p": 0.9}, "sets do_sample, which"),
         ({"repetition_penalty": 1.1, "min_length": 5}, "sets repetition_penalty, min_length, which"),
         ({"forced_eos_token_id": 1, "suppress_tokens": [3]}, "sets suppress_tokens, forced_eos_token_id, which"),
-        ({"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None}, ""),
+        (
+            {"stop_strings": ["END"]},
+            "generation_config.json sets stop_strings ['END'], which do not count here: tokens alone end an output.",
+        ),
+        (
+            {
+                "stop_strings": None,
+                "num_beams": 1,
+                "repetition_penalty": 1.0,
+                "no_repeat_ngram_size": 0,
+                "bad_words_ids": None,
+            },
+            "",
+        ),
     ],
 )
 def test_settings_that_do_not_count_are_said(generation: dict[str, Any], words: str, tmp_path: pathlib.Path) -> None:

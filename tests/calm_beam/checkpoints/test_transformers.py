@@ -103,8 +103,26 @@ def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib
             **{"activation": "gelu", "tied_head": True, "query_factor": 24**-0.5},
             **{"sliding_window": 5, "windowed_layers": (0, 2), "local_rope_theta": 100.0, "emb_dim": 24},
         },
+        {
+            **{"scaled_embedding": True, "unit_offset_norms": True, "post_norms": True, "activation": "gelu"},
+            **{"tied_head": True, "query_factor": 24**-0.5, "attention_cap": 3.0, "logits_cap": 4.0},
+            **{"sliding_window": 5, "windowed_layers": (0, 2), "emb_dim": 24},
+        },
+        {"sliding_window": 5, "windowed_layers": (0, 2)},
     ],
-    ids=["llama with exits", "qwen2", "qwen3", "gemma", "yarn", "olmo2", "granite", "smollm3", "gemma3"],
+    ids=[
+        "llama with exits",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "yarn",
+        "olmo2",
+        "granite",
+        "smollm3",
+        "gemma3",
+        "gemma2",
+        "ministral",
+    ],
 )
 def test_it_generates_what_our_decoder_only_models_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """The same of decoder-only models."""

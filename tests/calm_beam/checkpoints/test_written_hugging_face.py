@@ -41,6 +41,22 @@ _LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"scaled_embedding": True, "unit_offset_norms": True, "activation": "gelu", "tied_head": True}),
     "OLMo 2": ("olmo2", {"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True}),
     "SmolLM3": ("smollm3", {"unturned_layers": (1,)}),
+    "windows in some layers": ("ministral", {"sliding_window": 3, "windowed_layers": (0, 2)}),
+    "Gemma 2": (
+        "gemma2",
+        {
+            "scaled_embedding": True,
+            "unit_offset_norms": True,
+            "post_norms": True,
+            "activation": "gelu",
+            "tied_head": True,
+            "query_factor": 24**-0.5,
+            "sliding_window": 5,
+            "windowed_layers": (1,),
+            "attention_cap": 3.0,
+            "logits_cap": 4.0,
+        },
+    ),
     "Gemma 3": (
         "gemma3_text",
         {
@@ -131,8 +147,8 @@ def test_what_transformers_wrote_comes_back(path: pathlib.Path, tmp_path: pathli
             "and True here.",
         ),
         (
-            build_llama_config(sliding_window=3, windowed_layers=(0, 2)),
-            "the nearest is mistral: windowed_layers is (0, 1, 2) there and (0, 2) here.",
+            build_llama_config(sliding_window=3, windowed_layers=(0, 1, 2), logits_cap=30.0),
+            "the nearest is mistral: logits_cap is None there and 30.0 here.",
         ),
         (
             build_llama_config(

@@ -61,7 +61,28 @@ _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
             **{"sliding_window": 4, "windowed_layers": (0, 2), "local_rope_theta": 50.0, "query_factor": 0.3},
         },
     ),
+    "gemma2": (
+        1,
+        {
+            **{"post_norms": True, "unit_offset_norms": True, "scaled_embedding": True},
+            **{"sliding_window": 4, "windowed_layers": (0, 2), "attention_cap": 2.0, "logits_cap": 10.0},
+        },
+    ),
+    "longrope": (
+        1,
+        {
+            "rope_scaling": RopeScaling(
+                kind="longrope", original_max_positions=64, pair_factors=(1.0, 1.5, 3.0, 4.5), attention_factor=1.3
+            ),
+        },
+    ),
+    "query factor": (1, {"query_factor": 0.9}),
+    "embedding factor": (1, {"embedding_factor": 3.0}),
+    "logits divisor": (1, {"logits_divisor": 1.7}),
+    "logits divisor, tied head": (1, {"logits_divisor": 1.4, "tied_head": True}),
 }
+# What native code computes, each told from the others.
+_NATIVE_KINDS = [kind for kind in _KINDS if kind.startswith(("longrope", "query", "embedding", "logits"))]
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULES = (
     ExitRule(),
@@ -105,8 +126,14 @@ def _model(kind: str) -> Checkpoint:
 
 
 @functools.cache
-def _outputs(decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32) -> tuple[PromptResult, ...]:
-    return tuple(DECODERS[decoder].decode(_model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, arithmetic=arithmetic))
+def _outputs(
+    decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32, engine: str = "auto"
+) -> tuple[PromptResult, ...]:
+    return tuple(
+        DECODERS[decoder].decode(
+            _model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, arithmetic=arithmetic, engine=engine
+        )
+    )
 
 
 @functools.cache
@@ -121,8 +148,8 @@ def _by_numpy(
     return decoded
 
 
-def _check(decoder: str, rule: ExitRule, kind: str) -> None:
-    results = _outputs(decoder, rule, kind)
+def _check(decoder: str, rule: ExitRule, kind: str, *, engine: str = "auto") -> None:
+    results = _outputs(decoder, rule, kind, engine=engine)
     for prompt, result in zip(_PROMPTS, results, strict=True):
         assert result.is_finite
         for lane, threshold in enumerate((None, *_THRESHOLDS)):
@@ -159,13 +186,33 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
 @pytest.mark.parametrize(
     ("decoder", "kind"),
     [
-        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 1, 3, 6, 9)),
-        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4, 8, 9)),
+        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 1, 3, 6, 9, 10)),
+        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4, 8, 9, 10)),
     ],
 )
 def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
     """Shared and single heads of keys, biases, norms of queries and keys, windows, tied heads, scaled positions."""
     _check(decoder, _RULES[0], kind)
+
+
+@needs_native
+@pytest.mark.parametrize("engine", ["native", "xla"])
+@pytest.mark.parametrize("kind", _NATIVE_KINDS)
+def test_each_engine_has_plain_numpys_outputs(engine: str, kind: str) -> None:
+    """Of each number that native code takes and no other kind of model tells it."""
+    assert _config(kind) != _CONFIG
+    _check("sweep", _RULES[0], kind, engine=engine)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", [kind for kind in _NATIVE_KINDS if kind.startswith("logits")])
+def test_a_certified_head_divides_logits(kind: str) -> None:
+    """Tokens and exit layers are the exact head's."""
+    certified = DECODERS["sweep"].decode(
+        _model(kind), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", engine="native"
+    )
+    for one, other in zip(certified, _outputs("sweep", _RULES[0], kind), strict=True):
+        assert_same(one, other, confidences_within=0.2)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ _PORTABLE = Machine(platform="cpu", native="portable")
 _NOT_BUILT = Machine(platform="cpu", native=None, lacks="it is not built in, for want of a C compiler")
 _GPU = Machine(platform="gpu", kind="NVIDIA L4", native=None, lacks="it is for CPUs, and JAX computes on gpu")
 _LARGE = build_config(vocab_size=1 << 20)
+_CAPPED = build_llama_config(vocab_size=1 << 20, logits_cap=30.0)
 _BFLOAT16 = Arithmetic(dtype="bfloat16")
 
 
@@ -82,6 +83,10 @@ def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: Engin
         ({"arithmetic": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
         ({"model_parallelism": 2}, "it is for a model on one device"),
         ({"config": build_llama_config(post_norms=True)}, "it does not compute models with post_norms=True"),
+        (
+            {"config": build_llama_config(attention_cap=50.0, logits_cap=30.0)},
+            "it does not compute models with attention_cap=50.0, logits_cap=30.0",
+        ),
     ],
 )
 def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -101,6 +106,7 @@ def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reas
         ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
         ({"model_parallelism": 2}, "model_parallelism is 2, and it is for a head that one device has whole"),
         ({"machine": None}, "other machines decode, and --engine=native does not say that they have native code"),
+        ({"config": _CAPPED}, "the model caps its logits, and bounds are of logits as the head makes them"),
     ],
 )
 def test_a_certified_head_without_native_code_is_refused(changes: dict[str, Any], reason: str) -> None:

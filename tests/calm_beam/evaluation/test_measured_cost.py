@@ -55,11 +55,9 @@ class _Decoder:
             )
 
     def _layer(self, position: int) -> int:
-        if self._threshold is None or (self._threshold == 1 and self._rule.confidence != "static"):
+        if self._threshold is None or self._threshold == 1:
             return 4
-        if self._rule.confidence == "static":
-            return 2
-        return 1 if position % 2 else 4
+        return 1 if self._threshold == 0 or position % 2 else 4
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -77,8 +75,10 @@ def test_seconds_are_told_apart(tmp_path_factory: pytest.TempPathFactory, batch:
 
 
 def test_nothing_to_measure_by_is_refused() -> None:
-    """Without prompts there is nothing to time."""
+    """Without prompts there is nothing to time, and without tests no layer is told from the rest."""
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=8)
     serving = _Serving(checkpoint=None, settings=settings, batch=1, asked={})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="measuring needs at least one prompt, got none"):
-        measured_cost(serving, [], needs=(), exits=_EXITS)
+        measured_cost(serving, [], needs=(Need.LOGITS,), exits=_EXITS)
+    with pytest.raises(ValueError, match="measuring needs at least one kind of exit test, got none"):
+        measured_cost(serving, [[5]], needs=(), exits=_EXITS)

@@ -39,6 +39,55 @@ def test_ids_instead_of_text() -> None:
     assert example.references == ()
 
 
+_ASKED = {"role": "user", "content": "Why?"}
+
+
+def test_messages_instead_of_text() -> None:
+    """The user's text is the input, whatever form it has, and an assistant's answer the reference."""
+    plain, answered = _parse({"input": "Why?"}), _parse({"input": "Why?", "references": ["So."]})
+    assert _parse({"messages": [_ASKED]}) == plain
+    parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}]
+    assert _parse({"messages": [{"role": "user", "content": parts}]}) == plain
+    assert _parse({"messages": [_ASKED, {"role": "assistant", "content": "So."}]}) == answered
+    assert _parse({"messages": [_ASKED], "references": ["So."]}) == answered
+    keys = RowKeys(inputs="question", targets="answer")
+    assert _parse({"messages": [_ASKED, {"role": "assistant", "content": "So."}]}, keys=keys) == answered
+
+
+def test_messages_beside_a_prompt_are_ignored() -> None:
+    """As other keys are."""
+    assert _parse({"input": "a", "messages": 3}) == _parse({"input": "a"})
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("Why?", "messages is no list; expected [{"),
+        ([], "messages are of nobody; expected [{"),
+        ([3], "each of messages must be an object with role and content."),
+        ([{"role": "user"}], "the content of a message must be a text, or parts of type text."),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "must be a text, or parts of type text."),
+        ([{"role": "user", "content": "  "}], "input is empty."),
+        ([{"role": "system", "content": "Be brief."}, _ASKED], "messages has a system message. What every chat begins"),
+        ([_ASKED, {"role": "assistant", "content": "So."}, _ASKED], "messages are of user, assistant, user; expected"),
+        ([{"role": "assistant", "content": "So."}], "messages are of assistant; expected"),
+    ],
+)
+def test_other_messages_are_refused(messages: Any, message: str) -> None:
+    """With the file, the line and what was expected."""
+    with pytest.raises(DataError) as error:
+        _parse({"messages": messages})
+    assert str(error.value).startswith("data/a.jsonl, line 17: ")
+    assert message in str(error.value)
+
+
+def test_an_answer_in_two_places_is_refused() -> None:
+    """Nothing says which of them counts."""
+    row = {"messages": [_ASKED, {"role": "assistant", "content": "So."}], "references": ["No."]}
+    with pytest.raises(DataError, match=r"has both references and an assistant's message\. Leave one of them out"):
+        _parse(row)
+
+
 def test_padding_at_the_end_is_dropped() -> None:
     """Zeros at the end are padding; those before another id are not. With or without them, it is the same prompt."""
     padded, bare = _parse({"input_ids": [5, 0, 7, 0, 0]}), _parse({"input_ids": [5, 0, 7]})

@@ -30,8 +30,12 @@ def _read(path: pathlib.Path, **reading: Any) -> list[Example]:
 
 @pytest.mark.parametrize(
     "rows",
-    [_ROWS, [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "reference_ids": [[7]]} for index in range(3)]],
-    ids=["text", "ids"],
+    [
+        _ROWS,
+        [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "reference_ids": [[7]]} for index in range(3)],
+        [{"messages": [{"role": role, "content": text} for role in ("user", "assistant")]} for text in "abc"],
+    ],
+    ids=["text", "ids", "messages"],
 )
 def test_parquet_holds_what_jsonl_holds(rows: list[dict[str, Any]], tmp_path: pathlib.Path) -> None:
     """The same rows in Parquet give equal examples, with equal ids, also where they lie in several row groups."""

@@ -20,7 +20,7 @@ from calm_beam.decoding.xla.rows import LayerRows
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of, parameter_shapes
 from calm_beam.model.interface import of_layer
-from calm_beam.model.llama import LlamaConfig
+from calm_beam.model.llama import LlamaConfig, RopeScaling
 from calm_beam.model.native import calls
 from calm_beam.model.native_decoder import NativeDecoder
 from tests.builders import build_arrays, build_config, checkpoint_of
@@ -42,6 +42,12 @@ _KINDS: dict[str, T5Config | LlamaConfig] = {
     "qwen2": build_llama_config(attention_bias=True),
     "qwen3": build_llama_config(query_key_norms=True),
     "gemma": build_llama_config(unit_offset_norms=True, scaled_embedding=True, activation="gelu", tied_head=True),
+    "granite": build_llama_config(embedding_factor=3.0, query_factor=0.3, logits_divisor=2.0, tied_head=True),
+    "phi3": build_llama_config(
+        rope_scaling=RopeScaling(
+            kind="longrope", original_max_positions=64, pair_factors=(1.0, 1.5, 3.0), attention_factor=1.3
+        )
+    ),
     "wide llama": build_llama_config(emb_dim=256, num_heads=8, num_kv_heads=2, head_dim=32, mlp_dim=512),
 }
 
@@ -477,7 +483,7 @@ def test_what_packed_weights_take() -> None:
 
 def test_embeddings_and_turns() -> None:
     """They are XLA's, to a rounding."""
-    for kind in ("t5", "llama", "gemma"):
+    for kind in ("t5", "llama", "gemma", "granite"):
         case = _case(kind)
         tokens = np.array([3, 1, 7], np.int32)
         expected = case.model.apply({"params": case.tree}, jnp.array(tokens), method="embed")

@@ -2,9 +2,13 @@
 
 import re
 
+import pytest
+from mkdocs.config.defaults import MkDocsConfig
+
+from calm_beam import __version__
 from tests.snippets import ROOT
 from tools.site.doctests import with_blocks
-from tools.site.hooks import with_links_of_the_site
+from tools.site.hooks import on_config, with_links_of_the_site
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:
@@ -35,6 +39,17 @@ def test_examples_in_docstrings_become_blocks() -> None:
     """Lines of an example, and what it prints, are code; what is around them is not."""
     assert with_blocks("Adds.\n\n>>> add(1, 2)\n3\n\nMore.") == "Adds.\n\n```pycon\n>>> add(1, 2)\n3\n```\n\nMore."
     assert with_blocks("Nothing to show.") == "Nothing to show."
+
+
+def test_the_version_is_at_the_foot_and_sources_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows an address of them unless who builds the site says it."""
+    for address in ("", "https://example.org/calm-beam"):
+        monkeypatch.setenv("REPOSITORY_URL", address)
+        config = MkDocsConfig()
+        config.load_dict({"site_name": "calm-beam", "copyright": "Apache-2.0", "extra": {}})
+        on_config(config)
+        assert config.copyright == f"calm-beam {__version__}. Apache-2.0"
+        assert [each["link"] for each in config.extra.get("social", ())] == ([address] if address else [])
 
 
 def test_nothing_comes_from_elsewhere() -> None:

@@ -243,6 +243,8 @@ def test_whatever_no_array_shows_is_told_apart(field: str) -> None:
         "query_factor": 0.5,
         "unturned_layers": (2,),
         "local_rope_theta": 100.0,
+        "attention_cap": 50.0,
+        "logits_cap": 30.0,
     }
     plain = build_llama_config(sliding_window=8, windowed_layers=(0,), query_key_norms=True)
     value = getattr(plain, field)

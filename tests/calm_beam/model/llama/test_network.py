@@ -36,6 +36,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "whole_norms": True,
     },
     "norms on both sides": {"post_norms": True, "unit_offset_norms": True, "query_factor": 0.3},
+    "caps": {"attention_cap": 1.5, "logits_cap": 2.0, "sliding_window": 3, "windowed_layers": (0, 2)},
     "factors": {
         "embedding_factor": 3.0,
         "residual_factor": 0.4,

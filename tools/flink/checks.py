@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pyarrow import parquet
 
 from calm_beam.inputs.demo import embedded
 from calm_beam.model.native import library
+
+from . import sweep
 
 _ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
 _DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_decode_length=24", "--batch_size=4", "--num_shards=4")
@@ -62,14 +64,14 @@ class Checks:
       commands: Their names, in an order in which each finds what it needs.
     """
 
-    commands = ("calibrate", "calibrate --sequential", "generate", "decode")
+    commands = ("calibrate", "calibrate --sequential", "generate", "decode", "certify")
 
     def __init__(self, folder: pathlib.Path, *, examples: int = 40) -> None:
-        """Writes the data."""
+        """Writes the data: embedded examples, and where there are not enough, the same with a number."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
-            (folder / "rows.jsonl").write_text("".join(itertools.islice(file, examples)), encoding="utf-8")
+        with open(folder / "rows.jsonl", "w", encoding="utf-8") as file:
+            file.writelines(itertools.islice(_rows(), examples))
         # Named, since runs elsewhere take another engine by default, whose numbers are not to be compared with these.
         self._engine = "native" if library.is_available() else "xla"
 
@@ -87,7 +89,7 @@ class Checks:
         """Starts a command; its log stands beside its output."""
         output.mkdir(parents=True, exist_ok=True)
         with open(output.parent / f"{output.name}.log", "ab") as log:
-            words = [sys.executable, "-c", _ENTRY, *self._words(command, output), *flags]
+            words = [sys.executable, *self._words(command, output), *flags]
             return subprocess.Popen(words, stdout=log, stderr=log, env=dict(os.environ))
 
     def output(self, command: str, *, runner: str) -> pathlib.Path:
@@ -96,15 +98,31 @@ class Checks:
 
     def _words(self, command: str, output: pathlib.Path) -> list[str]:
         model, rows = f"--checkpoint={embedded.MODEL}", self._folder / "rows.jsonl"
+        if command == "certify":
+            # It has no pipeline; what it certifies has.
+            return ["-m", sweep.__name__, str(rows), str(output)]
+        words = ["-c", _ENTRY, command.split()[0]]
         if command == "generate":
             manifest = self.output("calibrate", runner="one process")
             prompts = (f"--manifest={manifest}", model, f"--input={rows}", f"--output={output}/")
-            return ["generate", *prompts, *_SERVED, "--batch_size=4", "--num_shards=4"]
+            return [*words, *prompts, *_SERVED, "--batch_size=4", "--num_shards=4"]
         data = (model, f"--data={rows}", f"--engine={self._engine}", *_DECODING)
         if command == "decode":
-            return ["decode", *data, f"--output={output}/rows.jsonl"]
+            return [*words, *data, f"--output={output}/rows.jsonl"]
         rounds = ("--sequential", "--round_examples=8", "--stop_at_threshold=0.9")
-        return ["calibrate", *data, f"--output={output}", *_ASKED, *(rounds if command != "calibrate" else ())]
+        return [*words, *data, f"--output={output}", *_ASKED, *(rounds if command != "calibrate" else ())]
+
+
+def _rows() -> Iterator[str]:
+    """Yields lines of examples, no two of which have an id or a prompt in common, without an end."""
+    with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
+        lines = list(file)
+    yield from lines
+    rows = [json.loads(line) for line in lines]
+    for again in itertools.count(1):
+        for row in rows:
+            changed = {"id": f"{row['id']}-{again}", "input": f"{row['input']} {again}"}
+            yield f"{json.dumps({**row, **changed})}\n"
 
 
 def differing_files(one: pathlib.Path, other: pathlib.Path) -> tuple[str, ...]:

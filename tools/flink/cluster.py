@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from .files import EngineError, Engines
 
@@ -47,8 +48,8 @@ _SHARED = {
 }
 _JOB_MANAGER = {
     "restart-strategy.type": "fixed-delay",
-    "restart-strategy.fixed-delay.attempts": "5",
-    "restart-strategy.fixed-delay.delay": "2 s",
+    # Longer than it takes to find out that a TaskManager is gone, and than dead workers are kept for the next try.
+    "restart-strategy.fixed-delay.delay": "15 s",
 }
 # All of a TaskManager's memory, since whoever starts one without Flink's scripts has to name it.
 _TASK_MANAGER = {
@@ -58,8 +59,10 @@ _TASK_MANAGER = {
     "taskmanager.memory.framework.off-heap.size": "64m",
     "taskmanager.memory.task.heap.size": "384m",
     "taskmanager.memory.task.off-heap.size": "64m",
-    "taskmanager.memory.network.min": "64m",
-    "taskmanager.memory.network.max": "64m",
+    "taskmanager.memory.network.min": "128m",
+    "taskmanager.memory.network.max": "128m",
+    # Of 512 each, a few shuffles at a time take all of the memory above, and a task that finds none left fails.
+    "taskmanager.network.sort-shuffle.min-buffers": "64",
     "taskmanager.memory.managed.size": "128m",
     "taskmanager.memory.jvm-metaspace.size": "256m",
     "taskmanager.memory.jvm-overhead.min": "64m",
@@ -81,9 +84,10 @@ class Cluster:
       folder: Of logs and temporary files.
     """
 
-    def __init__(self, engines: Engines, folder: pathlib.Path, *, task_managers: int = 2) -> None:
-        """Chooses ports; nothing is started."""
+    def __init__(self, engines: Engines, folder: pathlib.Path, *, task_managers: int = 2, tries: int = 4) -> None:
+        """Chooses ports; nothing is started. What fails is tried again as often as `tries` says."""
         self.folder = folder
+        self._tries = tries
         self._engines = engines
         self._rest, self._rpc, self._jobs, self._pool = _free_ports(4)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -129,6 +133,29 @@ class Cluster:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def answer(self, path: str) -> Any:
+        """Returns what the JobManager says under a path of its REST interface.
+
+        Raises:
+          OSError: If it does not answer.
+        """
+        with urllib.request.urlopen(f"http://{HOST}:{self._rest}/{path}", timeout=5) as answer:
+            return json.load(answer)
+
+    def peak_memory(self) -> Mapping[str, int]:
+        """Returns the most bytes that each part that runs has held at a time, and each worker that the pool has."""
+        groups = {process.pid: name for name, process in self._processes.items()}
+        peaks = {}
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                pid = int(folder.name)
+                part = groups.get(os.getpgid(pid))
+                held = [line for line in (folder / "status").read_text().splitlines() if line.startswith("VmHWM:")]
+                if part and held:
+                    # In KiB.
+                    peaks[part if pid in groups else f"worker {pid}"] = int(held[0].split()[1]) * 1024
+        return dict(sorted(peaks.items()))
+
     def stop(self) -> None:
         """Stops all parts."""
         for process in self._processes.values():
@@ -146,7 +173,7 @@ class Cluster:
             where = (f"--flink-master=http://{HOST}:{self._rest}", f"--artifacts-dir={self.folder / 'artifacts'}")
             return [*self._java(), f"{_BEAM}.FlinkJobServerDriver", *ports, *where]
         entry = f"{_FLINK}.entrypoint.StandaloneSessionClusterEntrypoint"
-        settings: Mapping[str, str] = _JOB_MANAGER
+        settings: Mapping[str, str] = {**_JOB_MANAGER, "restart-strategy.fixed-delay.attempts": str(self._tries)}
         if name != JOB_MANAGER:
             entry, settings = f"{_FLINK}.taskexecutor.TaskManagerRunner", _TASK_MANAGER
         settings = {
@@ -183,8 +210,7 @@ class Cluster:
             return True
         running = [name for name in self._task_managers if name in self._processes]
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self._rest}/overview", timeout=5) as answer:
-                return int(json.load(answer)["taskmanagers"]) >= len(running)
+            return int(self.answer("overview")["taskmanagers"]) >= len(running)
         except (OSError, ValueError):
             return False
 
@@ -194,14 +220,14 @@ _BEAM = "org.apache.beam.runners.flink"
 
 
 @contextlib.contextmanager
-def running_cluster(engines: Engines, *, task_managers: int = 2) -> Iterator[Cluster]:
+def running_cluster(engines: Engines, *, task_managers: int = 2, tries: int = 4) -> Iterator[Cluster]:
     """Gives a cluster that runs, and stops it when the block ends, however it ends.
 
     Raises:
       EngineError: If it does not start; its logs are kept then.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="calm-beam-flink-"))
-    cluster = Cluster(engines, folder, task_managers=task_managers)
+    cluster = Cluster(engines, folder, task_managers=task_managers, tries=tries)
     try:
         cluster.start()
         yield cluster

@@ -116,6 +116,7 @@ _BROUGHT = {
     "PIL": "pillow",
     "h11": "uvicorn",
     "ml_dtypes": "jax",
+    "opentelemetry": "opentelemetry-sdk",
     "pydantic": "fastapi",
     "prometheus_client": "prometheus-client",
     "requests": "types-requests",

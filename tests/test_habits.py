@@ -116,7 +116,6 @@ _BROUGHT = {
     "PIL": "pillow",
     "h11": "uvicorn",
     "ml_dtypes": "jax",
-    "opentelemetry": "opentelemetry-sdk",
     "pydantic": "fastapi",
     "prometheus_client": "prometheus-client",
     "requests": "types-requests",

@@ -33,19 +33,26 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,accessibility.py browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels accelerators accelerators-all flink lint format types docs pictures demo-model clean
+.PHONY: calibrate test test-slow test-compiled test-old nightly test-fast test-exhaustive test-validity matrix wheels accelerators accelerators-all flink lint format types docs pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
-test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (a quarter of an hour on two cores); ONCE=1: but those that test-all runs too
-	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(if $(ONCE),$(addprefix --ignore=,$(COMPILED) $(RUNNING)))
+test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (a quarter of an hour on two cores)
+	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(addprefix --ignore=,$(RUNNING))
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(RUNNING)
 
-test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and as on an old processor with one core
-	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(COMPILED)
-	XLA_FLAGS= $(BIN)/python -m pytest -m "not exhaustive" $(STEALING) $(RUNNING)
+test-slow: $(INSTALLED)  ## simulations, killed processes, worker processes, malformed files (a quarter of an hour)
 	$(BIN)/python -m pytest -m slow $(STEALING) $(filter-out $(RUNNING),$(TESTS))
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow $(STEALING) $(RUNNING)
+
+test-compiled: $(INSTALLED)  ## the tests of models and decoders again, compiled as users do (ten minutes)
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(COMPILED)
+
+test-old: $(INSTALLED)  ## what decides about outputs and thresholds again, as on an old processor with one core (ten minutes)
 	$(BIN)/python -m tests.old_processor --share -m "not slow and not exhaustive" $(COMPUTING)
+
+nightly: test-slow test-compiled test-old test-exhaustive test-validity accelerators matrix wheels  ## all that no change waits for
 
 test-fast: $(INSTALLED)  ## the core without models, and flags (a minute)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(FAST)

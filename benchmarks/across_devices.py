@@ -2,11 +2,13 @@
 
     python -m benchmarks.across_devices --checkpoint=model/ --data=validation.jsonl.gz --save=host.npz
     python -m benchmarks.across_devices --checkpoint=model/ --data=validation.jsonl.gz --against=host.npz
+    python -m benchmarks.across_devices --prompts=20
 
 Prompts are swept at 20 thresholds, and then every output is decoded again as it is served: in batches of several sizes,
 and some one at a time by the loop that stays on the device. Tokens and exit layers that differ from the sweep's are
 counted, and confidences that differ in any bit up to the first such difference. `--save` keeps the outputs of the
-sweep, and `--against` compares with those that another machine kept.
+sweep, and `--against` compares with those that another machine kept. Without a checkpoint, random weights of the
+paper's dimensions decode random prompts.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 
 from .machine import describe_machine
+from .paper_model import build_paper_model, draw_prompts
 from .prompts import read_prompts
 
 _NAMES = ("tokens", "exit_layers", "confidences")
@@ -38,6 +41,8 @@ _BATCHES = (1, 7, 64, 256)
 # Prompts that are decoded alone: one at a time, each is as many calls as a batch.
 _ALONE = 20
 _LONGEST = 64
+# Tokens of a prompt that is drawn.
+_DRAWN = 40
 
 _Result = TypeVar("_Result")
 
@@ -48,8 +53,8 @@ _Outputs = dict[str, np.ndarray]
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for every comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--checkpoint", help="weights of the paper's dimensions are drawn without")
+    parser.add_argument("--data", help="file of prompts for the checkpoint")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--confidence", default="softmax")
@@ -58,10 +63,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", type=pathlib.Path, help="file for the outputs of the sweep")
     parser.add_argument("--against", type=pathlib.Path, help="file of another machine's outputs")
     flags = parser.parse_args(argv)
-    checkpoint = load_checkpoint(flags.checkpoint)
+    if (flags.checkpoint is None) != (flags.data is None):
+        parser.error("--checkpoint and --data belong together: a model, and prompts for it")
+    checkpoint = load_checkpoint(flags.checkpoint) if flags.checkpoint else build_paper_model()
     rule, thresholds, steps = ExitRule(confidence=flags.confidence), uniform_grid(0.05), flags.max_decode_length
     settings = DecodeSettings(rule=rule, thresholds=thresholds, max_input_length=_LONGEST, max_decode_length=steps)
-    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
+    if flags.data:
+        prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
+    else:
+        prompts = draw_prompts(flags.prompts, length=_DRAWN, vocab_size=checkpoint.config.vocab_size)
     branches = sweep_branches(rule, thresholds, max_decode_length=steps)
     arithmetic = Arithmetic(dtype=flags.dtype)
     made = functools.partial(

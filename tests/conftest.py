@@ -29,7 +29,7 @@ _COMPILE_QUICKLY = (
 def pytest_configure(config: pytest.Config) -> None:
     """Has all processes compile quickly, and share what they compile in the folder that `calm-beam` uses.
 
-    Where `XLA_FLAGS` is set, to nothing at all too, it stays: `make test-all` compiles as users do. And no test of
+    Where `XLA_FLAGS` is set, to nothing at all too, it stays: `make test-compiled` compiles as users do. And no test of
     random examples fails for its time: the machine may be busy with others.
     """
     os.environ.setdefault("XLA_FLAGS", _COMPILE_QUICKLY)

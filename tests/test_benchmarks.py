@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import large_model, multiply_adds, pipeline_overhead, rules_together, sweep, where_rounded
+from benchmarks import across_devices, large_model, multiply_adds, pipeline_overhead, rules_together, sweep
 from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
 from benchmarks.widened_model import widen_to_paper
@@ -95,29 +95,31 @@ def test_the_counts_are_those_of_the_outputs(
     assert figures["peak_memory_bytes"] >= figures["memory_before_sweep_bytes"] > 0
 
 
-def test_where_a_row_stands_moves_no_bit(
+def test_batches_have_the_bits_of_the_sweep(
     capsys: pytest.CaptureFixture[str],
     model_and_data: tuple[pathlib.Path, pathlib.Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The benchmark says so of every step; and notices a layer that moves the last row of a prompt by one bit."""
-    where_rounded.main([f"--checkpoint={model_and_data[0]}"])
-    _, *lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 19
-    assert all(": 0 of " in line for line in lines)
+    """The benchmark says so; and notices a layer that moves states by one bit where few prompts have room."""
+    monkeypatch.setattr(across_devices, "_BATCHES", (1, 2))
+    monkeypatch.setattr(across_devices, "_ALONE", 1)
+    checkpoint, data = model_and_data
+    flags = [f"--checkpoint={checkpoint}", f"--data={data}", "--max_decode_length=4", "--engine=xla"]
+    across_devices.main(flags)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in lines[:2]] == ["batches of 1", "batches of 2"]
+    assert all(": 0 of " in line and "; 0 of " in line for line in lines[:2])
     run_layer = steps.run_layer
 
-    def moved(*arguments: Any, rows: np.ndarray, **others: Any) -> Any:
-        states, *made = run_layer(*arguments, rows=rows, **others)
-        return jnp.nextafter(states, states + 1) if len(states[0]) == 8 else states, *made
+    def moved(*arguments: Any, **others: Any) -> Any:
+        states, *made = run_layer(*arguments, **others)
+        return jnp.nextafter(states, states + 1) if states.shape[1] == 1 else states, *made
 
     monkeypatch.setattr(steps, "run_layer", moved)
-    where_rounded.main([f"--checkpoint={model_and_data[0]}"])
-    found = [line for line in capsys.readouterr().out.splitlines()[1:] if ": 0 of " not in line]
-    assert [line.split(":")[0] for line in found] == [
-        "a layer, four of its prompt",
-        "a layer, measured, four of its prompt",
-    ]
+    across_devices.main(flags)
+    of_one, of_two, _ = capsys.readouterr().out.splitlines()[2:]
+    assert "; 0 of " not in of_one
+    assert "; 0 of " in of_two
 
 
 @pytest.mark.parametrize("confidence", sampled(["state", "classifier"], keep=(0,)))

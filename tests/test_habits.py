@@ -70,16 +70,14 @@ def test_what_the_fast_tests_are() -> None:
 
 
 def test_every_slow_test_is_run_once() -> None:
-    """Of the commands of `make test-all`, two share all slow tests; whatever modules are chosen by is there."""
-    compiled, running, slow, old = (
-        {word for word in command.split() if word.startswith("tests/")} for command in _commands("test-all")[-4:]
-    )
+    """The two commands of `make test-slow` share all modules, as those of `make test` do; all named modules exist."""
+    slow, running = map(_modules_of, _commands("test-slow")[-2:])
+    ((compiled,), (old,)) = (map(_modules_of, _commands(target)[-1:]) for target in ("test-compiled", "test-old"))
     modules = {path.relative_to(_ROOT).as_posix() for path in (_ROOT / "tests").rglob("test_*.py")}
     assert running | slow == modules
     assert not running & slow
-    left = {word.removeprefix("--ignore=") for word in _commands("test", "ONCE=1")[-1].split() if "tests/" in word}
-    assert left == compiled | running
-    assert "--ignore" not in _commands("test")[-1]
+    most, rest = _commands("test")[-2:]
+    assert {word.removeprefix("--ignore=") for word in most.split() if "tests/" in word} == _modules_of(rest) == running
     assert len(compiled) > 30
     assert [path for path in old if not (_ROOT / path).exists()] == []
     # What make's `filter` does not find, it leaves out without a word.
@@ -91,10 +89,14 @@ def test_every_slow_test_is_run_once() -> None:
     assert [name for name in left_out if not any(path.endswith(f"/test_{name}") for path in modules)] == []
 
 
+def _modules_of(command: str) -> set[str]:
+    return {word for word in command.split() if word.startswith("tests/")}
+
+
 def _commands(*words: str) -> list[str]:
     """Returns what `make` would run for a target, and variables, a command a line."""
     # Under `make test`, too, which would have this one say more, and take its flags and variables.
-    from_make = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ONCE")
+    from_make = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
     own = {name: value for name, value in os.environ.items() if name not in from_make}
     command = ["make", "--just-print", "--no-print-directory", *words]
     return subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -12,13 +12,20 @@ from calm_beam.storage import cache_folder
 
 _COMPILING = "/jax/core/compile/"
 
-compiled = functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
-"""`jax.jit`, for whatever decodes.
+GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+"""Options of XLA's compiler for whatever decodes on a GPU.
 
-On a GPU, XLA times several ways to multiply matrices and keeps the fastest. Two compilations of one program may then
-round differently, so that what was calibrated is not what is served; and it takes a minute where compiling takes
-seconds. Here it does not choose by time. Other devices do not know the option, and take it.
+Nothing is chosen by time. By default, XLA times several ways to multiply matrices and keeps the fastest. Two
+compilations of one program may then round differently, so that what was calibrated is not what is served; and it takes
+a minute where compiling takes seconds.
+
+Products are the vendor's library's. Kernels that XLA makes of a product together with what stands around it rounded a
+row differently in batches and in sweeps, on an H100, and were slower. The library chooses by the shapes alone, which
+are those of a tile.
 """
+
+compiled = functools.partial(jax.jit, compiler_options=GPU_OPTIONS)
+"""`jax.jit`, for whatever decodes; other devices do not know the options, and take them."""
 
 
 def use_compilation_cache() -> None:

@@ -26,6 +26,9 @@ LOOP = "xla_loop"
 """The engine of single prompts that XLA decodes in a loop on the device."""
 # Those that earlier versions certified by XLA.
 _GONE_HEADS = ("int8", "bfloat16")
+# Accelerators on which `benchmarks.across_devices` has found no confidence that differs between a sweep and batches of
+# any size, one device to a model.
+_SEEN_BATCH_INVARIANT = ("gpu NVIDIA H100 80GB HBM3",)
 HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
 _DECAYING = [name for name, schedule in SCHEDULES.items() if schedule.decays]
 # Two correct exponentials differ by a few units in the last place of 2^-52. Less than that moves a float32, whose own
@@ -93,9 +96,15 @@ class EngineRecord(Record):
         return self.head in _GONE_HEADS
 
     @property
-    def depends_on_company(self) -> bool:
-        """Whether a prompt may be rounded otherwise beside others: on an H100 it was; others have not been tried."""
-        return self.name == "xla" and self.instructions is not None and not self.instructions.startswith("cpu")
+    def is_batch_invariant(self) -> bool:
+        """Whether a prompt is known to be rounded in the same way whatever else is in its batch.
+
+        On CPUs it is, and on the kinds of accelerators on which it was seen. Code that was only compiled for others
+        counts as not known.
+        """
+        if self.name != "xla" or self.instructions is None or self.instructions.startswith("cpu"):
+            return True
+        return self.instructions in _SEEN_BATCH_INVARIANT
 
     def is_unlike(self, other: "EngineRecord") -> bool:
         """Returns whether the other is known to be another engine; instructions that one does not say are not told."""

@@ -75,7 +75,7 @@ def served_engine(
 
 
 def _rounds_otherwise(served: EngineRecord, calibrated: EngineRecord) -> bool:
-    return served.is_unlike(calibrated) or served.depends_on_company
+    return served.is_unlike(calibrated) or not served.is_batch_invariant
 
 
 def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
@@ -95,11 +95,11 @@ def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
             f"calibrated. {_way_there(calibrated) or 'Serve on a machine with the processor of the calibration'}, or "
             "calibrate by the engine that serves (--engine)."
         )
-    if served.depends_on_company:
+    if not served.is_batch_invariant:
         raise ManifestError(
-            f"exact_engine is asked for, but {served.in_words()} would serve, which rounds a prompt otherwise beside "
-            "others: what it serves is not to the bit what it calibrated. Calibrate and serve on CPUs, or leave "
-            "exact_engine out."
+            f"exact_engine is asked for, but {served.in_words()} would serve, and nobody has tested whether this kind "
+            "of device rounds a prompt in the same way in a sweep and in a batch (benchmarks/across_devices.py tests "
+            "it). Calibrate and serve on CPUs or on an H100, or leave exact_engine out."
         )
 
 
@@ -111,7 +111,7 @@ def _way_there(calibrated: EngineRecord) -> str:
 
 
 def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: EngineRecord) -> str:
-    """Returns what another engine leaves of a promise, or one that rounds a prompt otherwise beside others.
+    """Returns what another engine leaves of a promise, or one that is not known to be batch-invariant.
 
     Nothing is said where neither is known to serve.
 
@@ -134,7 +134,7 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
             )
     cause = f", but {calibrated.in_words()} was calibrated"
     if not served.is_unlike(calibrated):
-        cause = ", as was calibrated, but it rounds a prompt otherwise beside others"
+        cause = ", as was calibrated, but it may round a prompt differently in a batch than in the sweep"
     return (
         f"{served.in_words()} serves{cause}: outputs differ at near ties. The "
         "risk as served is at most that of the calibration plus q, the share of prompts whose output differs. q is "

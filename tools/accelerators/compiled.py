@@ -14,6 +14,7 @@ from unittest import mock
 import jax
 
 from benchmarks.programs import Program
+from calm_beam.decoding.compilation import GPU_OPTIONS
 
 _COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
 _HIGHEST = re.compile(r"operand_precision=\{highest,highest\}|\"operand_precision\":\[\"HIGHEST\",\"HIGHEST\"\]")
@@ -112,8 +113,7 @@ def compiled(program: Program, *, platform: str, with_assembly: bool = False) ->
       with_assembly: Whether PTX is kept, on a GPU.
     """
     begun = time.process_time()
-    # Which algorithm a product takes is tried on a device, where there is one.
-    options: dict[str, Any] = {"xla_gpu_autotune_level": 0} if platform == "gpu" else {}
+    options: dict[str, Any] = dict(GPU_OPTIONS) if platform == "gpu" else {}
     with tempfile.TemporaryDirectory() as folder, as_on(platform), program.placement.running():
         if platform == "gpu" and with_assembly:
             options["xla_dump_to"] = folder

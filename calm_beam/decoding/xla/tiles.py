@@ -3,6 +3,10 @@
 A matrix product adds up in another order when its size changes. So each step of the device takes a tile after the
 other, in a loop that the compiler makes once: every row goes through the same instructions, in a batch of a prompt as
 in a sweep of hundreds. How many tiles there are is told when it runs, and padding beyond the last costs nothing.
+
+An accelerator asks the host at every turn of such a loop whether there is another, and the host, which starts the
+programs, waits for it. Where rows are one tile, there is therefore no loop there; the instructions of a tile are the
+same. Devices that share a model keep the loop, since without it their compiler makes other instructions of a tile.
 """
 
 from collections.abc import Callable
@@ -12,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from calm_beam.model.interface import Numbers
+from calm_beam.model.partitioning import parts as sharing_devices
 
 # With fewer rows, a host reads the weights of a layer for little; an accelerator is not filled by so few.
 _HOST_ROWS, _DEVICE_ROWS = 32, 256
@@ -51,12 +56,14 @@ def over_tiles(compute: Callable[[Any, Any, Numbers], Any], made: Any, rows: Any
       rows: Arrays whose first axis is that of the rows, whole tiles of them.
       count: int32 scalar. Rows that are no padding, which come first.
     """
-    tile = tile_rows()
+    (size, *_), tile = jax.tree.leaves(rows)[0].shape, tile_rows()
 
     def of_tile(index: Any, made: Any) -> Any:
         first = index * tile
         return compute(made, apart(_part(rows, first, tile)), first)
 
+    if _is_one_part(size, tile):
+        return of_tile(0, made)
     return jax.lax.fori_loop(0, -(-jnp.asarray(count) // tile), of_tile, made)
 
 
@@ -89,6 +96,8 @@ def made_by_part(
       axis: Along which they follow each other.
       fill: What the others are.
     """
+    if _is_one_part(size, part):
+        return apart(compute(0))
 
     def whole(of_part: jax.ShapeDtypeStruct) -> jax.Array:
         shape = list(of_part.shape)
@@ -104,6 +113,10 @@ def made_by_part(
         )
 
     return jax.lax.fori_loop(0, parts, put, jax.tree.map(whole, jax.eval_shape(compute, 0)))
+
+
+def _is_one_part(size: int, part: int) -> bool:
+    return size == part and not is_host() and sharing_devices() == 1
 
 
 def _part(rows: Any, first: Numbers, size: int) -> Any:

@@ -104,20 +104,27 @@ def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None)
         assert "--engine" in str(error.value)
 
 
-def test_the_same_accelerator_is_not_the_same_to_the_bit() -> None:
-    """It rounds a prompt otherwise beside others, which is said with the bound, and refused on request."""
-    on_gpu = EngineRecord(name="xla", instructions="gpu NVIDIA H100 80GB HBM3", head="exact")
+@pytest.mark.parametrize("kind", ["gpu NVIDIA L4", "gpu NVIDIA H100 80GB HBM3 x 4", "tpu TPU v5 lite"])
+def test_an_accelerator_that_nobody_has_tested_is_not_taken_for_batch_invariant(kind: str) -> None:
+    """The same kind of device as was calibrated: it is said with the bound, and refused on request."""
+    on_gpu = EngineRecord(name="xla", instructions=kind, head="exact")
     manifest = _manifest(on_gpu)
     sentence = other_engine_in_words(manifest, manifest.calibrations[0], served=on_gpu)
     assert sentence.startswith(
-        f"{on_gpu.in_words()} serves, as was calibrated, but it rounds a prompt otherwise beside"
+        f"{on_gpu.in_words()} serves, as was calibrated, but it may round a prompt differently in a batch than in the"
     )
     assert "plus q" in sentence
     with pytest.raises(ManifestError, match=re.escape(f"exact_engine is asked for, but {on_gpu.in_words()} would")):
         check_exact(on_gpu, on_gpu)
-    on_cpu = dataclasses.replace(on_gpu, instructions="cpu avx512f")
-    check_exact(on_cpu, on_cpu)
-    assert other_engine_in_words(_manifest(on_cpu), manifest.calibrations[0], served=on_cpu) == ""
+
+
+@pytest.mark.parametrize("kind", ["cpu avx512f", "gpu NVIDIA H100 80GB HBM3"])
+def test_a_device_that_was_seen_to_be_batch_invariant_is_the_calibrated_engine(kind: str) -> None:
+    """Nothing is said, and nothing refused."""
+    engine = EngineRecord(name="xla", instructions=kind, head="exact")
+    manifest = _manifest(engine)
+    check_exact(engine, engine)
+    assert other_engine_in_words(manifest, manifest.calibrations[0], served=engine) == ""
 
 
 @pytest.mark.skipif(len(TUNED) < 2, reason="this machine has no two instruction sets")

@@ -12,6 +12,7 @@ from tools.flink.cluster import running_cluster
 from tools.flink.files import EngineError, Engines
 
 _NO_FLINK = Engines.here().missing()
+_COMMANDS = ("calibrate", "certify")
 _NO_PRISM = "" if Engines.here().prism.is_file() else "no Prism; `make flink` builds it"
 
 
@@ -47,6 +48,13 @@ def test_other_jars_are_refused(tmp_path: pathlib.Path) -> None:
         engines.check()
 
 
+def test_there_are_examples_enough(tmp_path: pathlib.Path) -> None:
+    """Beyond the embedded examples, others have ids and prompts of their own."""
+    Checks(tmp_path, examples=2500)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len({row["id"] for row in rows}) == len({row["input"] for row in rows}) == 2500
+
+
 @dataclasses.dataclass(frozen=True)
 class _Data:
     checks: Checks
@@ -58,7 +66,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> _Data:
     """Some embedded examples, and what one process makes of them."""
     folder = tmp_path_factory.mktemp("checks")
     checks = Checks(folder, examples=12)
-    assert checks.run("calibrate", runner="one process", flags=()).status == 0
+    for command in _COMMANDS:
+        assert checks.run(command, runner="one process", flags=()).status == 0
     return _Data(checks, folder)
 
 
@@ -70,9 +79,10 @@ def test_flink_gives_the_same_and_names_what_fails(data: _Data, tmp_path: pathli
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "input": "un chat"}\n{"id": "a", "input": "un chien"}\n', encoding="utf-8")
     with running_cluster(Engines.here()) as cluster:
-        outcome = data.checks.run("calibrate", runner="flink", flags=cluster.flags)
+        outcomes = {command: data.checks.run(command, runner="flink", flags=cluster.flags) for command in _COMMANDS}
         failed = data.checks.start("decode", tmp_path / "failed", (*cluster.flags, f"--data={bad}")).wait()
-    assert outcome.differing == (), (data.folder / "flink" / "calibrate.log").read_text()
+    for command, outcome in outcomes.items():
+        assert outcome.differing == (), (data.folder / "flink" / f"{command}.log").read_text()
     assert failed == 1
     assert "id 'a' occurs 2 times" in (tmp_path / "failed.log").read_text()
 

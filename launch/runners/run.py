@@ -31,8 +31,9 @@ _PERHAPS_HERE = ("portablerunner", *_JOB_SERVICE_RUNNERS)
 _ENDPOINT_SECONDS = 10
 # Beam lets a job service answer for 300 s, and takes a job that runs longer for a failed one.
 _JOB_SECONDS = 10_000_000
-# Otherwise Flink ends all workers after each step of a job, and starts others for the next.
-_CACHE_MILLIS = 60_000
+# Otherwise Flink ends all workers after each step of a job, and starts others for the next. Not for long, since a retry
+# within this time is given the workers that it had, also where these are dead.
+_CACHE_MILLIS = 10_000
 
 
 class PipelineError(CalmBeamError, RuntimeError):

@@ -4,7 +4,7 @@ import collections
 import itertools
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -57,7 +57,7 @@ def _weigh(element: Any, *, name: str) -> Any:
     return element
 
 
-def _largest(run: Callable[[], object]) -> Mapping[str, int]:
+def _largest(run: Callable[[], object]) -> dict[str, int]:
     """Returns how much meets at each step at most."""
     _met.clear()
     run()

@@ -48,8 +48,8 @@ _SHARED = {
 }
 _JOB_MANAGER = {
     "restart-strategy.type": "fixed-delay",
-    "restart-strategy.fixed-delay.attempts": "5",
-    "restart-strategy.fixed-delay.delay": "2 s",
+    # Longer than it takes to find out that a TaskManager is gone, and than dead workers are kept for the next try.
+    "restart-strategy.fixed-delay.delay": "15 s",
 }
 # All of a TaskManager's memory, since whoever starts one without Flink's scripts has to name it.
 _TASK_MANAGER = {
@@ -84,9 +84,10 @@ class Cluster:
       folder: Of logs and temporary files.
     """
 
-    def __init__(self, engines: Engines, folder: pathlib.Path, *, task_managers: int = 2) -> None:
-        """Chooses ports; nothing is started."""
+    def __init__(self, engines: Engines, folder: pathlib.Path, *, task_managers: int = 2, tries: int = 4) -> None:
+        """Chooses ports; nothing is started. What fails is tried again as often as `tries` says."""
         self.folder = folder
+        self._tries = tries
         self._engines = engines
         self._rest, self._rpc, self._jobs, self._pool = _free_ports(4)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -172,7 +173,7 @@ class Cluster:
             where = (f"--flink-master=http://{HOST}:{self._rest}", f"--artifacts-dir={self.folder / 'artifacts'}")
             return [*self._java(), f"{_BEAM}.FlinkJobServerDriver", *ports, *where]
         entry = f"{_FLINK}.entrypoint.StandaloneSessionClusterEntrypoint"
-        settings: Mapping[str, str] = _JOB_MANAGER
+        settings: Mapping[str, str] = {**_JOB_MANAGER, "restart-strategy.fixed-delay.attempts": str(self._tries)}
         if name != JOB_MANAGER:
             entry, settings = f"{_FLINK}.taskexecutor.TaskManagerRunner", _TASK_MANAGER
         settings = {
@@ -219,14 +220,14 @@ _BEAM = "org.apache.beam.runners.flink"
 
 
 @contextlib.contextmanager
-def running_cluster(engines: Engines, *, task_managers: int = 2) -> Iterator[Cluster]:
+def running_cluster(engines: Engines, *, task_managers: int = 2, tries: int = 4) -> Iterator[Cluster]:
     """Gives a cluster that runs, and stops it when the block ends, however it ends.
 
     Raises:
       EngineError: If it does not start; its logs are kept then.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="calm-beam-flink-"))
-    cluster = Cluster(engines, folder, task_managers=task_managers)
+    cluster = Cluster(engines, folder, task_managers=task_managers, tries=tries)
     try:
         cluster.start()
         yield cluster

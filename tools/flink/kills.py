@@ -1,16 +1,15 @@
-"""Runs on a Flink cluster of which a part is killed.
+"""Runs on a Flink cluster of which a part is killed, again and again.
 
     python -m tools.flink.kills --kills=10
 
-Killed with SIGKILL are a TaskManager, the pool with its workers, the JobManager, and the launcher, each up to 3 seconds
-after the first finished shard of a calibration: while workers decode the others. A part that was killed is started
-again after a moment, as whatever watches over a cluster does. The run has to end by itself, or with `--resume` on the
-second call, in what an undisturbed run has written. Prints a line for each kill, and how many ended by themselves; the
-exit status is 1 if files differ, or if a run had no shard left to decode when it was disturbed.
+Killed with SIGKILL are a TaskManager, the pool with its workers, the JobManager, or the launcher, while workers decode:
+up to 3 seconds after the first finished shard, and then after each further one. A part that was killed is started again
+after a moment, as whatever watches over a cluster does, and a run that has ended without a result goes on with
+`--resume`. In the end there has to be what an undisturbed run has written. Prints a line for each part; the exit status
+is 1 if files differ, or if a run was over before it was disturbed as often as asked.
 """
 
 import argparse
-import dataclasses
 import pathlib
 import random
 import shutil
@@ -27,12 +26,13 @@ LAUNCHER = "launcher"
 _TARGETS = ("task-manager-1", POOL, JOB_MANAGER, LAUNCHER)
 _COMMAND = "calibrate"
 # Far more than a run takes: one that hangs is an outcome of its own.
-_LONGEST = 600.0
+_LONGEST = 1800.0
 _SHARDS = "generations/*/*.parquet"
-_NUM_SHARDS = 10
-# One prompt at a time: slow enough that a kill meets decoding, and that shards are finished one by one.
-_FLAGS = (f"--num_shards={_NUM_SHARDS}", "--batch_size=1")
+# One prompt at a time, a few in a shard: slow enough that kills meet decoding, and that shards are finished one by one.
+_FLAGS = ("--num_shards=40", "--batch_size=1")
 _MOST_SECONDS_AFTER = 3.0
+# For all kills of a run.
+_TRIES = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,80 +44,95 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args(argv)
     checks = Checks(pathlib.Path(flags.output).absolute())
-    wrong = 0
+    is_good = True
     try:
         checks.run(_COMMAND, runner="one process", flags=_FLAGS)
-        with running_cluster(Engines.here()) as cluster:
-            for target in flags.targets.split(","):
-                kills = [_kill(checks, cluster, f"{target}-{n}", seed=flags.seed) for n in range(flags.kills)]
-                alone, unlike = sum(kill.status == 0 for kill in kills), sum(not kill.is_good for kill in kills)
-                wrong += unlike
-                print(f"{target}: {len(kills)} kills, {alone} ended by themselves, {unlike} not as wanted", flush=True)
+        for target in flags.targets.split(","):
+            with running_cluster(Engines.here(), tries=_TRIES) as cluster:
+                run = _Disturbed(checks, cluster, target, random.Random(f"{flags.seed} {target}"))
+                run.kill(flags.kills)
+            print(run.in_words(), flush=True)
+            is_good &= len(run.kills) == flags.kills and not run.differing()
     except EngineError as error:
         print(f"kills: {error}", file=sys.stderr)
         return 1
-    return int(wrong > 0)
+    return int(not is_good)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kill:
-    """What became of a run that was disturbed.
+class _Disturbed:
+    """A run of which a part is killed while shards are decoded.
 
     Attributes:
-      shards: How many were finished when it was.
-      status: Its exit status, None if it hung.
-      resumed: That of its resumption; None if none was needed.
-      differing: Files that are not those of an undisturbed run.
+      kills: How many shards were finished at each kill.
+      resumed: How often it went on with `--resume`.
+      is_finished: Whether it came to its end.
     """
 
-    shards: int
-    status: int | None
-    resumed: int | None
-    differing: tuple[str, ...]
+    def __init__(self, checks: Checks, cluster: Cluster, target: str, draw: random.Random) -> None:
+        """Nothing is started."""
+        self.kills: list[int] = []
+        self.resumed = 0
+        self.is_finished = False
+        self._checks, self._cluster, self._target, self._draw = checks, cluster, target, draw
+        self._output = checks.output(target, runner="kills")
+        self._undisturbed = checks.output(_COMMAND, runner="one process")
+        self._all_shards = len(list(self._undisturbed.glob(_SHARDS)))
 
-    @property
-    def is_good(self) -> bool:
-        """Whether it met decoding, and nothing differs."""
-        return 0 < self.shards < _NUM_SHARDS and not self.resumed and not self.differing
+    def kill(self, times: int) -> None:
+        """Runs to the end, or until a run hangs; disturbs as often as asked, if there is something left to decode."""
+        shutil.rmtree(self._output, ignore_errors=True)
+        status = self._run(times)
+        while status not in (0, None) and self.resumed <= times:
+            # What a job that lost its launcher still does would be in the way of the next.
+            for part in (JOB_SERVER, JOB_MANAGER):
+                self._cluster.kill(part)
+            self._cluster.start(JOB_MANAGER, JOB_SERVER)
+            self.resumed += 1
+            status = self._run(times, "--resume")
+        self.is_finished = status == 0
 
-    @property
     def in_words(self) -> str:
-        """What stands in a line."""
-        how = "ended by itself" if self.status == 0 else f"status {self.status}, resumed with status {self.resumed}"
-        files = f"not equal: {', '.join(self.differing)}" if self.differing else "equal"
-        return f"killed after {self.shards} of {_NUM_SHARDS} shards; {how}; {files}"
+        """Returns what became of it."""
+        at = ", ".join(map(str, self.kills))
+        end = "came to its end" if self.is_finished else "did not come to its end"
+        files = ", ".join(self.differing())
+        return (
+            f"{self._target}: killed {len(self.kills)} times, after {at} of {self._all_shards} shards; {end}, "
+            f"resumed {self.resumed} times; {f'not equal: {files}' if files else 'equal'}"
+        )
 
+    def differing(self) -> tuple[str, ...]:
+        """Returns files that are not those of an undisturbed run."""
+        return differing_files(self._undisturbed, self._output)
 
-def _kill(checks: Checks, cluster: Cluster, name: str, *, seed: int) -> _Kill:
-    output, target = checks.output(name, runner="kills"), name.rpartition("-")[0]
-    shutil.rmtree(output, ignore_errors=True)
-    process = checks.start(_COMMAND, output, (*cluster.flags, *_FLAGS))
-    while process.poll() is None and not list(output.glob(_SHARDS)):
-        time.sleep(0.05)
-    time.sleep(random.Random(f"{seed} {name}").uniform(0, _MOST_SECONDS_AFTER))
-    shards = len(list(output.glob(_SHARDS)))
-    if target == LAUNCHER:
-        process.kill()
-    else:
-        cluster.kill(target)
-        time.sleep(2)
-        cluster.start(target)
-    status: int | None
-    try:
-        status = process.wait(_LONGEST)
-    except subprocess.TimeoutExpired:
-        status = None
-        process.kill()
-    resumed = None
-    if status != 0:
-        # What a job that lost its launcher still does would be in the way of the next.
-        for part in (JOB_SERVER, JOB_MANAGER):
-            cluster.kill(part)
-        cluster.start(JOB_MANAGER, JOB_SERVER)
-        resumed = checks.start(_COMMAND, output, (*cluster.flags, *_FLAGS, "--resume")).wait(_LONGEST)
-    kill = _Kill(shards, status, resumed, differing_files(checks.output(_COMMAND, runner="one process"), output))
-    print(f"{name}: {kill.in_words}", flush=True)
-    return kill
+    def _run(self, times: int, *flags: str) -> int | None:
+        """Returns the exit status of a call; None if it hung."""
+        process = self._checks.start(_COMMAND, self._output, (*self._cluster.flags, *_FLAGS, *flags))
+        end, before = time.monotonic() + _LONGEST, self._finished()
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+            if len(self.kills) < times and before < self._finished() < self._all_shards:
+                time.sleep(self._draw.uniform(0, _MOST_SECONDS_AFTER))
+                before = self._finished()
+                if before < self._all_shards:
+                    self.kills.append(before)
+                    self._disturb(process)
+        hung = process.poll() is None
+        if hung:
+            process.kill()
+        status = process.wait()
+        return None if hung else status
+
+    def _disturb(self, process: subprocess.Popen[bytes]) -> None:
+        if self._target == LAUNCHER:
+            process.kill()
+        else:
+            self._cluster.kill(self._target)
+            time.sleep(2)
+            self._cluster.start(self._target)
+
+    def _finished(self) -> int:
+        return len(list(self._output.glob(_SHARDS)))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_jobs_of_a_job_service_keep_their_workers() -> None:
     kept, given = PipelineOptions(flags), PipelineOptions([*flags, "--environment_cache_millis=5"])
     make_runner(kept)
     make_runner(given)
-    assert kept.view_as(PortableOptions).environment_cache_millis == 60_000
+    assert kept.view_as(PortableOptions).environment_cache_millis == 10_000
     assert int(given.view_as(PortableOptions).environment_cache_millis) == 5
 
 

@@ -80,9 +80,6 @@ _GCP = ["google-cloud-storage>=2.18,<4"]
 # For --runner=DataflowRunner: Beam's clients of it.
 _DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.71,<2.80"]
 
-# For --runner=DaskRunner.
-_DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
-
 # For the metrics chrf, sentence_bleu and edit_distance, and for BLEU in evaluations.
 _METRICS = ["rapidfuzz>=3.9.6,<4", "sacrebleu>=2.4,<3"]
 
@@ -106,7 +103,6 @@ _DEV = [
     *_DOCS,
     *_PLOTS,
     *_METRICS,
-    *_DASK,
     *_TOKENIZERS,
     *_GGUF,
     *_SEQIO,
@@ -141,7 +137,6 @@ _DEV = [
 
 _EXTRAS = {
     "bleurt": _BLEURT,
-    "dask": _DASK,
     "dataflow": _DATAFLOW,
     "dev": _DEV,
     "docs": _DOCS,

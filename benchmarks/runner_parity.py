@@ -37,7 +37,7 @@ from .serving_parity import difference
 
 Answers = Mapping[str, Any]
 _COMPARED = ("text", "tokens", "exit_layers", "confidences")
-_RUNNERS = ("processes", "dask", "job service")
+_RUNNERS = ("processes", "job service")
 
 
 def main() -> int:

@@ -250,7 +250,7 @@ _OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
         ("calm_beam.launch.decode", ("jax", "pyarrow", *_BEAM)),
         ("calm_beam.launch.evaluate", ("jax", "pyarrow", "calm_beam.report", "calm_beam.checkpoints", *_BEAM)),
         ("calm_beam.launch.verify", ("jax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.runners", ("jax", "flax", "dask", "distributed")),
+        ("calm_beam.launch.runners", ("jax", "flax")),
         ("calm_beam.launch.convert", ("jax", "flax", *_BEAM)),
         ("calm_beam.launch.train", ("jax", "scipy", *_BEAM)),
         ("calm_beam.launch.train.command", _BEAM),

@@ -29,12 +29,9 @@ def worker_pool() -> Iterator[str]:
 
 @contextlib.contextmanager
 def flags_of_two_workers(kind: str) -> Iterator[tuple[str, ...]]:
-    """Gives the flags for two workers: `processes`, those of `dask`, of a `pool`, or of one behind a `job service`."""
+    """Gives the flags for two workers: `processes`, those of a `pool`, or of one behind a `job service`."""
     if kind == "processes":
         yield ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
-        return
-    if kind == "dask":
-        yield ("--runner=DaskRunner", "--direct_num_workers=2")
         return
     with worker_pool() as address:
         external = ("--environment_type=EXTERNAL", f"--environment_config={address}")

@@ -129,7 +129,7 @@ USES: Mapping[tuple[str, str], tuple[Use, ...]] = {
         _ALL_EXTRAS,
         # In one process: they bring extensions that do not like each other in every version.
         _code(
-            "import dask, distributed, google.cloud.storage, matplotlib, seqio, tensorflow, tokenizers",
+            "import google.cloud.storage, matplotlib, seqio, tensorflow, tokenizers",
             "import apache_beam.runners.dataflow.internal.apiclient, sentencepiece",
             "print('all there')",
             shows="all there",

@@ -11,7 +11,6 @@ from packaging.utils import canonicalize_name
 # Besides `dev` and `docs`, which are for those who work on calm-beam.
 EXTRAS = {
     "bleurt": "the metric bleurt",
-    "dask": "--runner=DaskRunner",
     "dataflow": "--runner=DataflowRunner",
     "gcp": "paths that begin with gs://",
     "gguf": "models in a file of GGUF",

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import importlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -143,7 +142,6 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     # Here, since importing Beam takes seconds, and help and what is wrong with our own flags need none of it.
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    _declare_dask_flags(rest)
     beam_parser = FlagParser(prog=parser.prog, add_help=False)
     for options_class in _all_subclasses(PipelineOptions):
         if "_add_argparse_args" in vars(options_class):
@@ -151,16 +149,6 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     _, unknown = beam_parser.parse_known_args(rest)
     _refuse_unknown(unknown, parser, beams=beam_parser._option_string_actions)
     return ours, PipelineOptions(rest)
-
-
-def _declare_dask_flags(flags: Sequence[str]) -> None:
-    """Makes Beam's flags for Dask known if one is used: the module that has them can only be imported with dask."""
-    if any(flag.startswith("--dask_") for flag in flags):
-        try:
-            importlib.import_module("apache_beam.runners.dask.dask_runner")
-        except (ImportError, AttributeError) as error:
-            # Without dask, an annotation in that module is an AttributeError.
-            raise UsageError("flags of Dask need it: pip install 'calm-beam[dask]'.") from error
 
 
 def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterable[str] = ()) -> None:

@@ -1,10 +1,8 @@
 """Checking Beam's flags about runners and workers: what contradicts itself, or would only fail after work has begun."""
 
-import importlib
 import json
 import os
 import re
-import sys
 
 from apache_beam.options.pipeline_options import (
     DirectOptions,
@@ -27,7 +25,6 @@ _WORKERS_PER_CORE = 4
 _LEAST_MOST_WORKERS = 64
 _PRISM_SOURCE = "github.com/apache/beam/sdks/v2/go/cmd/prism"
 _ADDRESS = re.compile(r"(\S+):(\d{1,5})")
-_DASK_OPTIONS = "apache_beam.runners.dask.dask_runner"
 
 
 def check_runner_flags(options: PipelineOptions) -> None:
@@ -43,12 +40,15 @@ def check_runner_flags(options: PipelineOptions) -> None:
             f"--runner={_given(options)}: starts a program that it downloads, and whose ports are open to the network. "
             "Leave --runner out to run on this machine."
         )
+    if runner == "daskrunner":
+        raise UsageError(
+            f"--runner={_given(options)}: Beam's DaskRunner loses outputs and reports success. Take "
+            "--runner=FlinkRunner (docs/flink.md), or --direct_num_workers for processes on this machine."
+        )
     _check_prism(options, runner)
     if options.view_as(StandardOptions).streaming:
         raise UsageError("--streaming: the data are files, which end. Leave it out.")
-    _check_workers(options, is_here=is_local or runner == "daskrunner")
-    if runner != "daskrunner":
-        _refuse_flags_of_dask(options)
+    _check_workers(options, is_local=is_local)
     _check_portable(options, runner, is_local=is_local)
 
 
@@ -70,7 +70,7 @@ def _check_prism(options: PipelineOptions, runner: str) -> None:
         raise UsageError(f"--prism_location={location}: no such file.")
 
 
-def _check_workers(options: PipelineOptions, *, is_here: bool) -> None:
+def _check_workers(options: PipelineOptions, *, is_local: bool) -> None:
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
     most = max(_LEAST_MOST_WORKERS, _WORKERS_PER_CORE * (os.cpu_count() or 1))
     workers = direct.direct_num_workers
@@ -79,7 +79,7 @@ def _check_workers(options: PipelineOptions, *, is_here: bool) -> None:
             f"--direct_num_workers={workers}: expected a number of workers of this machine from 1 to {most}, or 0 for "
             "one on each core."
         )
-    if not is_here and (workers != 1 or direct.direct_running_mode != "in_memory"):
+    if not is_local and (workers != 1 or direct.direct_running_mode != "in_memory"):
         flag = "--direct_num_workers" if workers != 1 else "--direct_running_mode"
         raise UsageError(
             f"{flag} is about workers of this machine, and --runner={_given(options)} has others. Leave it out; on a "
@@ -93,19 +93,10 @@ def _check_workers(options: PipelineOptions, *, is_here: bool) -> None:
         )
 
 
-def _refuse_flags_of_dask(options: PipelineOptions) -> None:
-    """Refuses Beam's flags for Dask with another runner; its module is loaded only where one was given."""
-    if _DASK_OPTIONS not in sys.modules:
-        return
-    flags = importlib.import_module(_DASK_OPTIONS).DaskOptions
-    if options.view_as(flags).get_all_options(drop_default=True, current_only=True):
-        raise UsageError("flags that begin with --dask_ belong to --runner=DaskRunner, which is missing.")
-
-
 def _check_portable(options: PipelineOptions, runner: str, *, is_local: bool) -> None:
     portable, direct = options.view_as(PortableOptions), options.view_as(DirectOptions)
     endpoint, environment = portable.job_endpoint, (portable.environment_type or "").upper()
-    has_job_service = not is_local and runner not in ("daskrunner", "dataflowrunner")
+    has_job_service = not is_local and runner != "dataflowrunner"
     if endpoint is not None and not has_job_service:
         raise UsageError(f"--job_endpoint={endpoint} needs --runner=PortableRunner, or another that has job services.")
     if runner == "portablerunner" and not endpoint:
@@ -116,13 +107,13 @@ def _check_portable(options: PipelineOptions, runner: str, *, is_local: bool) ->
     if endpoint not in (None, "embed") and not _is_address(endpoint):
         raise UsageError(f"--job_endpoint={endpoint}: expected HOST:PORT, such as localhost:8099.")
     if not environment:
-        if portable.environment_config and (is_local or runner == "daskrunner"):
+        if portable.environment_config and is_local:
             raise UsageError(
                 f"--environment_config={portable.environment_config} needs --environment_type=EXTERNAL, which is "
                 "missing."
             )
         return
-    if runner == "daskrunner" or (is_local and environment != "EXTERNAL"):
+    if is_local and environment != "EXTERNAL":
         raise UsageError(
             f"--environment_type={portable.environment_type} has no meaning for this runner, whose workers are "
             "processes of its own. Leave it out."

@@ -26,7 +26,7 @@ from .worker_processes import provision_info, watch_workers
 # Beam starts job services for these, unless it is told of one.
 _JOB_SERVICE_RUNNERS = ("flinkrunner", "sparkrunner", "prismrunner")
 # Workers of these may be on this machine, and can then report their progress to a file.
-_PERHAPS_HERE = ("daskrunner", "portablerunner", *_JOB_SERVICE_RUNNERS)
+_PERHAPS_HERE = ("portablerunner", *_JOB_SERVICE_RUNNERS)
 
 _ENDPOINT_SECONDS = 10
 # Beam lets a job service answer for 300 s, and takes a job that runs longer for a failed one.
@@ -62,7 +62,7 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     """Returns the runner that options name; the in-process one by default.
 
     Several workers mean worker processes, unless `--direct_running_mode` says otherwise; with
-    `--environment_type=EXTERNAL`, those of a worker pool. `DaskRunner` is our own correction of Beam's.
+    `--environment_type=EXTERNAL`, those of a worker pool.
 
     Raises:
       UsageError: If it cannot run here, or loses outputs, or flags contradict each other.
@@ -71,13 +71,6 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     check_runner_flags(options)
     watch_workers()
     name = options.view_as(StandardOptions).runner or ""
-    if name.lower() == "daskrunner":
-        return _dask_runner()
-    if name.lower().endswith(".daskrunner"):
-        raise UsageError(
-            f"--runner={name}: Beam's own DaskRunner loses outputs and reports success. Pass --runner=DaskRunner: here "
-            "that is a corrected one."
-        )
     if not is_local(options):
         if not name.lower().endswith("dataflowrunner"):
             _prepare_job_service(options)
@@ -97,15 +90,6 @@ class _PoolRunner(FnApiRunner):
         # Here, since Beam makes temporary files for it.
         self._default_environment = Environment.from_options(options.view_as(PortableOptions))
         return super().run_pipeline(pipeline, options)
-
-
-def _dask_runner() -> PipelineRunner:
-    try:
-        from .dask import CorrectedDaskRunner
-    except (ImportError, AttributeError) as error:
-        # Beam's module needs dask for its annotations, and has an AttributeError for those who do not have it.
-        raise UsageError("--runner=DaskRunner needs dask: pip install 'calm-beam[dask]'.") from error
-    return CorrectedDaskRunner()
 
 
 def _prepare_job_service(options: PipelineOptions) -> None:

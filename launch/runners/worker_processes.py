@@ -314,7 +314,7 @@ def foreign_pool(address: str) -> str:
     return (
         f"a worker pool at {address}: expected one on this machine, such as localhost:50000. Workers elsewhere would "
         "need ports of this machine that are open to the network and ask for no password. Over several machines, run "
-        "on Dask, Dataflow, Flink or Spark."
+        "on Dataflow or Flink."
     )
 
 

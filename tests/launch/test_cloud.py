@@ -27,6 +27,7 @@ from tests.pipelines import (
     write_rows,
     write_vocabulary,
 )
+from tests.worker_pools import flags_of_two_workers
 
 if TYPE_CHECKING:
     from tests.cloud.service import CloudService
@@ -299,16 +300,11 @@ def test_workers_elsewhere(
     local: _Local, stored: str, cloud: "CloudService", tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Workers of another runner decode below the bucket, where nothing stays but what was asked for."""
-    dask = ("--runner=DaskRunner", "--direct_num_workers=2")
     task = (f"--data={stored}/data/a.jsonl", f"--checkpoint={stored}/model")
     there = [*SHORT_FLAGS, f"--data={local.data}/a.jsonl", f"--checkpoint={local.model}"]
     # By name: elsewhere XLA decodes otherwise, whose last digits go by how many prompts it is given at a time.
     engine = "--engine=native"
     assert main(["decode", *there, engine, f"--output={tmp_path}/rows.jsonl"]) == 0
-    assert main(["decode", *SHORT_FLAGS, *task, engine, f"--output={stored}/rows.jsonl", *dask]) == 0
-    assert _read(f"{stored}/rows.jsonl") == (tmp_path / "rows.jsonl").read_bytes()
-    assert _removed(cloud, "/.rows.jsonl.")
-
     assert _calibrate_stored(stored) == 0
     fresh = write_rows(tmp_path / "fresh.jsonl", text_rows(60)[30:])
     with storage.replacing(f"{stored}/fresh.jsonl") as temporary:
@@ -317,13 +313,18 @@ def test_workers_elsewhere(
     capsys.readouterr()
     assert main(verify) in (0, 3)
     expected = capsys.readouterr().out
-    assert main([*verify, *dask, f"--temp_location={stored}/temp"]) in (0, 3)
-    assert capsys.readouterr().out == expected
-    assert _removed(cloud, "/temp/calm-beam-verify-")
-
     splits = ["evaluate", "--trials=3", "--metric=token_f1", "--delta=0.9", "--curve_delta=0.9"]
     assert main([*splits, f"--generations={local.output}", f"--output={tmp_path}/splits"]) == 0
-    assert main([*splits, f"--generations={stored}/out", f"--output={stored}/splits", *dask]) == 0
+
+    with flags_of_two_workers("job service") as elsewhere:
+        assert main(["decode", *SHORT_FLAGS, *task, engine, f"--output={stored}/rows.jsonl", *elsewhere]) == 0
+        assert _read(f"{stored}/rows.jsonl") == (tmp_path / "rows.jsonl").read_bytes()
+        assert _removed(cloud, "/.rows.jsonl.")
+        capsys.readouterr()
+        assert main([*verify, *elsewhere, f"--temp_location={stored}/temp"]) in (0, 3)
+        assert capsys.readouterr().out == expected
+        assert _removed(cloud, "/temp/calm-beam-verify-")
+        assert main([*splits, f"--generations={stored}/out", f"--output={stored}/splits", *elsewhere]) == 0
     for name in ("splits.csv", "splits_curves.csv", "splits_grid.csv"):
         assert _read(f"{stored}/splits/{name}") == (tmp_path / "splits" / name).read_bytes()
     names = [file.path for file in storage.list_below(stored)]
@@ -338,11 +339,11 @@ def _removed(cloud: "CloudService", part: str) -> int:
 @pytest.mark.slow
 def test_a_failed_decode_leaves_nothing(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     """If a job on another runner fails, neither rows nor what was decoded stays in the bucket."""
-    pytest.importorskip("distributed")
     before = [file.path for file in storage.list_below(stored)]
     flags = [*SHORT_FLAGS, f"--data={stored}/data/a.jsonl", f"--checkpoint={stored}/model", "--on_long=error"]
-    dask = ("--runner=DaskRunner", "--direct_num_workers=1", "--max_input_length=2")
-    assert main(["decode", *flags, f"--output={stored}/rows.jsonl", *dask]) == 1
+    with flags_of_two_workers("job service") as elsewhere:
+        asked = (f"--output={stored}/rows.jsonl", "--max_input_length=2", *elsewhere)
+        assert main(["decode", *flags, *asked]) == 1
     assert "max_input_length" in capsys.readouterr().err
     assert [file.path for file in storage.list_below(stored)] == before
 

@@ -120,13 +120,13 @@ def test_extras_name_what_they_lack(asked: dict[str, list[str]]) -> None:
         'numpy>=1; extra == "plots"',
         'no-such-package; extra == "plots"',
         'other; extra == "plots" and python_version < "3"',
-        'rich[gone]; extra == "dask"',
+        'rich[gone]; extra == "gguf"',
         "rich",
     ]
     asked["rich"] = ['vanished>=2; extra == "gone"', "pygments"]
     found = Installed.here()
     missing = {extra.name: extra.missing for extra in found.extras}
-    assert missing == {"dask": ("vanished",), "plots": ("no-such-package",)}
+    assert missing == {"gguf": ("vanished",), "plots": ("no-such-package",)}
     assert [package.name for package in found.packages] == ["rich"]
 
 
@@ -134,7 +134,7 @@ def test_of_many_packages_that_an_extra_lacks_some_are_named(
     asked: dict[str, list[str]], quick: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three, and how many there are besides; all of them as JSON."""
-    asked["calm-beam"] = [f'absent-{letter}; extra == "dask"' for letter in "abcde"]
+    asked["calm-beam"] = [f'absent-{letter}; extra == "gguf"' for letter in "abcde"]
     assert _doctor() == 0
     assert "without absent-a, absent-b, absent-c and 2 others" in " ".join(capsys.readouterr().out.split())
     assert _doctor("--json") == 0

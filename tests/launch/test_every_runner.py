@@ -14,7 +14,7 @@ from tests.worker_pools import flags_of_two_workers
 
 pytestmark = pytest.mark.timeout(600)
 
-_KINDS = ("processes", "pool", "job service", "dask")
+_KINDS = ("processes", "pool", "job service")
 
 _SPLITS = ("--trials=3", "--metric=token_f1", "--delta=0.9", "--curve_delta=0.9", "--seed=3")
 # All that says when, how long or where is in the others.
@@ -124,9 +124,10 @@ def test_experiments_give_the_same(
 def test_failures_elsewhere_leave_nothing(
     place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a worker on Dask finds ends decode with status 1 and its own words, and its folder is removed."""
+    """What a worker of a job service finds ends decode with status 1 and its own words, and its folder is removed."""
     write_rows(tmp_path / "bad.jsonl", [{"id": "a", "input": "the cat"}, {"id": "a", "input": "the dog"}])
-    flags = ("--runner=DaskRunner", "--direct_num_workers=1", f"--data={tmp_path / 'bad.jsonl'}")
-    assert main(place.decode("no.jsonl", *flags, f"--output={tmp_path / 'no.jsonl'}")) == 1
+    bad = (f"--data={tmp_path / 'bad.jsonl'}", f"--output={tmp_path / 'no.jsonl'}")
+    with flags_of_two_workers("job service") as flags:
+        assert main(place.decode("no.jsonl", *flags, *bad)) == 1
     assert "id 'a' occurs 2 times" in capsys.readouterr().err.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]

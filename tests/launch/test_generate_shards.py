@@ -228,7 +228,7 @@ def test_losses_are_watched(folder: pathlib.Path, tmp_path: pathlib.Path, capsys
     [
         (["--output=a.jsonl", "--resume"], "--resume belongs to answers in shards. Pass --input, and a folder"),
         (["--prompt=a", "--probe_share=10%"], "--probe_share belongs to answers in shards."),
-        (["--output=a.jsonl", "--runner=DaskRunner"], "--runner belongs to answers in shards."),
+        (["--output=a.jsonl", "--runner=FlinkRunner"], "--runner belongs to answers in shards."),
         (["--input=rows.jsonl", "--direct_num_workers=2"], "--direct_num_workers belongs to answers in shards."),
         (["--output=a/", "--prompt=a"], "--prompt is answered at once. Leave it out, or name a file"),
         (["--output=a/"], "--input is missing: files of prompts"),
@@ -237,7 +237,7 @@ def test_losses_are_watched(folder: pathlib.Path, tmp_path: pathlib.Path, capsys
         (["--output=a/", "--input=rows.jsonl", "--probe_salt=x"], "--probe_salt belongs to --probe_share"),
         (["--output=a/", "--input=absent.jsonl"], "--input absent.jsonl: no such file."),
         (["--output=a/", "--input=rows.jsonl", "--delta=0.3"], "no calibration has delta=0.3. The manifest has:"),
-        (["--output=a/", "--input=rows.jsonl", "--runer=DaskRunner"], "unknown flag --runer. Did you mean --runner?"),
+        (["--output=a/", "--input=rows.jsonl", "--runer=FlinkRunner"], "unknown flag --runer. Did you mean --runner?"),
         (["--output=rows.jsonl/", "--input=rows.jsonl"], "is a file, expected a folder"),
         (["--output=a/", "--input=rows.jsonl", "--probe_share=2"], "expected a share above 0 and below 1"),
         (["--output=a/", "--input=rows.jsonl", "--accelerator=nvidia-l4"], "--accelerator is for --runner=Dataflow"),
@@ -300,18 +300,15 @@ def test_cloud_storage(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["processes", "job service", "dask"])
+@pytest.mark.parametrize("kind", ["processes", "job service"])
 def test_two_workers_give_the_same(kind: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Answers, failures and losses are those of one process; near ties would be counted."""
     rows: list[dict[str, Any]] = [*named_rows(40), {"id": "bad", "input_ids": [10**6]}]
     data = f"--input={write_rows(tmp_path / 'rows.jsonl', rows)}"
     asked = (data, "--on_error=list", "--probe_share=30%")
     assert main(_flags(folder, tmp_path / "one", *asked)) == 0
-    if kind == "dask":
-        assert main(_flags(folder, tmp_path / "two", *asked, "--runner=DaskRunner", "--direct_num_workers=2")) == 0
-    else:
-        with flags_of_two_workers(kind) as workers:
-            assert main(_flags(folder, tmp_path / "two", *asked, *workers)) == 0
+    with flags_of_two_workers(kind) as workers:
+        assert main(_flags(folder, tmp_path / "two", *asked, *workers)) == 0
     for name in ("failures.jsonl", "losses.jsonl"):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     # Workers elsewhere answer by XLA, unless told otherwise: nobody here knows their processors.

@@ -23,7 +23,6 @@ _REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewh
         ["--environment_type=EXTERNAL", _POOL, "--direct_num_workers=2"],
         ["--environment_type=EXTERNAL", '--environment_config={"url": "127.0.0.1:1"}'],
         ["--environment_type=EXTERNAL", "--environment_option=external_service_address=localhost:1"],
-        ["--runner=DaskRunner", "--direct_num_workers=2"],
         ["--runner=PortableRunner", "--job_endpoint=h:8099", "--environment_type=EXTERNAL", "--environment_config=p:1"],
         ["--runner=PortableRunner", "--job_endpoint=embed", "--sdk_worker_parallelism=2"],
         ["--runner=FlinkRunner"],
@@ -45,7 +44,6 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
             "--direct_num_workers=-1: expected a number of workers of this machine from 1 to",
         ),
         (["--direct_num_workers=1000000"], "--direct_num_workers=1000000: expected a number of workers of this"),
-        (["--runner=DaskRunner", "--direct_num_workers=-1"], "--direct_num_workers=-1: expected"),
         (["--runner=PortableRunner", "--job_endpoint=h:1", "--direct_num_workers=2"], "pass --sdk_worker_parallelism"),
         (
             ["--runner=DataflowRunner", "--direct_running_mode=multi_threading"],
@@ -58,10 +56,9 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
         (["--runner=FlinkRunner", "--sdk_worker_parallelism=-1"], "--sdk_worker_parallelism=-1: expected a number"),
         (["--runner=FlinkRunner", "--sdk_worker_parallelism=two"], "--sdk_worker_parallelism=two: expected a number"),
         (["--job_endpoint=localhost:1"], "--job_endpoint=localhost:1 needs --runner=PortableRunner"),
-        (["--runner=DaskRunner", "--job_endpoint=localhost:1"], "--job_endpoint=localhost:1 needs --runner=Portable"),
+        (["--runner=DataflowRunner", "--job_endpoint=localhost:1"], "--job_endpoint=localhost:1 needs"),
         ([_POOL], f"{_POOL} needs --environment_type=EXTERNAL, which is missing."),
         (["--environment_type=DOCKER"], "--environment_type=DOCKER has no meaning for this runner"),
-        (["--runner=DaskRunner", "--environment_type=EXTERNAL", _POOL], "--environment_type=EXTERNAL has no meaning"),
         (["--environment_type=EXTERNAL"], "--environment_type=EXTERNAL needs --environment_config, the address of a"),
         (["--environment_type=EXTERNAL", "--environment_config=pool"], "--environment_config=pool: expected HOST:PORT"),
         (["--environment_type=EXTERNAL", "--environment_config={1}"], "--environment_config={1}: not JSON"),
@@ -83,15 +80,6 @@ def test_what_does_not_is_refused(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_runner_flags(PipelineOptions(flags))
     assert message in str(caught.value)
-
-
-def test_flags_of_dask_need_dask() -> None:
-    """Another runner would pass them over."""
-    pytest.importorskip("distributed")
-    pytest.importorskip("apache_beam.runners.dask.dask_runner")
-    with pytest.raises(UsageError, match="flags that begin with --dask_ belong to --runner=DaskRunner"):
-        check_runner_flags(PipelineOptions(["--dask_npartitions=3"]))
-    assert "apache_beam.runners.dask.dask_runner" in sys.modules
 
 
 def test_many_cores_may_have_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

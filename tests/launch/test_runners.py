@@ -173,8 +173,8 @@ def test_success_is_silent() -> None:
 
 
 def test_progress_of_workers_that_may_be_here() -> None:
-    """Workers of a portable runner or of Dask may find the launcher's file; those of Dataflow never do."""
-    names = ["DirectRunner", "PortableRunner", "DaskRunner", "DataflowRunner"]
+    """Workers of a portable runner or of Flink may find the launcher's file; those of Dataflow never do."""
+    names = ["DirectRunner", "PortableRunner", "FlinkRunner", "DataflowRunner"]
     here = [may_report_progress(PipelineOptions([f"--runner={name}"])) for name in names]
     assert here == [True, True, True, False]
 
@@ -187,33 +187,15 @@ def test_external_workers_stay_external() -> None:
     assert options.view_as(DirectOptions).direct_running_mode == "in_memory"
 
 
-def test_beams_dask_runner_is_refused() -> None:
-    """Beam's own is refused by its full name, and the message says what to pass."""
-    name = "apache_beam.runners.dask.dask_runner.DaskRunner"
+@pytest.mark.parametrize("name", ["DaskRunner", "apache_beam.runners.dask.dask_runner.DaskRunner"])
+def test_beams_dask_runner_is_refused(name: str) -> None:
+    """It loses outputs; the message says what to take instead."""
     with pytest.raises(UsageError) as caught:
         make_runner(PipelineOptions([f"--runner={name}"]))
     assert str(caught.value) == (
-        f"--runner={name}: Beam's own DaskRunner loses outputs and reports success. Pass --runner=DaskRunner: here "
-        "that is a corrected one."
+        f"--runner={name}: Beam's DaskRunner loses outputs and reports success. Take --runner=FlinkRunner "
+        "(docs/flink.md), or --direct_num_workers for processes on this machine."
     )
-
-
-def test_dask_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dask, the extra is named, for the runner and for its flags."""
-    monkeypatch.setitem(sys.modules, "calm_beam.launch.runners.dask", None)
-    with pytest.raises(UsageError, match=r"^--runner=DaskRunner needs dask: pip install 'calm-beam\[dask\]'\.$"):
-        make_runner(PipelineOptions(["--runner=DaskRunner"]))
-    monkeypatch.setitem(sys.modules, "apache_beam.runners.dask.dask_runner", None)
-    with pytest.raises(UsageError, match=r"^flags of Dask need it: pip install 'calm-beam\[dask\]'\.$"):
-        parse_flags(FlagParser(prog="test"), ["--dask_client_address=tcp://host:1"])
-
-
-def test_flags_of_dask_are_known() -> None:
-    """Beam's flags for Dask pass, and misspelled ones are refused with the nearest."""
-    _, options = parse_flags(FlagParser(prog="test"), ["--dask_client_address=tcp://host:1"])
-    assert options.get_all_options()["address"] == "tcp://host:1"
-    with pytest.raises(UsageError, match="Did you mean --dask_npartitions"):
-        parse_flags(FlagParser(prog="test"), ["--dask_npartition=3"])
 
 
 def test_job_services_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

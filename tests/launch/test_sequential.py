@@ -350,9 +350,8 @@ def test_the_order_is_that_of_the_seed(
     [
         ("--direct_num_workers=2", "--direct_running_mode=multi_processing"),
         ("--direct_num_workers=2", "--direct_running_mode=multi_threading"),
-        ("--runner=DaskRunner",),
     ],
-    ids=["processes", "threads", "dask"],
+    ids=["processes", "threads"],
 )
 def test_every_runner_stops_alike(
     flags: tuple[str, ...], model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path

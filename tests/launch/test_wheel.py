@@ -199,7 +199,7 @@ import calm_beam.launch.cli as cli; print(cli.__file__); sys.exit(cli.main())"""
 
 _SERVING_RECORDS = f"calm_beam_serving-{__version__}.dist-info"
 # Of each of these, something else than calm-beam-serving has to bring it along, or nothing does.
-_NOT_REQUIRED = ("apache-beam", "pyarrow", "optax", "dask", "rouge-score", "google-cloud-storage", "fastapi")
+_NOT_REQUIRED = ("apache-beam", "pyarrow", "optax", "rouge-score", "google-cloud-storage", "fastapi")
 
 
 def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, serving_wheel: zipfile.ZipFile) -> None:
@@ -232,7 +232,7 @@ import importlib.abc, sys
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("apache_beam", "pyarrow", "rouge_score", "dask"):
+        if name.partition(".")[0] in ("apache_beam", "pyarrow", "rouge_score"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 # That of an editable installation would find in the sources what the wheel does not hold.

@@ -92,18 +92,19 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             "layer" if layers == 1 else f"{layers} layers",
             f" {'runs' if layers == 1 else 'run'} for every token, and nothing is saved.",
         )
-    if factors is None:
-        operations: Sentence = (" on average. How many operations that saves was not counted.",)
-    else:
+    entries = manifest.calibrations
+    measured = next(
+        (each for each in manifest.speeds or () if entry in (entries[place] for place in each.calibrations)), None
+    )
+    operations: Sentence = (" on average.",)
+    if factors is not None:
         operations = (
             " on average. Exit tests included, the decoder does ",
             f"{operations_in_words(factors)} operations",
             f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
         )
-    entries = manifest.calibrations
-    measured = next(
-        (each for each in manifest.speeds or () if entry in (entries[place] for place in each.calibrations)), None
-    )
+    elif measured is None:
+        operations = (" on average. How many operations that saves was not counted.",)
     if measured is not None:
         together = "one prompt at a time" if measured.batch == 1 else f"in batches of {measured.batch}"
         *before, last = operations

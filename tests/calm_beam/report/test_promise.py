@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.manifest import Manifest, repeats_in_words
+from calm_beam.manifest import EngineRecord, Manifest, SpeedRecord, repeats_in_words
 from calm_beam.report.promise import cautions, end_in_words, promise_in_words, together_in_words
 from tests.calm_beam.manifest.builders import (
     build_calibration,
@@ -39,6 +39,28 @@ def test_textual_consistency() -> None:
         "in expectation at most 0.1 rouge_l against the full model’s own outputs (textual consistency), and saves 29 % "
         "of the decoder layers: tokens use 4.25 of 6 on average. How many operations that saves was not counted."
     )
+
+
+def test_a_measured_speed_stands_for_operations_that_nobody_counted() -> None:
+    """It is said with the prompts at a time; and after the operations, where these were counted."""
+    engine = EngineRecord(name="xla", instructions="cpu avx2", head="exact")
+    speed = SpeedRecord(
+        calibrations=(0,),
+        factor=1.5,
+        prompts=8,
+        batch=64,
+        seconds=0.2,
+        full_seconds=0.3,
+        device="cpu",
+        cores=2,
+        engine=engine,
+    )
+    entry = build_calibration()
+    manifest = build_manifest(speeds=(speed,))
+    measured = " On the machine that calibrated, it was 1.50 times as fast as the full model, in batches of 64."
+    assert "".join(promise_in_words(entry, manifest)).endswith(f"tokens use 4.25 of 6 on average.{measured}")
+    counted = "".join(promise_in_words(entry, manifest, factors=[1.4]))
+    assert counted.endswith(f"fewer operations than the full model.{measured}")
 
 
 def test_tails() -> None:

@@ -38,7 +38,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
 calibrate: $(INSTALLED)  ## prove three tolerances for the demo model on demo data
 	$(BIN)/calm-beam calibrate --consistency=textual --delta=0.02,0.05,0.1 --serve=textual,0.05 --output=build/demo-calibration --overwrite
 
-test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (a quarter of an hour on two cores)
+test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (half an hour on two cores)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(addprefix --ignore=,$(RUNNING))
 	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(RUNNING)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from calm_beam.calibration.pareto import CHOOSING, CHOOSING_SHARE, MOST_BY_THEMSELVES
 from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
+from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
 from calm_beam.exits.measures import MEASURES, measure_named
 from calm_beam.exits.rule import ExitRule
@@ -35,7 +36,7 @@ _CANDIDATES = ((0, 2), (500, 3), (1500, MOST_BY_THEMSELVES), (5000, 12))
 _PROMPTS, _BATCHES = 16, 2
 
 
-class CannotChooseError(Exception):
+class CannotChooseError(CalmBeamError):
     """The tool cannot choose how tokens exit; the reason is a clause."""
 
 

@@ -48,7 +48,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     # Whatever is wrong with these is told before the model is loaded.
     specs_of(request.asked_of(full_names), joint=request.joint)
     output, earlier = _checked_output(request)
-    request = with_exits_said(request, workers)
+    request, why_one_way = settled_exits(request, workers)
     source: Source | None = stored
     cost = None
     if source is None:
@@ -90,6 +90,9 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     if plan.sequential is not None:
         # It may wait for what never comes.
         plan.sequential.rule(plan.thresholds)
+    # After all that may be refused, so that a refusal is one line.
+    if why_one_way is not None:
+        say(why_one_way)
     units = source.data.examples(at_most=max(test.least_units for test in plan.tests) - 1)
     if units is not None and (words := too_few_in_words(plan.tests, units)):
         say(f"caution: {words}")
@@ -106,29 +109,28 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     )
 
 
-def with_exits_said(request: CalibrateRequest, workers: Workers) -> CalibrateRequest:
-    """Returns a request in which the tool chooses how tokens exit only where it can; says why it does not.
+def settled_exits(request: CalibrateRequest, workers: Workers) -> tuple[CalibrateRequest, str | None]:
+    """Returns a request in which the tool chooses how tokens exit only where it can, and a line why it does not.
 
     Args:
-      request: What is asked for; who names a measure or layers, or asks for the choice, need not be told.
+      request: What is asked for. There is no line if it names a measure or layers, or asks for the choice.
       workers: Of the pipelines.
     """
     if request.exits is not None or request.candidates or request.says_rule:
-        return request
+        return request, None
     if request.generations is not None:
-        say(f"exits: as they were decoded, since {request.against_auto}")
-    elif request.says_exits is not None:
-        say(f"{_ONE_WAY}, since --{request.says_exits} says how tokens exit")
-    elif request.against_auto is not None:
-        say(f"{_ONE_WAY}, since {request.against_auto}")
-    elif workers.template:
-        return _by_one_way(request, "every way of exiting is a pipeline of its own, and a template is only one")
-    return request
+        return request, f"exits: as they were decoded, since {request.against_auto}"
+    if request.says_exits is not None:
+        return request, f"{_ONE_WAY}, since --{request.says_exits} says how tokens exit"
+    if request.against_auto is not None:
+        return request, f"{_ONE_WAY}, since {request.against_auto}"
+    if workers.template:
+        why = "every way of exiting is a pipeline of its own, and a template is only one"
+        return _by_one_way(request), f"{_ONE_WAY}, since {why}"
+    return request, None
 
 
-def _by_one_way(request: CalibrateRequest, why: str) -> CalibrateRequest:
-    """Returns a request for which the tool was to choose how tokens exit, and cannot; says why."""
-    say(f"{_ONE_WAY}, since {why}")
+def _by_one_way(request: CalibrateRequest) -> CalibrateRequest:
     return dataclasses.replace(request, confidence=(MEASURE,))
 
 
@@ -146,7 +148,8 @@ def _decoded(
         except CannotChooseError as error:
             if request.exits is not None:
                 raise UsageError(f"--exits=auto: {error}.") from error
-            request = _by_one_way(request, str(error))
+            say(f"{_ONE_WAY}, since {error}")
+            request = _by_one_way(request)
             # Once more, since its grid may be another one.
             sweep = prepared_sweep(request, output, workers=workers)
     return request, cost, decoded_source(request, sweep, output=output, earlier=earlier, workers=workers)

@@ -14,12 +14,15 @@ EXTRAS = {
     "dataflow": "--runner=DataflowRunner",
     "gcp": "paths that begin with gs://",
     "gguf": "models in a file of GGUF",
+    "mlflow": "--log_to=mlflow",
     "metrics": "the metrics chrf, sentence_bleu and edit_distance; BLEU in evaluate",
     "plots": "figures of plan and evaluate",
     "seqio": "--seqio_task",
     "serve": "calm-beam serve",
+    "tensorboard": "--log_to=tensorboard",
     "tensorflow": "data in TFRecord files",
     "tokenizers": "vocabularies in a tokenizer.json, --chat_template",
+    "wandb": "--log_to=wandb",
 }
 _DISTRIBUTIONS = ("calm-beam", "calm-beam-serving")
 _IS_OPTIONAL = re.compile(r"extra\s*==")

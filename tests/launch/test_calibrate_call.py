@@ -129,7 +129,7 @@ def test_python_takes_every_option_of_the_command() -> None:
     arguments = inspect.signature(calm.calibrate).parameters
     flags = vars(flag_parsers()[0].parse_args([]))
     # What files hold, and what becomes of the result, is the command line's alone.
-    for name in ("config", "json", "require_threshold"):
+    for name in ("config", "json", "log_to", "require_threshold"):
         del flags[name]
     assert arguments.keys() - _PYTHONS_OWN == flags.keys()
     assert {name for name, _ in options_of(CalibrateRequest)} == flags.keys()

@@ -136,7 +136,7 @@ def test_python_takes_every_option_of_the_command() -> None:
     (parser,) = flag_parsers("certify")
     flags = vars(parser.parse_args([]))
     # What files hold, and what becomes of the result, is the command line's alone.
-    for name in ("config", "json", "require_threshold"):
+    for name in ("config", "json", "log_to", "require_threshold"):
         del flags[name]
     assert arguments.keys() == flags.keys() == {name for name, _ in options_of(CertifyRequest)}
     for name, value in flags.items():

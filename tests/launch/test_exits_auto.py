@@ -19,7 +19,7 @@ from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.auto import _candidates
 from calm_beam.launch.calibrate.call import CalibrateCall
-from calm_beam.launch.calibrate.prepare import with_exits_said
+from calm_beam.launch.calibrate.prepare import settled_exits
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import parse_flags, request_of
@@ -227,28 +227,22 @@ def _request(*flags: str) -> CalibrateRequest:
         (("--generations=out",), "exits: as they were decoded, since --generations=out is decoded already"),
     ],
 )
-def test_what_turns_the_choice_off(
-    flags: tuple[str, ...], said: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_turns_the_choice_off(flags: tuple[str, ...], said: str | None) -> None:
     """The tool chooses how tokens exit unless a flag says it, or goes with one way alone, of which the run tells."""
     request = _request(*flags)
     assert request.is_auto == (said is None)
-    settled = with_exits_said(request, Workers(options=PipelineOptions([])))
-    assert settled == request
-    assert capsys.readouterr().err.strip() == (said or "")
+    assert settled_exits(request, Workers(options=PipelineOptions([]))) == (request, said or None)
     assert said is None or request.variants == () or len(request.variants) > 1
 
 
-def test_templates_have_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_templates_have_one_way() -> None:
     """Every way of exiting is a pipeline of its own, and a template is only one: unless it is asked for, it is not."""
     template = Workers(options=PipelineOptions(["--runner=DataflowRunner", "--template_location=gs://bucket/template"]))
-    settled = with_exits_said(_request(), template)
+    settled, said = settled_exits(_request(), template)
     assert not settled.is_auto
     assert [rule.confidence for rule in settled.rules] == ["softmax"]
-    assert capsys.readouterr().err == f"{_ONE_WAY}every way of exiting is a pipeline of its own, and a template is " + (
-        "only one\n"
-    )
-    assert with_exits_said(_request("--exits=auto"), template).is_auto
+    assert said == f"{_ONE_WAY}every way of exiting is a pipeline of its own, and a template is only one"
+    assert settled_exits(_request("--exits=auto"), template)[0].is_auto
 
 
 def test_guarantees_with_a_procedure_have_one_way() -> None:

@@ -11,7 +11,9 @@ from calm_beam.launch.commands import COMMANDS, flag_parsers
 from calm_beam.manifest import read_any_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
-_WITH_RESULT = {"calibrate", "certify", "doctor", "evaluate", "inspect", "monitor", "plan", "suitability", "verify"}
+_WITH_RESULT = {
+    *("calibrate", "certify", "doctor", "evaluate", "inspect", "monitor", "plan", "suitability", "train", "verify")
+}
 
 
 @pytest.fixture(scope="module")

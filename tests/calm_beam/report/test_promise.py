@@ -42,7 +42,7 @@ def test_textual_consistency() -> None:
 
 
 def test_a_measured_speed_stands_for_operations_that_nobody_counted() -> None:
-    """It is said with the prompts at a time; and after the operations, where these were counted."""
+    """The sentence names the prompts at a time; operations come first, where they were counted."""
     engine = EngineRecord(name="xla", instructions="cpu avx2", head="exact")
     speed = SpeedRecord(
         calibrations=(0,),

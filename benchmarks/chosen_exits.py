@@ -18,6 +18,7 @@ from typing import Any
 
 import calm_beam as calm
 from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.recorded import recorded_rule
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.storage import open_input
@@ -148,15 +149,10 @@ def _calibrated(flags: argparse.Namespace, data: pathlib.Path, **exits: Any) -> 
             overwrite=True,
             **exits,
         )
-    decode, found = manifest.decode, {}
-    for entry in manifest.calibrations:
-        rule = ExitRule(
-            confidence=decode.confidence, min_exit_layer=decode.min_exit_layer, exit_interval=decode.exit_interval
-        )
-        if entry.variant is not None:
-            rule = dataclasses.replace(rule, **entry.variant.fields_of_rule())
-        found[entry.consistency, entry.delta] = Exits(rule, entry.threshold)
-    return found
+    return {
+        (entry.consistency, entry.delta): Exits(recorded_rule(manifest.decode_of(entry)), entry.threshold)
+        for entry in manifest.calibrations
+    }
 
 
 def _timed(

@@ -21,22 +21,27 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
       ValueError: If the outputs were computed in a type that is none of ours, or nothing decodes in that way.
     """
     return DecodeSettings(
-        rule=ExitRule(
-            confidence=decode.confidence,
-            schedule=decode.schedule,
-            tau=decode.tau,
-            state_propagation=decode.state_propagation,
-            min_exit_layer=decode.min_exit_layer,
-            exit_interval=decode.exit_interval,
-            patience=decode.patience,
-            confidence_source=decode.confidence_source,
-        ),
+        rule=recorded_rule(decode),
         thresholds=tuple(thresholds),
         max_input_length=decode.max_input_length,
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
         arithmetic=recorded_arithmetic(decode),
         engine=decode.engine,
+    )
+
+
+def recorded_rule(decode: DecodeRecord) -> ExitRule:
+    """Returns how tokens exit by a manifest; of one of its entries, if `decode` is that of the entry (`decode_of`)."""
+    return ExitRule(
+        confidence=decode.confidence,
+        schedule=decode.schedule,
+        tau=decode.tau,
+        state_propagation=decode.state_propagation,
+        min_exit_layer=decode.min_exit_layer,
+        exit_interval=decode.exit_interval,
+        patience=decode.patience,
+        confidence_source=decode.confidence_source,
     )
 
 

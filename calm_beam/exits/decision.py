@@ -147,8 +147,7 @@ def _summarise_in_blocks(
 ) -> Summary:
     def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
         columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
-        logits = product(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
-        return capped(logits, cap)
+        return _logits(part, columns, vocab_axis, arithmetic, cap)
 
     return _in_blocks(project, states, vocab_size=weights.shape[vocab_axis], measure=measure)
 
@@ -226,6 +225,14 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
     return summary.token, confidence, jnp.isfinite(summary.largest)
 
 
+def _logits(
+    states: jax.Array, weights: jax.Array, vocab_axis: int, arithmetic: Arithmetic, cap: float | None
+) -> jax.Array:
+    """Returns the float32 logits of rows for the entries that the weights are of."""
+    logits = product(states, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
+    return capped(logits, cap)
+
+
 def decide_by_logits(
     states: jax.Array,
     weights: jax.Array,
@@ -243,8 +250,7 @@ def decide_by_logits(
         return _decided_by_part(states, weights, vocab_axis, measure, arithmetic, cap)
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        logits = product(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
-        logits = capped(whole(logits), cap)
+        logits = whole(_logits(part, weights, vocab_axis, arithmetic, cap))
         largest = jnp.max(logits, axis=-1)
         is_nan = jnp.any(jnp.isnan(logits), axis=-1)
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)

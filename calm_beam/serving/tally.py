@@ -1,10 +1,11 @@
 """What became of prompts, counted."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Self
 
-from calm_beam.decoding.recorded import recorded_settings, settings_of_variant
+from calm_beam.decoding.recorded import recorded_rule
 from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import tests_at
 from calm_beam.manifest import Manifest
@@ -75,13 +76,11 @@ def exit_tests(answer: Answer, manifest: Manifest) -> int:
     entry = answer.entry
     if entry is None or entry.threshold is None:
         return 0
-    settings = recorded_settings(manifest.decode, (entry.threshold,))
-    if entry.variant is not None:
-        settings = settings_of_variant(settings, entry.variant)
-    rule = settings.rule
+    rule = recorded_rule(manifest.decode_of(entry))
     if rule.measure().needs is Need.LAYER:
         return 0
-    return sum(tests_at(layer, rule, layers=answer.num_layers) for layer in answer.exit_layers)
+    tokens_at = collections.Counter(answer.exit_layers)
+    return sum(tokens * tests_at(layer, rule, layers=answer.num_layers) for layer, tokens in tokens_at.items())
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Tally))

@@ -8,10 +8,11 @@ from calm_beam.calibration.pareto import PARTS
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.padding import members_by_width
-from calm_beam.decoding.recorded import settings_of_variant
+from calm_beam.decoding.recorded import recorded_rule, settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.serving_speed import Serving
 from calm_beam.evaluation.speedup import Speedup, measure_speedups
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, SpeedRecord, Variant, write_manifest
@@ -86,9 +87,9 @@ def _timed(manifest: Manifest) -> list[_Way]:
         if entry.threshold is None:
             continue
         variant, threshold = _way(entry)
-        measure = manifest.decode.confidence if variant is None else variant.confidence
         # Static layers are compiled for each of them.
-        rule = (variant, threshold if measure == "static" else None)
+        is_static = recorded_rule(manifest.decode_of(entry)).measure().needs is Need.LAYER
+        rule = (variant, threshold if is_static else None)
         if rule in rules or len(rules) < _RULES:
             rules.add(rule)
             ways[variant, threshold] = None

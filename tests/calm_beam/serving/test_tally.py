@@ -18,11 +18,11 @@ def _answer(layers: tuple[int, ...], *, threshold: float | None, variant: Varian
 
 
 def _manifest() -> Any:
-    """Returns a manifest of softmax at every layer, as far as it is read: how its model decodes."""
+    """Returns a manifest of softmax at every layer."""
     decode = dataclasses.replace(
         build_manifest().decode, confidence="softmax", schedule="constant", tau=None, min_exit_layer=1, exit_interval=1
     )
-    return types.SimpleNamespace(decode=decode)
+    return build_manifest(decode=decode)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,9 @@ def test_groups_are_told_before_the_plan(
     output = tmp_path / "out"
     assert _calibrate(model, data, output, "--verbose") == 0
     printed = capsys.readouterr()
-    assert "2 groups by language: en (45 examples), fr (3 examples)\nplan sha256:" in printed.err
+    told = printed.err.splitlines()
+    groups = told.index("2 groups by language: en (45 examples), fr (3 examples)")
+    assert [line.startswith("plan sha256:") for line in told].index(True) > groups
     assert "48 examples of 2 groups in" in printed.out
     assert "Mean loss at every threshold, group fr" in " ".join(printed.out.split())
     first = without_time(_manifest(output))

@@ -7,7 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -39,8 +39,8 @@ class Scores:
 
 
 @pytest.fixture
-def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts importable modules of a user on the path, some of which fail when they run."""
+def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Puts importable modules of a user on the path, some of which fail when they run; none is left to later tests."""
     modules = {
         "own_scores": _OWN_MODULE,
         "broken_scores": "import package_that_is_not_there\n",
@@ -54,6 +54,10 @@ def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / f"{name}.py").write_text(content, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    yield
+    # cloudpickle asks every module that was imported for the functions it pickles.
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 def _returning(value: object) -> Callable[[str, Sequence[str]], float]:

@@ -43,7 +43,7 @@ _BOUNDED = {
     "replacement": ("{{ ('a' * 100000).replace('a', 'b' * 100000) }}", _TOO_LARGE),
     "format": ("{{ '%1000000000d' % 1 }}", _TOO_LARGE),
     "format, the newer": ("{{ '{:1000000000}'.format(1) }}", _TOO_LARGE),
-    "JSON": ("{{ [[[1]]] | tojson(indent=100000000) }}", _TOO_LARGE),
+    "JSON": ("{{ [[[1]]] | tojson(indent=1000000000) }}", _TOO_LARGE),
     "joined": ("{{ (['a'] * 30000) | join('b' * 100000) }}", _TOO_LARGE),
     "a power": ("{{ 9 ** (9 ** 9) }}", f"{_TOO_SLOW}|{_TOO_LARGE}"),
     "a range": ("{{ range(1000000000) | list | length }}", "OverflowError: Range too big"),

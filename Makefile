@@ -97,7 +97,7 @@ docs: $(INSTALLED)  ## the documentation site, in build/site; broken links and p
 pictures: $(INSTALLED)  ## make the documentation's pictures again (about ten minutes; needs Chromium); PICTURES=--only=report for one
 	$(BIN)/python -m tools.pictures --output=docs/pictures $(PICTURES)
 
-demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
+demo-model: $(INSTALLED)  ## regenerate the demo data and train the demo model again (about an hour)
 	$(BIN)/python -m tools.demo_task.write_data --output=build/demo
 	$(BIN)/calm-beam train --data=build/demo/training.jsonl.gz --validation_data=build/demo/validation.jsonl.gz \
 	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --stored_dtype=float16 \

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from calm_beam.arithmetic import DTYPES, Arithmetic
+from calm_beam.arithmetic import DTYPES, Precision
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         prompts = draw_prompts(flags.prompts, length=_DRAWN, vocab_size=checkpoint.config.vocab_size)
     branches = sweep_branches(rule, thresholds, max_decode_length=steps)
-    arithmetic = Arithmetic(dtype=flags.dtype)
+    precision = Precision(dtype=flags.dtype)
     made = functools.partial(
-        Decoder, checkpoint, engine=flags.engine, arithmetic=arithmetic, max_input_length=_LONGEST, exit_head="exact"
+        Decoder, checkpoint, engine=flags.engine, precision=precision, max_input_length=_LONGEST, exit_head="exact"
     )
     alone = functools.partial(
-        EarlyExitDecoder, checkpoint, arithmetic=arithmetic, max_input_length=_LONGEST, exit_head="exact"
+        EarlyExitDecoder, checkpoint, precision=precision, max_input_length=_LONGEST, exit_head="exact"
     )
     start = time.perf_counter()
     sweep = made(branches)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.programs.models import LARGE_MODELS
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.exits.rule import ExitRule
 
@@ -26,7 +26,7 @@ def table() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for name, config in LARGE_MODELS.items():
         for device in _DEVICES:
-            found = device_forecast(config, device, Arithmetic(dtype="bfloat16"), positions=_POSITIONS)
+            found = device_forecast(config, device, Precision(dtype="bfloat16"), positions=_POSITIONS)
             depth = found.parts.layers
             quarter = round(depth / 4)
             alone = ExitRule(min_exit_layer=quarter, exit_interval=depth)

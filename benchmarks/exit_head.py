@@ -125,7 +125,7 @@ def _trained(flags: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.nd
 def _compared(states: np.ndarray, weights: np.ndarray, quantised: CertifiedHead, confidence: str) -> dict[str, Any]:
     measure = measure_named(confidence)
     rows, head = jnp.asarray(states), jnp.asarray(weights)
-    exact = jax.jit(functools.partial(decide, vocab_axis=0, measure=measure, arithmetic=FLOAT32))
+    exact = jax.jit(functools.partial(decide, vocab_axis=0, measure=measure, precision=FLOAT32))
     token, value, is_finite = map(np.asarray, exact(rows, head))
     certified = jax.jit(functools.partial(certify, measure=measure))
     found: Certificate = jax.tree.map(np.asarray, certified(rows, quantised))

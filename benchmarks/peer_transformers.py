@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
@@ -76,10 +76,10 @@ def _here(
     checkpoint: Checkpoint, threshold: float | None, dtype: str, prompts: Sequence[Sequence[int]]
 ) -> Callable[[], int]:
     branch = Branch.at(_STATIC, threshold, max_decode_length=_STEPS)
-    arithmetic = Arithmetic(dtype=dtype)
+    precision = Precision(dtype=dtype)
     if len(prompts) == 1:
         single = EarlyExitDecoder(
-            checkpoint, branch, max_input_length=_PROMPT_TOKENS, exit_head="exact", arithmetic=arithmetic
+            checkpoint, branch, max_input_length=_PROMPT_TOKENS, exit_head="exact", precision=precision
         )
         return lambda: sum(result.length for _, result in single.decode(prompts))
     decoder = Decoder(
@@ -88,7 +88,7 @@ def _here(
         max_input_length=_PROMPT_TOKENS,
         batch_size=len(prompts),
         exit_head="exact",
-        arithmetic=arithmetic,
+        precision=precision,
     )
     return lambda: sum(int(result.lengths[0]) for _, result in decoder.decode(prompts))
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from calm_beam.arithmetic import DTYPES, Arithmetic
+from calm_beam.arithmetic import DTYPES, Precision
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -92,14 +92,14 @@ class _Measured:
         dtype: str,
     ) -> None:
         self._checkpoint, self._settings, self._prompts = checkpoint, settings, prompts
-        self._vocabulary, self._dtype, self._arithmetic = vocabulary, dtype, Arithmetic(dtype=dtype)
+        self._vocabulary, self._dtype, self._arithmetic = vocabulary, dtype, Precision(dtype=dtype)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
         start = time.perf_counter()
         decoder = Decoder(
             checkpoint,
             sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
             max_input_length=settings.max_input_length,
-            arithmetic=self._arithmetic,
+            precision=self._arithmetic,
         )
         self.sweep = _in_order(dict(decoder.decode(prompts)))
         seconds = time.perf_counter() - start
@@ -158,7 +158,7 @@ class _Measured:
             self._checkpoint,
             branches[:1],
             max_input_length=self._settings.max_input_length,
-            arithmetic=self._arithmetic,
+            precision=self._arithmetic,
         )
         return [
             [
@@ -175,7 +175,7 @@ class _Measured:
             self._checkpoint,
             branches[0],
             max_input_length=self._settings.max_input_length,
-            arithmetic=self._arithmetic,
+            precision=self._arithmetic,
         )
         return [
             [_output(result) for result in _in_order(dict(first.at(branch).decode(self._prompts[:count])))]

@@ -81,8 +81,8 @@ def _swept(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", help="default: the embedded model")
-    parser.add_argument("--data", help="JSONL; default: the embedded data")
+    parser.add_argument("--checkpoint", help="default: the demo model")
+    parser.add_argument("--data", help="JSONL; default: the demo data")
     parser.add_argument("--confidence", type=lambda text: text.split(","), default=["softmax", "state", "static"])
     parser.add_argument("--thresholds", type=int, default=20, metavar="N")
     parser.add_argument("--prompts", type=int, default=200, metavar="N")

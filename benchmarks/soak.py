@@ -1,6 +1,6 @@
 r"""Whether long runs stay within their memory: what is resident after every part of many prompts, and the most so far.
 
-    python -m benchmarks.soak --checkpoint=model/ --data=train.jsonl.gz --prompts=20000 --token_budget=60000
+    python -m benchmarks.soak --checkpoint=model/ --data=train.jsonl.gz --prompts=20000 --max_cache_tokens=60000
     python -m benchmarks.soak --through=continuous --calibration=build/demo-calibration --consistency=textual \
         --delta=0.05 --checkpoint=calm_beam/inputs/demo/model --data=calm_beam/inputs/demo/calibration.jsonl.gz \
         --prompts=20000
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20_000)
     parser.add_argument("--max_decode_length", type=int, default=64, help="of the sweep; a manifest has its own")
     parser.add_argument(
-        "--token_budget", type=int, help="positions held at a time; default: of the memory that is free"
+        "--max_cache_tokens", type=int, help="positions held at a time; default: of the memory that is free"
     )
     parser.add_argument("--calibration", help="folder of the manifest to serve under; so the next two")
     parser.add_argument("--consistency")
@@ -74,9 +74,9 @@ def main() -> None:
     )
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * 4
     print(describe_machine())
-    if flags.token_budget:
-        held = flags.token_budget * position / 2**20
-        print(f"budget: {flags.token_budget} positions, {held:.0f} MiB of keys and values")
+    if flags.max_cache_tokens:
+        held = flags.max_cache_tokens * position / 2**20
+        print(f"budget: {flags.max_cache_tokens} positions, {held:.0f} MiB of keys and values")
     print(f"before the first prompt: {_resident_mib():.0f} MiB resident", flush=True)
     start, tokens = time.perf_counter(), 0
     for part, of_part in enumerate(tokens_by_part, start=1):
@@ -100,7 +100,7 @@ def _swept(
     decoder = Decoder(
         checkpoint,
         sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
-        token_budget=flags.token_budget,
+        max_cache_tokens=flags.max_cache_tokens,
     )
     for part in _parts(prompts):
         yield sum(int(result.lengths[0]) for _, result in decoder.decode(part))
@@ -113,7 +113,7 @@ def _served(checkpoint: Checkpoint, prompts: _Prompts, flags: argparse.Namespace
         checkpoint,
         choice=EntryChoice.named_by(flags),
         batch_size=flags.batch_size,
-        token_budget=flags.token_budget,
+        max_cache_tokens=flags.max_cache_tokens,
     )
     if flags.through == "generate_batch":
         for part in _parts(prompts):

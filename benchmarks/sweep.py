@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table, and with `--json` a last line with the same figures."""
     task, flags = started(__doc__, argv)
     figures = _measure(task)
-    model = flags.checkpoint or ("random" if flags.paper_dimensions else "embedded")
+    model = flags.checkpoint or ("random" if flags.paper_dimensions else "demo")
     figures = {"machine": describe_machine(), "model": model, "paper_dimensions": flags.paper_dimensions, **figures}
     if flags.json:
         print(json.dumps(figures))
@@ -118,8 +118,8 @@ def started(documentation: str | None, argv: Sequence[str] | None) -> tuple[Task
       argv: The flags; None for those of the command line.
     """
     parser = argparse.ArgumentParser(description=(documentation or "").split("\n")[0])
-    parser.add_argument("--checkpoint", help="the embedded model if omitted")
-    parser.add_argument("--data", help="JSONL file of prompts; the embedded data if omitted")
+    parser.add_argument("--checkpoint", help="the demo model if omitted")
+    parser.add_argument("--data", help="JSONL file of prompts; the demo data if omitted")
     parser.add_argument(
         "--paper_dimensions", action="store_true", help="widen --checkpoint to them; random weights if none is named"
     )
@@ -142,7 +142,7 @@ def started(documentation: str | None, argv: Sequence[str] | None) -> tuple[Task
         if (value := getattr(flags, name)) is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
     if bool(flags.checkpoint) != bool(flags.data):
-        parser.error("--checkpoint and --data go together: pass both, or neither for the embedded ones")
+        parser.error("--checkpoint and --data go together: pass both, or neither for the demo model and data")
     try:
         task, notes = _task(flags)
     except ValueError as error:
@@ -293,7 +293,7 @@ def decode(task: Task, branches: Sequence[Branch]) -> Run:
         max_input_length=_MAX_INPUT_LENGTH,
         batch_size=task.batch_size,
         # Room for every prompt at its worst: nobody gives way in any run.
-        token_budget=task.batch_size * (_MAX_INPUT_LENGTH + task.steps * len(branches)),
+        max_cache_tokens=task.batch_size * (_MAX_INPUT_LENGTH + task.steps * len(branches)),
         exit_head=task.exit_head,
     )
     start = time.perf_counter()

@@ -2,7 +2,7 @@
 
     import calm_beam as calm
 
-    manifest = calm.calibrate(output="calibration")         # the embedded model on the embedded data
+    manifest = calm.calibrate(output="calibration")         # the demo model on the demo data
     print(manifest.calibrations[0].threshold)
 
 The names below are public; each loads what it needs when it is first used, so that a serving process can read a

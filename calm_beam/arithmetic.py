@@ -9,7 +9,7 @@ MATMUL_PRECISIONS = ("highest", "high", "default")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arithmetic:
+class Precision:
     """What weights, states, keys and values are stored in, and how products of matrices are made of them.
 
     Sums, norms, softmax, logits, confidences and what is compared with a threshold are float32 in any case.
@@ -36,7 +36,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, dtype: str, matmul_precision: str | None = None) -> Self:
-        """Returns the arithmetic that a record names; None stands for the highest precision, of which it says nothing.
+        """Returns the precision that a record names; None stands for `highest`.
 
         Raises:
           ValueError: If one of them is none that we know.
@@ -53,19 +53,19 @@ class Arithmetic:
         return None if self.matmul_precision == "highest" else self.matmul_precision
 
 
-FLOAT32 = Arithmetic()
+FLOAT32 = Precision()
 """What the released code computes in, and what is taken where nobody says otherwise."""
 
 
-def held_type(name: str, arithmetic: Arithmetic) -> str:
-    """Returns the type that an arithmetic has a parameter in.
+def held_type(name: str, precision: Precision) -> str:
+    """Returns the type in which a precision holds a parameter.
 
     Scales of norms, biases, relative position biases and the exit classifier stay float32: no large product has them.
 
-    >>> arithmetic = Arithmetic(dtype="bfloat16")
-    >>> held_type("decoder/decoder_norm/scale", arithmetic), held_type("decoder/layers_0/mlp/wo/kernel", arithmetic)
+    >>> precision = Precision(dtype="bfloat16")
+    >>> held_type("decoder/decoder_norm/scale", precision), held_type("decoder/layers_0/mlp/wo/kernel", precision)
     ('float32', 'bfloat16')
     """
     *_, room, kind = name.split("/")
     is_wide = kind in ("scale", "bias", "rel_embedding") or room == "meta_cls"
-    return "float32" if is_wide else arithmetic.dtype
+    return "float32" if is_wide else precision.dtype

@@ -124,7 +124,7 @@ def _check_texts(arguments: Sequence[str]) -> None:
 def _in_words(error: Exception) -> str:
     """Returns what an error says, or what Python's own mean that say little or nothing."""
     if isinstance(error, MemoryError):
-        return f"memory ran out. Lower --batch_size, --token_budget or the number of workers. {error}".rstrip()
+        return f"memory ran out. Lower --batch_size, --max_cache_tokens or the number of workers. {error}".rstrip()
     if isinstance(error, RecursionError):
         return f"something that was read is nested too deeply ({error})."
     return os_error_in_words(error) if isinstance(error, OSError) else str(error)

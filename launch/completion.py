@@ -25,6 +25,7 @@ from .commands import COMMANDS, left_out
 from .commands import flag_parsers as parsers_of
 from .flags import FlagParser, parse_own_flags
 from .flags.help_pages import whole_help
+from .flags.parser import is_listed
 
 _LONGEST_HELP = 70
 
@@ -85,7 +86,7 @@ def _completed(command: str) -> Iterator[Completed]:
     for parser in parsers_of(command):
         for action in parser._actions:
             name = next((name for name in action.option_strings if name.startswith("--")), "")
-            if name not in seen:
+            if name not in seen and is_listed(action):
                 seen.add(name)
                 yield _completion_of(action, name)
 

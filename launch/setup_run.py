@@ -83,6 +83,6 @@ def prepare_request(
     say_detail(prepared.memory)
     assert prepared.settings.engine is not None, "a prepared sweep has one"
     say(f"engine: {prepared.settings.engine.in_words()}")
-    if runs_here and (caution := slow_arithmetic(prepared.settings.arithmetic, Machine.here())):
+    if runs_here and (caution := slow_arithmetic(prepared.settings.precision, Machine.here())):
         say(caution)
     return prepared

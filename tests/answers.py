@@ -29,7 +29,7 @@ THRESHOLD = 0.3
 
 
 def write_embedded_manifest(path: pathlib.Path, *, threshold: float = 0.9) -> pathlib.Path:
-    """Writes a manifest with an entry about the embedded model, which nothing was calibrated for; returns its path."""
+    """Writes a manifest with an entry about the demo model, which nothing was calibrated for; returns its path."""
     checkpoint = load_checkpoint(embedded.MODEL)
     vocabulary = open_vocabulary(checkpoint.vocabulary_uri or "", extra_ids=None)
     entry = build_entry(threshold, threshold_by_position=(float(np.float32(threshold)),) * _STEPS)

@@ -174,7 +174,7 @@ class CalibrationBench(KillBench):
 
 
 class AnswersBench(KillBench):
-    """Answers of the embedded model to prompts of the embedded calibration set, some of them broken."""
+    """Answers of the demo model to prompts of the demo calibration set, some of them broken."""
 
     parts = "**/answers-*.parquet"
     begun = "generate.json"

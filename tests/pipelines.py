@@ -146,7 +146,7 @@ def build_assignment(
         vocabulary_path=vocabulary,
         declared=Declared(),
         batch_size=BATCH_SIZE,
-        token_budget=None,
+        max_cache_tokens=None,
         exit_head="exact",
         on_error="fail",
         max_failures=None,
@@ -223,8 +223,8 @@ def assert_same_generations(found: Iterable[Generation], expected: Iterable[Gene
     for one, other in zip(ours, theirs, strict=True):
         for output, wanted in zip(one.outputs, other.outputs, strict=True):
             np.testing.assert_allclose(output.confidences, wanted.confidences, rtol=0, atol=1e-5)
-        if one.runner_ups is not None and other.runner_ups is not None:
-            np.testing.assert_allclose(one.runner_ups, other.runner_ups, rtol=0, atol=1e-5)
+        if one.max_rejected_confidence is not None and other.max_rejected_confidence is not None:
+            np.testing.assert_allclose(one.max_rejected_confidence, other.max_rejected_confidence, rtol=0, atol=1e-5)
 
 
 def _without_confidences(generation: Generation) -> Generation:
@@ -232,8 +232,9 @@ def _without_confidences(generation: Generation) -> Generation:
     outputs = tuple(
         dataclasses.replace(output, confidences=(0.0,) * len(output.confidences)) for output in generation.outputs
     )
-    runner_ups = None if generation.runner_ups is None else (0.0,) * len(generation.runner_ups)
-    return dataclasses.replace(generation, outputs=outputs, runner_ups=runner_ups)
+    rejected = generation.max_rejected_confidence
+    zeros = None if rejected is None else (0.0,) * len(rejected)
+    return dataclasses.replace(generation, outputs=outputs, max_rejected_confidence=zeros)
 
 
 def without_time(manifest: Manifest) -> dict[str, object]:

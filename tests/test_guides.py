@@ -130,7 +130,7 @@ def test_about_t5x(place: pathlib.Path) -> None:
 
 
 def test_frequent_questions(place: pathlib.Path) -> None:
-    """What the answers show runs on the embedded model."""
+    """What the answers show runs on the demo model."""
     run_shortened(_DOCS / "faq.md")
 
 

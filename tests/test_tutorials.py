@@ -55,9 +55,9 @@ def _is_what_was_found(page: pathlib.Path, demo: pathlib.Path, *, entries: int) 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with the calibration of the embedded model in `demo`, and what the tutorial's first command printed."""
+    """A folder with the calibration of the demo model in `demo`, and what the tutorial's first command printed."""
     folder = tmp_path_factory.mktemp("tutorial")
-    first = own_commands(_DOCS / "tutorials" / "embedded.md")[0]
+    first = own_commands(_DOCS / "tutorials" / "demo.md")[0]
     assert first == ["calibrate", "--confidence=softmax", "--output=demo"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setenv("COLUMNS", "80")
@@ -75,12 +75,12 @@ def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 
 @pytest.mark.slow
-def test_the_embedded_model(
+def test_the_demo_model(
     demo: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All that the tutorial shows runs after its first command, and the table on it is what was found."""
     monkeypatch.chdir(demo)
-    page = _DOCS / "tutorials" / "embedded.md"
+    page = _DOCS / "tutorials" / "demo.md"
     for command in own_commands(page)[1:]:
         run(command)
     _is_what_was_found(page, demo, entries=8)

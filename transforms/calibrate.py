@@ -50,7 +50,7 @@ class Calibrate(beam.PTransform):
       near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
         otherwise: `count`, or `worst_case` for loss 1.
       created: When the manifest says that the run began, ISO 8601 in UTC; None for now.
-      confirm_share: Share of the examples that were kept back to confirm what these choose, which the list of plans
+      holdout_share: Share of the examples that were kept back to confirm what these choose, which the list of plans
         says; None where none were.
     """
 
@@ -64,7 +64,7 @@ class Calibrate(beam.PTransform):
     metric_settings: MetricSettings = NO_SETTINGS
     near_ties: str = COUNT_NEAR_TIES
     created: str | None = None
-    confirm_share: float | None = None
+    holdout_share: float | None = None
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of one `CalibrationOutcome`, given what `Sweep` or `ReadGenerations` yields."""
@@ -85,7 +85,7 @@ class Calibrate(beam.PTransform):
             serve=self.serve,
             terms=PlanTerms(seed=self.seed, on_error=swept.on_error, near_ties=self.near_ties),
         )
-        listed = plan.confirmed_by(self.confirm_share)
+        listed = plan.confirmed_by(self.holdout_share)
         if isinstance(swept, Sweep) and swept.resume:
             is_open = all(each.p_value is None for each in guarantees)
             listed = gone_on_with(listed, swept.plans.plans(), is_open=is_open)

@@ -63,7 +63,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         declared: "Declared | None" = None,
         vocabulary: str | os.PathLike[str] | None = None,
         batch_size: int | None = None,
-        token_budget: int | None = None,
+        max_cache_tokens: int | None = None,
         exit_head: str = "auto",
         engine: str = "auto",
         exact_engine: bool = False,
@@ -86,7 +86,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           declared: As in `Generator.from_manifest`, like the next six.
           vocabulary: As there.
           batch_size: As there.
-          token_budget: As there.
+          max_cache_tokens: As there.
           exit_head: As there.
           engine: As there. Workers whose machines differ serve by different engines where this is `auto`; with
             `exact_engine`, they refuse.
@@ -98,7 +98,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           model_copies: How many processes of a machine hold the model, if they share it.
           model_parallelism: Devices that share one model, each with a part of it.
           min_batch_size: Fewest prompts that Beam hands over together, but at the end of a bundle. This and the next
-            are chosen by the widths of prompts and the token budget, unless one of them is given. At most the next.
+            are chosen by the widths of prompts and the size of the KV cache, unless one of them is given. At most the
+            next.
           max_batch_size: Most prompts that Beam hands over together. How many are decoded side by side is `batch_size`.
           max_batch_duration_secs: Longest time that a stream's prompts wait for others, at least 0.
           words: As in `Generator.from_manifest`: `consistency`, `metric`, `loss`, `delta`, `epsilon` and `group` of the
@@ -136,7 +137,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
                 declared=declared or Declared(),
                 vocabulary=None if vocabulary is None else os.fspath(vocabulary),
                 batch_size=batch_size,
-                token_budget=token_budget,
+                max_cache_tokens=max_cache_tokens,
                 exit_head=exit_head,
                 engine=engine,
                 exact_engine=exact_engine,
@@ -257,7 +258,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         """Returns how Beam makes batches: as the caller says, in prompts; else by width, up to several budgets full."""
         if {"min_batch_size", "max_batch_size"} & self._batches.keys():
             return self._batches
-        budget = self._model.token_budget
+        budget = self._model.max_cache_tokens
         most = _MOST_UNITS if budget is None else max(_FEWEST_UNITS, _BUDGETS_A_BATCH * budget // _UNIT)
         return {
             **self._batches,

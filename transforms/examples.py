@@ -9,7 +9,7 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example, mixed_prompts
-from calm_beam.inputs.set_parts import CONFIRMING, SetPart
+from calm_beam.inputs.set_parts import CONFIRMING, Split
 from calm_beam.outputs.shard_count import default_shards
 from calm_beam.outputs.shard_order import shard_in_order, with_unique_ids
 
@@ -97,7 +97,7 @@ class ReadExamples(ReadsFiles):
     needs_references: bool = False
     cluster_key: str | None = None
     order: str | None = None
-    part: SetPart | None = None
+    part: Split | None = None
 
     def _reading(self) -> Reading:
         return Reading(needs_references=self.needs_references, cluster_key=self.cluster_key, group_key=self.group_key)
@@ -195,7 +195,7 @@ def _named_apart(element: tuple[str, Iterable[Example]]) -> list[Example]:
     return with_unique_ids(element[1])
 
 
-def _taken(element: tuple[bytes, Iterable[Example]], *, part: SetPart, progress: ProgressLog) -> Iterator[Example]:
+def _taken(element: tuple[bytes, Iterable[Example]], *, part: Split, progress: ProgressLog) -> Iterator[Example]:
     """Yields the examples of one prompt that are of the part, and reports them as read.
 
     Where the part that chooses has the prompt too, those that confirm are marked: they repeat it.

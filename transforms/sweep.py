@@ -14,7 +14,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.exits.grid import descending_grid, uniform_grid
 from calm_beam.exits.rule import ExitRule
-from calm_beam.inputs.set_parts import SetPart
+from calm_beam.inputs.set_parts import Split
 from calm_beam.manifest.plan_list import PlanList, home_of
 from calm_beam.options import again, listed, option, switch
 from calm_beam.options.call import documented, naming_arguments
@@ -131,7 +131,7 @@ class Sweep(SweepOptions, beam.PTransform):
         )
         return examples | DecodeExamples([prepared.assignment(self.folder)], self.progress)
 
-    def _request(self, num_shards: int, part: SetPart | None) -> SweepRequest:
+    def _request(self, num_shards: int, part: Split | None) -> SweepRequest:
         thresholds = descending_grid(listed(self.thresholds))
         settings = DecodeSettings.of(self, self.exits.with_source(), thresholds=thresholds)
         return SweepRequest.asked_by(self, settings, model=self.model, num_shards=num_shards, part=part)

@@ -56,7 +56,7 @@ def _tokens_per_second(
         max_input_length=scale.prompt_tokens,
         batch_size=size,
         exit_head="exact",
-        arithmetic=way.arithmetic,
+        precision=way.precision,
     )
     prompts = prompts_for(scale, name, _BATCHES * size)
     results = [result.branch(0) for _, result in decoder.decode(prompts)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model import T5Config
 
 Case = dict[str, Any]
@@ -20,11 +20,11 @@ class Way:
 
     Attributes:
       name: In the output.
-      arithmetic: In which numbers.
+      precision: In which numbers.
     """
 
     name: str
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

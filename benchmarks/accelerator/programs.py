@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.programs import MODELS, Program, programs
-from calm_beam.arithmetic import DTYPES, Arithmetic
+from calm_beam.arithmetic import DTYPES, Precision
 
 from .part import Case, Clock, Scale
 
@@ -35,7 +35,7 @@ def _cases(scale: Scale, pool: concurrent.futures.Executor) -> Iterator[tuple[Ca
     found = []
     for dtype in DTYPES:
         for name, config in MODELS.items():
-            for program in programs(config, Arithmetic(dtype=dtype), devices=jax.local_devices()[:1]):
+            for program in programs(config, Precision(dtype=dtype), devices=jax.local_devices()[:1]):
                 if re.search(scale.programs, program.name):
                     case = {"measured": "program", "model": name, "in": dtype, "program": program.name}
                     found.append((case, program, pool.submit(_compiled, program)))

@@ -3,19 +3,19 @@
 import dataclasses
 
 from benchmarks.paper_model import LARGE_DIMENSIONS, PAPER_DIMENSIONS
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 from .part import Scale, Way
 
 _FLOAT32 = Way(name="float32")
-_BFLOAT16 = Way(name="bfloat16", arithmetic=Arithmetic(dtype="bfloat16"))
+_BFLOAT16 = Way(name="bfloat16", precision=Precision(dtype="bfloat16"))
 
 FULL = Scale(
     models=(("paper's dimensions", PAPER_DIMENSIONS), ("T5 1.1 large", LARGE_DIMENSIONS)),
     ways=(
         _FLOAT32,
         _BFLOAT16,
-        Way(name="float32, default products", arithmetic=Arithmetic(matmul_precision="default")),
+        Way(name="float32, default products", precision=Precision(matmul_precision="default")),
     ),
     programs="",
     vocabularies=(32128, 128256),

@@ -47,7 +47,7 @@ def _seconds_and_layers(
         Branch.at(ExitRule(confidence=measured), threshold, max_decode_length=scale.steps),
         max_input_length=scale.prompt_tokens,
         exit_head="exact",
-        arithmetic=way.arithmetic,
+        precision=way.precision,
     )
     seconds, tokens, layers = 0.0, 0, 0
     for prompt in prompts_for(scale, name, scale.single_prompts):

@@ -40,7 +40,7 @@ def _sweep(scale: Scale, name: str, way: Way, count: int) -> Case:
         sweep_branches(_RULE, tuple((place + 0.5) / count for place in range(count)), max_decode_length=scale.steps),
         max_input_length=scale.prompt_tokens,
         exit_head="exact",
-        arithmetic=way.arithmetic,
+        precision=way.precision,
     )
     prompts = prompts_for(scale, name, scale.prompts)
     with CompileTime() as compiling:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.evaluation import layer_predictions, perturbation
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.interface import Taught
@@ -19,9 +19,9 @@ from .program import Program
 _BATCH, _SOURCE, _TARGET, _STEPS = 8, 64, 32, 100
 
 
-def learning(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:
+def learning(config: ModelConfig, precision: Precision, placement: Placement) -> Iterator[Program]:
     """Yields a training step and its optimisers, and what validation, the classifier and suitability compute."""
-    model = network_of(config, arithmetic=arithmetic)
+    model = network_of(config, precision=precision)
     batch = Taught(
         placement.array(_BATCH, _SOURCE + _TARGET),
         placement.array(_BATCH),
@@ -53,7 +53,7 @@ def learning(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) 
         function=validation._cross_entropy_sums,
         arguments=(model, learned, batch),
     )
-    held = placement.parameters(arithmetic)
+    held = placement.parameters(precision)
     yield Program(
         name="states and labels of the classifier",
         placement=placement,
@@ -73,13 +73,13 @@ def learning(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) 
             name="suitability",
             placement=placement,
             function=layer_predictions._of_layers,
-            arguments=(model, {"params": placement.tree(arithmetic)}, batch),
+            arguments=(model, {"params": placement.tree(precision)}, batch),
         )
         yield Program(
             name="tokens that replace others",
             placement=placement,
             function=perturbation._predicted,
-            arguments=(model, 2, {"params": placement.tree(arithmetic)}, batch),
+            arguments=(model, 2, {"params": placement.tree(precision)}, batch),
         )
 
 

@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.decoding import early_exit
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
@@ -18,7 +18,7 @@ _STEPS, _SOURCE = 32, 64
 
 def served(
     config: ModelConfig,
-    arithmetic: Arithmetic,
+    precision: Precision,
     placement: Placement,
     *,
     rule: ExitRule,
@@ -31,7 +31,7 @@ def served(
 
     Args:
       config: Of the model.
-      arithmetic: In which it computes.
+      precision: In which it computes.
       placement: Where.
       rule: How exits are decided.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
@@ -51,10 +51,10 @@ def served(
         placement=placement,
         function=early_exit._decode,
         arguments=(
-            network_of(config, arithmetic=arithmetic),
+            network_of(config, precision=precision),
             rule,
             certain_exit,
-            {"params": placement.tree(arithmetic)},
+            {"params": placement.tree(precision)},
             # Certified heads are native code's, for CPUs.
             [None for _ in kernel_layers(config)],
             placement.array(steps, dtype="float32"),
@@ -80,9 +80,9 @@ def _sums(config: ModelConfig, *, heads: int, depth: int | None) -> int:
     return 2 + 2 * (layers - 1) + 2 * layers + heads
 
 
-def loops(config: ModelConfig, arithmetic: Arithmetic, placement: Placement) -> Iterator[Program]:
+def loops(config: ModelConfig, precision: Precision, placement: Placement) -> Iterator[Program]:
     """Yields the loops that serve, by kinds of what they ask."""
-    of = functools.partial(served, config, arithmetic, placement)
+    of = functools.partial(served, config, precision, placement)
     yield of(rule=ExitRule())
     yield of(rule=ExitRule(confidence="state"))
     yield of(rule=ExitRule(confidence="classifier", state_propagation="from_first_exit"))

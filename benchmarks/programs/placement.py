@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from calm_beam.arithmetic import Arithmetic, held_type
+from calm_beam.arithmetic import Precision, held_type
 from calm_beam.model import ModelConfig, parameter_shapes
 from calm_beam.model.partitioning import PARTS
 from calm_beam.model.sharding import Division
@@ -56,16 +56,16 @@ class Placement:
         axes = [axis for axis, size in enumerate(shape) if size % self.parts == 0]
         return self.array(*shape, dtype=dtype, axis=max(axes, key=lambda axis: (shape[axis], axis), default=None))
 
-    def parameters(self, arithmetic: Arithmetic) -> dict[str, Any]:
+    def parameters(self, precision: Precision) -> dict[str, Any]:
         """Returns a model's parameters by name, as decoders hold them."""
         return {
-            name: self.array(*shape, dtype=held_type(name, arithmetic), axis=self.division.axis(name, len(shape)))
+            name: self.array(*shape, dtype=held_type(name, precision), axis=self.division.axis(name, len(shape)))
             for name, shape in parameter_shapes(self._config).items()
         }
 
-    def tree(self, arithmetic: Arithmetic) -> Any:
+    def tree(self, precision: Precision) -> Any:
         """Returns them as a tree."""
-        return flax.traverse_util.unflatten_dict(self.parameters(arithmetic), sep="/")
+        return flax.traverse_util.unflatten_dict(self.parameters(precision), sep="/")
 
     def _sharding(self, axis: int | None) -> Any:
         if self._mesh is None:

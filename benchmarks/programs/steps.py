@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.decoding import weights
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
@@ -50,15 +50,15 @@ class Steps:
     """The steps of one model."""
 
     def __init__(
-        self, config: ModelConfig, arithmetic: Arithmetic, placement: Placement, *, sizes: Sizes = _OF_A_SWEEP
+        self, config: ModelConfig, precision: Precision, placement: Placement, *, sizes: Sizes = _OF_A_SWEEP
     ) -> None:
         """Describes their arguments."""
-        self._config, self._arithmetic, self._at, self._sizes = config, arithmetic, placement, sizes
-        self._model = network_of(config, arithmetic=arithmetic)
+        self._config, self._arithmetic, self._at, self._sizes = config, precision, placement, sizes
+        self._model = network_of(config, precision=precision)
         self._layers = config.num_decoder_layers
-        self._tree = placement.tree(arithmetic)
+        self._tree = placement.tree(precision)
         slots = sizes.places * sizes.lanes
-        self._states = placement.array(self._layers + 1, slots, config.emb_dim, dtype=arithmetic.dtype)
+        self._states = placement.array(self._layers + 1, slots, config.emb_dim, dtype=precision.dtype)
 
     def all(self) -> Iterator[Program]:
         """Yields every step; with those that rows of any number go through, the same for one prompt."""

@@ -76,14 +76,14 @@ def confirmed_calibration(
     epsilon: float,
     p_value: str,
     salt: str,
-    confirm_share: float,
+    holdout_share: float,
     procedure: str = "fixed_sequence",
 ) -> ConfirmedChoice:
     """Returns the lowest threshold found safe, and what of it is confirmed, given every single loss.
 
     With probability at least 1 - epsilon, the threshold that is promised has a risk of at most delta as it is served.
     The level at which it was chosen does not enter; epsilon is taken there too, since a threshold that some examples
-    could not prove is seldom proved by fewer. `calibrate --confirm_share=0.3` does the same with sums.
+    could not prove is seldom proved by fewer. `calibrate --holdout_share=0.3` does the same with sums.
 
     Args:
       losses: shape (units, thresholds), descending by threshold, by which the part that chooses does; those of other
@@ -95,7 +95,7 @@ def confirmed_calibration(
       epsilon: Allowed probability that the promised threshold breaks it, in (0, 1).
       p_value: A key of `P_VALUES`.
       salt: Decides the parts, and the order of units for p-values that bet on them; fixed before any loss is seen.
-      confirm_share: Chance of a unit to be in the part that confirms, in (0, 1).
+      holdout_share: Chance of a unit to be in the part that confirms, in (0, 1).
       procedure: How thresholds are tested where they are chosen, a key of `PROCEDURES`.
 
     Raises:
@@ -110,19 +110,19 @@ def confirmed_calibration(
             f"losses and served must have shape (units, thresholds), with one key per unit; got {losses.shape}, "
             f"{served.shape} and {len(keys)} keys."
         )
-    share = ("confirm_share", confirm_share)
+    share = ("holdout_share", holdout_share)
     check_split(keys=keys, share=share, fault="confirm its own choice")
     order = betting_order(keys, salt=salt)
     losses, served = losses[order], served[order]
     confirms = np.array(
-        [part_of(keys[place], salt=salt, confirm_share=confirm_share) == CONFIRMING for place in order], bool
+        [part_of(keys[place], salt=salt, holdout_share=holdout_share) == CONFIRMING for place in order], bool
     )
     check_parts(int((~confirms).sum()), int(confirms.sum()), verb="confirm")
     p_values = p_values_of(losses[~confirms], p_value=p_value, delta=delta, epsilon=epsilon)
     test = PROCEDURES[procedure](p_values, epsilon=epsilon)
     if not test.rejected.any():
         return ConfirmedChoice(path=(), test=test, p_values=(), promised=None)
-    places = confirming_places(p_values, test.rejected, epsilon=epsilon, confirm_share=confirm_share)
+    places = confirming_places(p_values, test.rejected, epsilon=epsilon, holdout_share=holdout_share)
     path = tuple(dict.fromkeys(places.tolist()))
     found = p_values_of(served[confirms][:, list(path)], p_value=p_value, delta=delta, epsilon=epsilon)
     last = int(PROCEDURES["fixed_sequence"](found, epsilon=epsilon).last_rejected())
@@ -131,7 +131,7 @@ def confirmed_calibration(
     )
 
 
-def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: float, confirm_share: float) -> np.ndarray:
+def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: float, holdout_share: float) -> np.ndarray:
     """Returns what is to be confirmed of what was accepted: three places, ascending, some of which may be the same.
 
     The last one is the last that was accepted. Before it are the last ones at which the part that confirms, if it saw
@@ -144,19 +144,19 @@ def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: floa
       p_values: shape (..., thresholds), by the part that chooses; the safest first.
       accepted: The same shape, bool.
       epsilon: Level of the tests that confirm, in (0, 1).
-      confirm_share: Chance of a unit to be in the part that confirms, in (0, 1).
+      holdout_share: Chance of a unit to be in the part that confirms, in (0, 1).
 
     Returns:
       Shape (..., 3), int64; -1 where nothing was accepted.
 
     Source: ours.
 
-    >>> confirming_places([1e-30, 1e-12, 1e-7, 0.002, 0.04, 0.3], [1, 1, 1, 1, 1, 0], epsilon=0.05, confirm_share=0.3)
+    >>> confirming_places([1e-30, 1e-12, 1e-7, 0.002, 0.04, 0.3], [1, 1, 1, 1, 1, 0], epsilon=0.05, holdout_share=0.3)
     array([1, 2, 4])
     """
     is_accepted = np.asarray(accepted, bool)
     # In logarithms, so that any machine decides alike.
-    expected = elementary.log(p_values) * (confirm_share / (1 - confirm_share))
+    expected = elementary.log(p_values) * (holdout_share / (1 - holdout_share))
     levels = elementary.log(epsilon) * np.array(_POWERS)
     is_small = is_accepted[..., None, :] & (expected[..., None, :] <= levels[:, None])
     last = is_small.shape[-1] - 1 - is_small[..., ::-1].argmax(axis=-1)
@@ -164,7 +164,7 @@ def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: floa
     return np.where(np.any(is_accepted, axis=-1, keepdims=True), places, -1)
 
 
-def confirming_path(entry: Calibration, *, epsilon: float, confirm_share: float) -> tuple[PathEntry, ...]:
+def confirming_path(entry: Calibration, *, epsilon: float, holdout_share: float) -> tuple[PathEntry, ...]:
     """Returns what of an entry has to be confirmed, in the order of the tests; empty where nothing was chosen."""
     chosen = entry.chosen
     if chosen is None:
@@ -174,7 +174,7 @@ def confirming_path(entry: Calibration, *, epsilon: float, confirm_share: float)
         # Each variant's is a sequence by itself, in which what is safer than the chosen threshold stands before it.
         path = tuple(step for step in path if step.variant == chosen.variant)
     p_values, accepted = [step.p_value for step in path], [step.rejected for step in path]
-    places = confirming_places(p_values, accepted, epsilon=epsilon, confirm_share=confirm_share)
+    places = confirming_places(p_values, accepted, epsilon=epsilon, holdout_share=holdout_share)
     return tuple(path[place] for place in dict.fromkeys(places.tolist()))
 
 
@@ -188,7 +188,7 @@ def paths_to_confirm(entries: Sequence[Calibration], plan: Plan) -> list[tuple[f
     assert plan.confirm_share is not None
     levels = plan.confirming_epsilons([entry.chosen is not None for entry in entries])
     return [
-        (level, confirming_path(entry, epsilon=level, confirm_share=plan.confirm_share))
+        (level, confirming_path(entry, epsilon=level, holdout_share=plan.confirm_share))
         for entry, level in zip(entries, levels, strict=True)
     ]
 

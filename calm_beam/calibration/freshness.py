@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from calm_beam.inputs.examples import Example
-from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, Split
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Manifest
 from calm_beam.outputs import stored_prompts
@@ -46,7 +46,7 @@ def _fingerprints(examples: Sequence[Example], manifest: Manifest) -> set[str]:
     share = None if manifest.plan is None else manifest.plan.confirm_share
     sets = [examples]
     if manifest.plan is not None and share is not None:
-        parts = [SetPart(name=name, confirm_share=share, salt=manifest.plan.salt) for name in (CALIBRATING, CONFIRMING)]
+        parts = [Split(name=name, confirm_share=share, salt=manifest.plan.salt) for name in (CALIBRATING, CONFIRMING)]
         sets += [[example for example in examples if part.takes(example)] for part in parts]
     return {fingerprint_text(content_sum_of(some)) for some in sets if some}
 

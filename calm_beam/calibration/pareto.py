@@ -22,7 +22,7 @@ PARTS = (CHOOSING, TESTING)
 """The parts of a set, by the names that their sums have in totals."""
 MOST_BY_THEMSELVES = 6
 """Variants of which each is tested by itself by default: of more, a part of the set chooses what the rest tests."""
-CHOOSING_SHARE = 0.3
+SELECTION_SHARE = 0.3
 """The share of it that chooses then: a path needs less evidence to be chosen than to be proved."""
 
 
@@ -42,7 +42,7 @@ class ParetoChoice:
 
 
 def variants_plan(
-    variants: Sequence[Variant], *, choosing_share: float | None = None, objective: str | None = None
+    variants: Sequence[Variant], *, selection_share: float | None = None, objective: str | None = None
 ) -> ParetoPlan:
     """Returns how several variants are tested: by a rule that their number decides, and no loss.
 
@@ -51,26 +51,26 @@ def variants_plan(
 
     Args:
       variants: The ways of decoding.
-      choosing_share: The share of the set that chooses, where it is named.
+      selection_share: The share of the set that chooses, where it is named.
       objective: As in `ParetoPlan`.
 
     Raises:
       ManifestError: If they are not two or more different ones, or the share is none.
     """
-    if choosing_share is None and len(variants) > MOST_BY_THEMSELVES:
-        choosing_share = CHOOSING_SHARE
-    return ParetoPlan(variants=tuple(variants), choosing_share=choosing_share, objective=objective)
+    if selection_share is None and len(variants) > MOST_BY_THEMSELVES:
+        selection_share = SELECTION_SHARE
+    return ParetoPlan(variants=tuple(variants), choosing_share=selection_share, objective=objective)
 
 
-def part_of(unit: str, *, salt: str, choosing_share: float) -> str:
+def part_of(unit: str, *, salt: str, selection_share: float) -> str:
     """Returns which part of a set a unit is in, `CHOOSING` or `TESTING`.
 
     Args:
       unit: Its name, which no other has: id of an example, or name of a cluster.
       salt: Fixed before any loss is seen.
-      choosing_share: Chance of being in the part that chooses, in (0, 1).
+      selection_share: Chance of being in the part that chooses, in (0, 1).
     """
-    return CHOOSING if is_drawn(unit, salt=f"{salt}/pareto", share=choosing_share) else TESTING
+    return CHOOSING if is_drawn(unit, salt=f"{salt}/pareto", share=selection_share) else TESTING
 
 
 def pareto_choice(choosing: np.ndarray, testing: np.ndarray, *, costs: Sequence[float], epsilon: float) -> ParetoChoice:
@@ -104,7 +104,7 @@ def pareto_calibration(
     epsilon: float,
     p_value: str,
     salt: str,
-    choosing_share: float = 0.5,
+    selection_share: float = 0.5,
     sizes: np.ndarray | None = None,
 ) -> ParetoChoice:
     """Returns the cheapest place of a grid proved safe, given every single loss and cost.
@@ -120,7 +120,7 @@ def pareto_calibration(
       epsilon: Allowed probability that the choice breaks it, in (0, 1).
       p_value: A key of `P_VALUES`; none that bets on the units one after the other.
       salt: Decides the split; fixed before any loss is seen.
-      choosing_share: Chance of a unit to be in the part that chooses, in (0, 1).
+      selection_share: Chance of a unit to be in the part that chooses, in (0, 1).
       sizes: shape (units, places), positive in sum; what costs are counted by, such as tokens. None counts units.
 
     Raises:
@@ -136,13 +136,13 @@ def pareto_calibration(
             f"losses, costs and sizes must have shape (units, places), with one key per unit; got {losses.shape}, "
             f"{costs.shape}, {sizes.shape} and {len(keys)} keys."
         )
-    share = ("choosing_share", choosing_share)
+    share = ("selection_share", selection_share)
     check_split(keys=keys, share=share, fault="choose its own test")
     if P_VALUES[p_value].needs_table:
         raise ValueError(
             f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one."
         )
-    parts = np.array([part_of(key, salt=salt, choosing_share=choosing_share) for key in keys])
+    parts = np.array([part_of(key, salt=salt, selection_share=selection_share) for key in keys])
     first, second = parts == CHOOSING, parts == TESTING
     check_parts(int(first.sum()), int(second.sum()), verb="test")
     return pareto_choice(

@@ -7,7 +7,7 @@ from typing import Protocol
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.examples import Example
-from calm_beam.inputs.set_parts import SetPart, salt_of
+from calm_beam.inputs.set_parts import Split, salt_of
 from calm_beam.manifest import (
     COUNT_NEAR_TIES,
     EACH_VARIANT,
@@ -28,7 +28,7 @@ from calm_beam.outputs.layout import Layout
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
 from .guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served, specs_of
-from .pareto import CHOOSING_SHARE, PARTS, part_of
+from .pareto import PARTS, SELECTION_SHARE, part_of
 
 _BLOCKS = 5
 
@@ -63,7 +63,7 @@ class PlanTerms:
       on_error: As in `Plan`.
       sequential: As there.
       pareto: As there.
-      confirm_share: As there.
+      holdout_share: As there.
       near_ties: What becomes of outputs that hung on a decision within rounding: `count`, or `worst_case` for loss 1.
       serve: Place of the spec that will be served, which was settled with the rest; None where nobody said.
     """
@@ -73,7 +73,7 @@ class PlanTerms:
     on_error: str = "fail"
     sequential: SequentialPlan | None = None
     pareto: ParetoPlan | None = None
-    confirm_share: float | None = None
+    holdout_share: float | None = None
     near_ties: str = COUNT_NEAR_TIES
     serve: int | None = None
 
@@ -110,7 +110,7 @@ def plan_of(
         binomial test, a p-value is to be watched that may not be, or groups or parts are to be told apart among
         clusters or by a p-value that needs single losses.
     """
-    near_ties, confirm_share = terms.near_ties, terms.confirm_share
+    near_ties, holdout_share = terms.near_ties, terms.holdout_share
     if near_ties not in NEAR_TIES:
         raise ValueError(f"near_ties must be one of {', '.join(NEAR_TIES)}, got {near_ties!r:.40}.")
     if near_ties == WORST_NEAR_TIES and not settings.rule.measure().sees_near_ties:
@@ -125,8 +125,8 @@ def plan_of(
             "a tail of clusters is a share of each cluster's outputs, and p_value exact_binomial is for losses of "
             "0 and 1. Take hoeffding_bentkus."
         )
-    if confirm_share is not None and not 0 < confirm_share < 1:
-        raise ValueError(f"confirm_share must be in (0, 1), got {confirm_share}. For 30 % pass 0.3.")
+    if holdout_share is not None and not 0 < holdout_share < 1:
+        raise ValueError(f"holdout_share must be in (0, 1), got {holdout_share}. For 30 % pass 0.3.")
     sequential, pareto = terms.sequential, terms.pareto
     check_specs(specs, cluster_key=cluster_key, group_key=group_key, sequential=sequential, pareto=pareto)
     return Plan(
@@ -147,7 +147,7 @@ def plan_of(
         pareto=pareto,
         near_ties=None if near_ties == COUNT_NEAR_TIES else near_ties,
         serve=terms.serve,
-    ).confirmed_by(confirm_share)
+    ).confirmed_by(holdout_share)
 
 
 def plan_of_job(
@@ -259,7 +259,7 @@ def as_settled_before(plan: Plan) -> Plan:
     """
     pareto = plan.pareto
     if pareto is not None and not has_parts(plan):
-        pareto = dataclasses.replace(pareto, choosing_share=CHOOSING_SHARE)
+        pareto = dataclasses.replace(pareto, choosing_share=SELECTION_SHARE)
     tests = [
         dataclasses.replace(
             test,
@@ -289,11 +289,11 @@ def gone_on_with(plan: Plan, listed: Sequence[EarlierPlan], *, is_open: bool) ->
     return next((form for form in (plan, *earlier_forms(plan, is_open=is_open)) if form.digest in digests), plan)
 
 
-def set_part(plan: Plan, name: str) -> SetPart | None:
+def set_part(plan: Plan, name: str) -> Split | None:
     """Returns a part of the set, as `calm_beam.inputs.set_parts` names it; None where all examples choose."""
     if plan.confirm_share is None:
         return None
-    return SetPart(name=name, confirm_share=plan.confirm_share, salt=plan.salt)
+    return Split(name=name, confirm_share=plan.confirm_share, salt=plan.salt)
 
 
 def layout_of(plan: Plan) -> Layout:
@@ -313,7 +313,7 @@ def part_of_unit(plan: Plan, unit: str) -> str | None:
     """Returns which part of the set a unit was drawn for, by its name; None where there are no parts."""
     if plan.pareto is None or plan.pareto.choosing_share is None:
         return None
-    return part_of(unit, salt=plan.salt, choosing_share=plan.pareto.choosing_share)
+    return part_of(unit, salt=plan.salt, selection_share=plan.pareto.choosing_share)
 
 
 def has_parts(plan: Plan) -> bool:

@@ -192,7 +192,7 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
         max_input_length=settings.max_input_length,
         max_decode_length=settings.max_decode_length,
         task_prefix=settings.task_prefix,
-        dtype=settings.arithmetic.dtype,
-        matmul_precision=settings.arithmetic.recorded_precision(),
+        dtype=settings.precision.dtype,
+        matmul_precision=settings.precision.recorded_precision(),
         engine=settings.engine,
     )

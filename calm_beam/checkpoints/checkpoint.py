@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic, held_type
+from calm_beam.arithmetic import FLOAT32, Precision, held_type
 
 from .architectures import Config, stored_architecture
 from .stored_array import Array, StoredArray, StoredArrays, pieces
@@ -51,7 +51,7 @@ class Checkpoint:
     stated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    rounded: tuple[Arithmetic, str] | None = None
+    rounded: tuple[Precision, str] | None = None
 
     @property
     def uri(self) -> str:
@@ -63,23 +63,23 @@ class Checkpoint:
         """Where they find its vocabulary; None if there is none."""
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
-    def parameters(self, arithmetic: Arithmetic = FLOAT32) -> dict[str, Any]:
+    def parameters(self, precision: Precision = FLOAT32) -> dict[str, Any]:
         """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory.
 
         Args:
-          arithmetic: In whose types the arrays come, each rounded once.
+          precision: In whose types the arrays come, each rounded once.
         """
         import flax.traverse_util
 
-        self.check_rounding(arithmetic)
-        arrays = {name: held(name, array, arithmetic) for name, array in self.arrays.items()}
+        self.check_rounding(precision)
+        arrays = {name: held(name, array, precision) for name, array in self.arrays.items()}
         self.check_unchanged()
         tree: dict[str, Any] = flax.traverse_util.unflatten_dict(arrays, sep="/")
         return tree
 
-    def check_rounding(self, arithmetic: Arithmetic) -> None:
-        """Checks that the arrays were rounded for no other arithmetic, whose weights are not the model's."""
-        assert self.rounded is None or self.rounded[0] == arithmetic, f"weights are those of {self.rounded}"
+    def check_rounding(self, precision: Precision) -> None:
+        """Checks that the arrays were rounded for no other precision, whose weights are not the model's."""
+        assert self.rounded is None or self.rounded[0] == precision, f"weights are those of {self.rounded}"
 
     def check_unchanged(self) -> None:
         """Raises `CheckpointError` if the files of the weights have changed since the model was loaded."""
@@ -105,16 +105,16 @@ class Checkpoint:
         return known[unseen]
 
 
-def held(name: str, array: Any, arithmetic: Arithmetic) -> Any:
-    """Returns an array of a model, of numpy or JAX, in the type that an arithmetic has it in; itself if it has that.
+def held(name: str, array: Any, precision: Precision) -> Any:
+    """Returns an array of a model, of numpy or JAX, in the type in which a precision holds it; itself if it has that.
 
     Args:
       name: Of the parameter.
       array: Its values; what is stored is read.
-      arithmetic: Decides the type.
+      precision: Decides the type.
     """
     values = np.asarray(array) if isinstance(array, StoredArray) else array
-    dtype = np.dtype(held_type(name, arithmetic))
+    dtype = np.dtype(held_type(name, precision))
     return values if values.dtype == dtype else values.astype(dtype)
 
 

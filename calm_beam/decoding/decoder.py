@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures import Need
 from calm_beam.model import architecture_of, network_of
@@ -49,10 +49,10 @@ class Decoder:
         *,
         max_input_length: int = 512,
         batch_size: int | None = None,
-        token_budget: int | None = None,
+        max_cache_tokens: int | None = None,
         exit_head: str = "exact",
         engine: str = "auto",
-        arithmetic: Arithmetic = FLOAT32,
+        precision: Precision = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
     ) -> None:
@@ -63,12 +63,12 @@ class Decoder:
           branches: At least one: by which every prompt is decoded. Requests may name other thresholds.
           max_input_length: Most tokens of a prompt.
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
-          token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
+          max_cache_tokens: Most positions whose keys and values are held at a time, those of the sources included; None
             for a share of the device's memory.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties. Where several measures are made of logits, the exact one decides.
           engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
-          arithmetic: In which numbers the model computes.
+          precision: In which numbers the model computes.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
           model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
             vocabulary; the number of devices must be a multiple of it.
@@ -85,7 +85,7 @@ class Decoder:
             max_decode_length=steps,
             max_input_length=max_input_length,
             batch_size=batch_size,
-            token_budget=token_budget,
+            max_cache_tokens=max_cache_tokens,
         )
         architecture_of(config).check_positions(config, source=max_input_length, steps=steps)
         for rule in dict.fromkeys(branch.rule for branch in branches):
@@ -102,16 +102,16 @@ class Decoder:
             exit_head if len(by_logits) < 2 else "exact",
             config=config,
             rule=self._branches.rules[by_logits[0] if by_logits else 0],
-            arithmetic=arithmetic,
+            precision=precision,
             machine=Machine.of(groups[0].devices[0]),
             model_parallelism=model_parallelism,
         )
-        model = network_of(config, arithmetic=arithmetic)
+        model = network_of(config, precision=precision)
         self._decoders: list[GroupDecoder] = []
         for group in groups:
-            check_devices(config, group, arithmetic)
+            check_devices(config, group, precision)
             # Before the budget: what is free is what the weights leave.
-            on_group = placed(checkpoint, group, arithmetic)
+            on_group = placed(checkpoint, group, precision)
             budget = choose_budget(
                 config,
                 group,
@@ -119,8 +119,8 @@ class Decoder:
                 steps=steps,
                 source=max_input_length,
                 batch_size=batch_size,
-                token_budget=token_budget,
-                arithmetic=arithmetic,
+                max_cache_tokens=max_cache_tokens,
+                precision=precision,
             )
             with group.running():
                 weights = Weights(

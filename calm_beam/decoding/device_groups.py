@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Array, Checkpoint, StoredArray, StoredArrays, held
 from calm_beam.errors import UsageError
 from calm_beam.model import ModelConfig
@@ -61,17 +61,17 @@ class DeviceGroup:
             with jax.default_device(self.devices[0]):
                 yield
 
-    def place(self, name: str, array: Array | jax.Array, arithmetic: Arithmetic = FLOAT32) -> jax.Array:
+    def place(self, name: str, array: Array | jax.Array, precision: Precision = FLOAT32) -> jax.Array:
         """Returns an array on the group; of one that is stored, each device's part is read by itself.
 
         Args:
           name: Of the parameter.
           array: Its values.
-          arithmetic: Decides the type that it comes in.
+          precision: Decides the type that it comes in.
         """
         if isinstance(array, StoredArray):
-            return self._read(name, array, arithmetic)
-        array = held(name, array, arithmetic)
+            return self._read(name, array, precision)
+        array = held(name, array, precision)
         placed: jax.Array
         if self._mesh is not None:
             placed = jax.device_put(array, self._sharding(self.division.axis(name, array.ndim)))
@@ -82,18 +82,18 @@ class DeviceGroup:
                 placed = jax.device_put(array)
         return placed
 
-    def _read(self, name: str, array: StoredArray, arithmetic: Arithmetic) -> jax.Array:
+    def _read(self, name: str, array: StoredArray, precision: Precision) -> jax.Array:
         axis, parts = self.division.axis(name, array.ndim), self.division.parts
         if axis is None or not array.divides(axis, parts):
             # Until it is there, the host holds it.
-            read: jax.Array = jax.block_until_ready(self.place(name, np.asarray(array), arithmetic))
+            read: jax.Array = jax.block_until_ready(self.place(name, np.asarray(array), precision))
             return read
         size = array.shape[axis] // parts
         shards = []
         for part, device in enumerate(self.devices):
             values = array[(slice(None),) * axis + (slice(part * size, (part + 1) * size),)]
             # One after the other, so that the host holds no more than one.
-            shards.append(jax.block_until_ready(jax.device_put(held(name, values, arithmetic), device)))
+            shards.append(jax.block_until_ready(jax.device_put(held(name, values, precision), device)))
         return jax.make_array_from_single_device_arrays(array.shape, self._sharding(axis), shards)
 
     def _sharding(self, axis: int | None) -> NamedSharding:
@@ -141,18 +141,18 @@ def device_groups(
     ]
 
 
-def placed(checkpoint: Checkpoint, group: DeviceGroup, arithmetic: Arithmetic = FLOAT32) -> Checkpoint:
-    """Returns the model with its weights on a group's devices, as an arithmetic has them, read array by array.
+def placed(checkpoint: Checkpoint, group: DeviceGroup, precision: Precision = FLOAT32) -> Checkpoint:
+    """Returns the model with its weights on a group's devices, as a precision has them, read array by array.
 
     Raises:
       CheckpointError: If they cannot be read, or the files of the model have changed since it was loaded.
     """
-    checkpoint.check_rounding(arithmetic)
-    arrays: Any = {name: group.place(name, array, arithmetic) for name, array in sorted(checkpoint.arrays.items())}
+    checkpoint.check_rounding(precision)
+    arrays: Any = {name: group.place(name, array, precision) for name, array in sorted(checkpoint.arrays.items())}
     checkpoint.check_unchanged()
-    if arithmetic.dtype != "float32":
+    if precision.dtype != "float32":
         # What is rounded has another fingerprint than the model.
-        return dataclasses.replace(checkpoint, arrays=arrays, rounded=(arithmetic, checkpoint.fingerprint()))
+        return dataclasses.replace(checkpoint, arrays=arrays, rounded=(precision, checkpoint.fingerprint()))
     if isinstance(checkpoint.arrays, StoredArrays):
         arrays = checkpoint.arrays.moved(arrays)
     return dataclasses.replace(checkpoint, arrays=arrays)

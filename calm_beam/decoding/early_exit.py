@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import certify
 from calm_beam.exits.decision import decide_by_logits
@@ -58,7 +58,7 @@ class EarlyExitDecoder:
         batch_size: int = 1,
         exit_head: str = "exact",
         engine: str = "auto",
-        arithmetic: Arithmetic = FLOAT32,
+        precision: Precision = FLOAT32,
         model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
@@ -71,7 +71,7 @@ class EarlyExitDecoder:
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
           engine: One of `engine_choice.ENGINE_CHOICES`. XLA runs the layers, and decides by the head with `xla`.
-          arithmetic: In which numbers the model computes.
+          precision: In which numbers the model computes.
           model_parallelism: Devices that share the model, the first of this process.
 
         Raises:
@@ -93,13 +93,13 @@ class EarlyExitDecoder:
             exit_head,
             config=checkpoint.config,
             rule=rule,
-            arithmetic=arithmetic,
+            precision=precision,
             machine=Machine.of(self._group.devices[0]),
             model_parallelism=self._group.division.parts,
             in_loop=True,
         )
-        self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
-        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
+        self._parameters = {"params": placed(checkpoint, self._group, precision).parameters(precision)}
+        self._model = network_of(checkpoint.config, precision=precision)
         self._max_input_length = max_input_length
         self._rows = batch_size
         with self._group.running():
@@ -268,7 +268,7 @@ def _decode(
     # Layers above a certain exit are never run, and nobody reads what they keep.
     depth = certain_exit or config.num_decoder_layers
     shape = rows, 1, config.num_kv_heads, steps, config.head_dim
-    empty = divided(jnp.zeros(shape, model.arithmetic.dtype), 2, of=config.num_kv_heads)
+    empty = divided(jnp.zeros(shape, model.precision.dtype), 2, of=config.num_kv_heads)
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
         is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
@@ -285,7 +285,7 @@ def _decode(
             rule=rule,
             num_layers=config.num_decoder_layers,
             logits_cap=architecture_of(config).logits_cap(config),
-            arithmetic=model.arithmetic,
+            precision=model.precision,
             certain_exit=certain_exit,
             apply=apply,
             heads=heads,
@@ -357,7 +357,7 @@ class _Step:
     Attributes:
       rule: How exits are decided.
       num_layers: Decoder depth L.
-      arithmetic: Of the model.
+      precision: Of the model.
       logits_cap: Of the model, as `decide` takes it.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       apply: Calls a method of the model.
@@ -373,7 +373,7 @@ class _Step:
 
     rule: ExitRule
     num_layers: int
-    arithmetic: Arithmetic
+    precision: Precision
     logits_cap: float | None
     certain_exit: int | None
     apply: Callable[..., Any]
@@ -517,7 +517,7 @@ class _Step:
             weights,
             vocab_axis=vocab_axis,
             measure=measure,
-            arithmetic=self.arithmetic,
+            precision=self.precision,
             cap=self.logits_cap,
         )
         if head is None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
@@ -85,7 +85,7 @@ def chosen_engine(
     *,
     config: ModelConfig,
     rule: ExitRule,
-    arithmetic: Arithmetic,
+    precision: Precision,
     machine: Machine | None,
     model_parallelism: int = 1,
     in_loop: bool = False,
@@ -98,7 +98,7 @@ def chosen_engine(
       exit_head: One of `EXIT_HEADS`.
       config: Of the model.
       rule: How exits are decided.
-      arithmetic: In which numbers the model computes.
+      precision: In which numbers the model computes.
       machine: That decodes. None for others than this one, which may have no native code: `auto` is then `xla`, and no
         instructions are known.
       model_parallelism: Devices that share one model.
@@ -116,7 +116,7 @@ def chosen_engine(
         engine = "xla"
     lacks = None if machine is None else machine.lacks
     why_not = lacks or architecture_of(config).why_not_native(config)
-    why_not = why_not or native_decoder.why_not_for(config, arithmetic, devices=model_parallelism)
+    why_not = why_not or native_decoder.why_not_for(config, precision, devices=model_parallelism)
     if engine == "native" and why_not:
         raise UsageError(f"engine is native, but native code cannot decode: {why_not}. Take --engine=xla, or auto.")
     form = "exact"
@@ -124,7 +124,7 @@ def chosen_engine(
         form = head_form(
             exit_head,
             measure=rule.measure(),
-            arithmetic=arithmetic,
+            precision=precision,
             size=config.vocab_size * config.emb_dim,
             why_not=_why_no_head(
                 engine, machine, config=config, is_unknown=is_unknown, model_parallelism=model_parallelism
@@ -201,9 +201,9 @@ def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
         )
 
 
-def slow_arithmetic(arithmetic: Arithmetic, machine: Machine) -> str | None:
+def slow_arithmetic(precision: Precision, machine: Machine) -> str | None:
     """Returns a sentence where a processor computes in a type that it has no instructions for; None elsewhere."""
-    if arithmetic.dtype != "bfloat16" or machine.platform != "cpu":
+    if precision.dtype != "bfloat16" or machine.platform != "cpu":
         return None
     if _features() & {"avx512_bf16", "amx_bf16", "bf16"}:
         return None

@@ -90,6 +90,6 @@ def _check_memory(error: Exception) -> None:
         isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     ):
         raise DecodeError(
-            f"out of memory while decoding ({reason_of(error)}). Take a smaller --token_budget, a coarser grid or a "
-            "larger machine; commands that keep finished shards go on from there with --resume."
+            f"out of memory while decoding ({reason_of(error)}). Take a smaller --max_cache_tokens, a coarser grid or "
+            "a larger machine; commands that keep finished shards go on from there with --resume."
         ) from error

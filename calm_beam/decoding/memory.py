@@ -5,7 +5,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.exits.head_forms import certified_bytes
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 from calm_beam.model.sharding import Division, values_per_device
@@ -60,8 +60,8 @@ def choose_budget(
     steps: int,
     source: int,
     batch_size: int | None,
-    token_budget: int | None,
-    arithmetic: Arithmetic,
+    max_cache_tokens: int | None,
+    precision: Precision,
 ) -> Budget:
     """Returns what a sweep may hold on a group of devices, as far as the user leaves it open.
 
@@ -72,40 +72,40 @@ def choose_budget(
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       batch_size: Most prompts at a time; None for as many as memory and speed recommend.
-      token_budget: Positions; None for a share of the memory that is free.
-      arithmetic: In whose type states, keys and values are held.
+      max_cache_tokens: Positions; None for a share of the memory that is free.
+      precision: In whose type states, keys and values are held.
 
     Raises:
-      ValueError: If the token budget has no room for one prompt that needs the most.
+      ValueError: If the KV cache has no room for one prompt that needs the most.
     """
-    needed = checked_least_tokens(token_budget, lanes=lanes, steps=steps, source=source)
+    needed = checked_least_tokens(max_cache_tokens, lanes=lanes, steps=steps, source=source)
     device = group.devices[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
-    position = _position_numbers(config) * arithmetic.number_bytes
+    position = _position_numbers(config) * precision.number_bytes
     if not is_host and "keys_values" not in group.division.whole:
         # Of an accelerator's memory, its part alone; the devices of a host share one.
         position //= group.division.parts
-    states = (config.num_decoder_layers + 1) * config.emb_dim * arithmetic.number_bytes * lanes
+    states = (config.num_decoder_layers + 1) * config.emb_dim * precision.number_bytes * lanes
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
     # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
     outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
     slots = max(1, min(most, int(free / 4 / states), int(free / 4 / outputs)))
-    tokens = token_budget or max(needed, int(free / 2 / position))
+    tokens = max_cache_tokens or max(needed, int(free / 2 / position))
     return Budget(slots=slots, tokens=tokens)
 
 
-def checked_least_tokens(token_budget: int | None, *, lanes: int, steps: int, source: int) -> int:
-    """Returns the positions that one prompt can need at most, which a token budget has to have room for.
+def checked_least_tokens(max_cache_tokens: int | None, *, lanes: int, steps: int, source: int) -> int:
+    """Returns the positions that one prompt can need at most, which the KV cache must have room for.
 
     Arguments and errors are those of `choose_budget`, but no device is looked for.
     """
     needed = source + lanes * steps
-    if token_budget is not None and token_budget < needed:
+    if max_cache_tokens is not None and max_cache_tokens < needed:
         raise ValueError(
-            f"token_budget must be at least {needed}, got {token_budget}: one prompt of {source} tokens and its "
-            f"outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
+            f"max_cache_tokens must be at least {needed}, got {max_cache_tokens}: one prompt of {source} tokens and "
+            f"its outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
             "max_decode_length or the number of thresholds."
         )
     return needed
@@ -144,20 +144,20 @@ class Demand:
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
-      token_budget: Positions that are to be held at a time, if the user says so.
+      max_cache_tokens: Positions that are to be held at a time, if the user says so.
       exit_head: One of `EXIT_HEADS`, or the form that decides.
       engine: Name of the engine that decodes: `native` holds weights once more.
-      arithmetic: In whose type weights, states, keys and values are held.
+      precision: In whose type weights, states, keys and values are held.
     """
 
     lanes: int
     steps: int
     source: int
     rows: int = 1
-    token_budget: int | None = None
+    max_cache_tokens: int | None = None
     exit_head: str = "exact"
     engine: str = "xla"
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
 
 def least_need(config: ModelConfig, demand: Demand) -> Need:
@@ -168,7 +168,7 @@ def least_need(config: ModelConfig, demand: Demand) -> Need:
       demand: What is decoded.
     """
     lanes, steps, source, rows = demand.lanes, demand.steps, demand.source, demand.rows
-    arithmetic = demand.arithmetic
+    precision = demand.precision
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
     weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
@@ -177,11 +177,11 @@ def least_need(config: ModelConfig, demand: Demand) -> Need:
     others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
     prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
-        weights=weights * arithmetic.number_bytes,
-        heads=_heads_bytes(config, demand.exit_head, arithmetic),
+        weights=weights * precision.number_bytes,
+        heads=_heads_bytes(config, demand.exit_head, precision),
         packed=_packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0,
-        outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
-        source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
+        outputs=rows * lanes * steps * position * precision.number_bytes + others * _FLOAT_BYTES,
+        source=rows * source * position * precision.number_bytes + prefill * _FLOAT_BYTES,
     )
 
 
@@ -202,15 +202,15 @@ def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> Non
         return
     need = least_need(config, demand)
     free = available_bytes()
-    position = _position_numbers(config) * demand.arithmetic.number_bytes
-    held = max(0, (demand.token_budget or 0) * position - need.outputs - need.source)
+    position = _position_numbers(config) * demand.precision.number_bytes
+    held = max(0, (demand.max_cache_tokens or 0) * position - need.outputs - need.source)
     wanted = copies * (need.total + held)
     if wanted <= free:
         return
     parts = {
         "--max_decode_length": need.outputs,
         "--max_input_length": need.source,
-        "--token_budget": held,
+        "--max_cache_tokens": held,
         "a smaller model, or fewer --model_copies": need.weights,
     }
     largest = max(parts, key=lambda name: parts[name])
@@ -233,18 +233,18 @@ def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> Non
     )
 
 
-def check_devices(config: ModelConfig, group: "DeviceGroup", arithmetic: Arithmetic = FLOAT32) -> None:
+def check_devices(config: ModelConfig, group: "DeviceGroup", precision: Precision = FLOAT32) -> None:
     """Refuses, before weights are read, a model that does not fit into a group's devices.
 
     Args:
       config: Sizes of the model.
       group: Devices that are to hold it. Those of a host, and those that do not tell, are not looked at.
-      arithmetic: In whose type it is held.
+      precision: In whose type it is held.
 
     Raises:
       ValueError: If a device has not so much memory left.
     """
-    part = values_per_device(parameter_shapes(config), group.division) * arithmetic.number_bytes
+    part = values_per_device(parameter_shapes(config), group.division) * precision.number_bytes
     for device in group.devices:
         if device.platform == "cpu" or not device.memory_stats():
             continue
@@ -268,22 +268,22 @@ def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: i
     Raises:
       UsageError: If devices cannot share the model so.
     """
-    division, shapes, arithmetic = Division.of(config, model_parallelism), parameter_shapes(config), demand.arithmetic
-    position = _position_numbers(config) * arithmetic.number_bytes
-    whole = values_per_device(shapes, Division()) * arithmetic.number_bytes
+    division, shapes, precision = Division.of(config, model_parallelism), parameter_shapes(config), demand.precision
+    position = _position_numbers(config) * precision.number_bytes
+    whole = values_per_device(shapes, Division()) * precision.number_bytes
     weights = f"{_in_words(whole)} of weights"
     if model_parallelism > 1:
-        part = values_per_device(shapes, division) * arithmetic.number_bytes
+        part = values_per_device(shapes, division) * precision.number_bytes
         weights += f", {_in_words(part)} on each of {model_parallelism} devices"
         if division.whole:
             weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
-    if heads := _heads_bytes(config, demand.exit_head, arithmetic):
+    if heads := _heads_bytes(config, demand.exit_head, precision):
         weights += f", and up to {_in_words(heads)} of certified heads"
     packed = _packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0
     if packed:
         weights += f", and {_in_words(packed)} of them once more for native code"
-    if (token_budget := demand.token_budget) is not None:
-        return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
+    if (most := demand.max_cache_tokens) is not None:
+        return f"{weights}; room for {most:,} positions, as asked, takes {_in_words(most * position)}"
     if not runs_here or has_accelerators():
         return f"{weights}; a position takes {_in_words(position)}"
     free = max(0, available_bytes() - whole - heads - packed)
@@ -291,11 +291,11 @@ def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: i
     return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
 
 
-def _heads_bytes(config: ModelConfig, exit_head: str, arithmetic: Arithmetic) -> int:
+def _heads_bytes(config: ModelConfig, exit_head: str, precision: Precision) -> int:
     """Returns what certified heads take at most."""
     return certified_bytes(
         exit_head,
-        arithmetic,
+        precision,
         vocab_size=config.vocab_size,
         width=config.emb_dim,
         is_by_entry=config.tied_head,

@@ -25,12 +25,12 @@ def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.nda
       thresholds: float32, shape (steps, branches); +inf in one of the full model.
     """
     is_seen = branches.sees_near_ties
-    if result.runner_ups is None or not is_seen.any():
+    if result.max_rejected_confidence is None or not is_seen.any():
         return None
     at, is_token = thresholds.T, result.exit_layers > 0
     # At the last layer nothing is compared, and nothing is below a threshold of 0. Nothing is near +inf.
     near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branches.layers)
-    near |= np.abs(result.runner_ups - at) <= NEARNESS
+    near |= np.abs(result.max_rejected_confidence - at) <= NEARNESS
     near &= is_token & (at > 0)
     near |= branches.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
     return tuple(told if seen else None for told, seen in zip(near.any(axis=1).tolist(), is_seen.tolist(), strict=True))

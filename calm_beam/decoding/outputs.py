@@ -8,7 +8,7 @@ from .decisions import Decisions
 from .result import KnownOutput, PromptResult
 
 # What is kept of every step, of a lane and of a known output alike.
-_KEPT = ("tokens", "exit_layers", "confidences", "runner_ups")
+_KEPT = ("tokens", "exit_layers", "confidences", "max_rejected_confidence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class StepOutputs:
     exit_layers: np.ndarray
     _: dataclasses.KW_ONLY
     confidences: np.ndarray
-    runner_ups: np.ndarray
+    max_rejected_confidence: np.ndarray
     is_finite: np.ndarray
 
     @classmethod
@@ -29,7 +29,7 @@ class StepOutputs:
             tokens=np.zeros(shape, np.int32),
             exit_layers=np.zeros(shape, np.int32),
             confidences=np.zeros(shape, np.float32),
-            runner_ups=np.full(shape, -np.inf, np.float32),
+            max_rejected_confidence=np.full(shape, -np.inf, np.float32),
             is_finite=np.ones(shape, bool),
         )
 
@@ -55,7 +55,7 @@ class StepOutputs:
             self.tokens.reshape(-1),
             self.exit_layers.reshape(-1),
             confidences=self.confidences.reshape(-1),
-            runner_ups=self.runner_ups.reshape(-1),
+            max_rejected_confidence=self.max_rejected_confidence.reshape(-1),
             is_finite=self.is_finite.reshape(-1),
         )
 
@@ -67,7 +67,7 @@ class Outputs:
         self.tokens = np.zeros((slots, lanes, steps), np.int32)
         self.exit_layers = np.zeros((slots, lanes, steps), np.int32)
         self.confidences = np.zeros((slots, lanes, steps), np.float32)
-        self.runner_ups = np.zeros((slots, lanes, steps), np.float32)
+        self.max_rejected_confidence = np.zeros((slots, lanes, steps), np.float32)
 
     def clear(self, slots: np.ndarray) -> None:
         """Empties slots."""
@@ -102,5 +102,5 @@ class Outputs:
             confidences=self.confidences[slot].copy(),
             lengths=(self.exit_layers[slot] > 0).sum(axis=1, dtype=np.int32),
             is_finite=is_finite,
-            runner_ups=self.runner_ups[slot].copy(),
+            max_rejected_confidence=self.max_rejected_confidence[slot].copy(),
         )

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import DecodeRecord, Variant
 
@@ -26,7 +26,7 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
         max_input_length=decode.max_input_length,
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
-        arithmetic=recorded_arithmetic(decode),
+        precision=recorded_arithmetic(decode),
         engine=decode.engine,
     )
 
@@ -45,16 +45,16 @@ def recorded_rule(decode: DecodeRecord) -> ExitRule:
     )
 
 
-def recorded_arithmetic(decode: DecodeRecord) -> Arithmetic:
+def recorded_arithmetic(decode: DecodeRecord) -> Precision:
     """Returns in which numbers a manifest says that its model computes.
 
     Raises:
       ValueError: If that is none of ours.
     """
     try:
-        return Arithmetic.of(decode.dtype, decode.matmul_precision)
+        return Precision.of(decode.dtype, decode.matmul_precision)
     except ValueError as error:
-        raise ValueError(f"the manifest was made in another arithmetic than there is here: {error}") from error
+        raise ValueError(f"the manifest was made in another precision than there is here: {error}") from error
 
 
 def settings_of_variant(settings: DecodeSettings, variant: Variant) -> DecodeSettings:

@@ -23,7 +23,7 @@ class BranchResult:
         it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
       length: Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
-      runner_ups: float32, shape of `tokens`, as in `PromptResult`; None from a decoder that does not tell.
+      max_rejected_confidence: float32, shape of `tokens`, as in `PromptResult`; None from a decoder that does not tell.
     """
 
     tokens: np.ndarray
@@ -31,7 +31,7 @@ class BranchResult:
     confidences: np.ndarray
     length: int
     is_finite: bool
-    runner_ups: np.ndarray | None = None
+    max_rejected_confidence: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class PromptResult:
         interval that contains the confidence.
       lengths: int32, shape (branches,). Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers.
-      runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
-        below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
-        none or, by the full model, nobody asked. None from a decoder that does not tell.
+      max_rejected_confidence: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it,
+        at the layers below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf
+        where there is none, or where the full model tested none. None from a decoder that does not tell.
       find_near_ties: Returns `near_ties` of a result; None from a decoder that does not tell.
     """
 
@@ -57,7 +57,7 @@ class PromptResult:
     confidences: np.ndarray
     lengths: np.ndarray
     is_finite: bool
-    runner_ups: np.ndarray | None = None
+    max_rejected_confidence: np.ndarray | None = None
     find_near_ties: "Callable[[PromptResult], NearTies | None] | None" = dataclasses.field(
         default=None, repr=False, compare=False
     )
@@ -65,7 +65,7 @@ class PromptResult:
     @classmethod
     def joined(cls, results: "Sequence[PromptResult]") -> Self:
         """Returns the outputs of one prompt, given those by some branches and those by others, all by one decoder."""
-        told = [result.runner_ups for result in results if result.runner_ups is not None]
+        told = [result.max_rejected_confidence for result in results if result.max_rejected_confidence is not None]
         near_ties = [result.near_ties for result in results]
         return cls(
             tokens=np.concatenate([result.tokens for result in results]),
@@ -73,7 +73,7 @@ class PromptResult:
             confidences=np.concatenate([result.confidences for result in results]),
             lengths=np.concatenate([result.lengths for result in results]),
             is_finite=all(result.is_finite for result in results),
-            runner_ups=np.concatenate(told) if told else None,
+            max_rejected_confidence=np.concatenate(told) if told else None,
             find_near_ties=lambda _: None if None in near_ties else tuple(itertools.chain(*filter(None, near_ties))),
         )
 
@@ -84,13 +84,14 @@ class PromptResult:
 
     def branch(self, index: int) -> BranchResult:
         """Returns the output by one branch."""
+        rejected = self.max_rejected_confidence
         return BranchResult(
             tokens=self.tokens[index],
             exit_layers=self.exit_layers[index],
             confidences=self.confidences[index],
             length=int(self.lengths[index]),
             is_finite=self.is_finite,
-            runner_ups=None if self.runner_ups is None else self.runner_ups[index],
+            max_rejected_confidence=None if rejected is None else rejected[index],
         )
 
     def by_rule(self, count: int) -> list[Self]:
@@ -100,13 +101,14 @@ class PromptResult:
         return [self._some(slice(first, first + each)) for first in range(0, len(self.lengths), each)]
 
     def _some(self, chosen: slice) -> Self:
+        rejected = self.max_rejected_confidence
         return dataclasses.replace(
             self,
             tokens=self.tokens[chosen],
             exit_layers=self.exit_layers[chosen],
             confidences=self.confidences[chosen],
             lengths=self.lengths[chosen],
-            runner_ups=None if self.runner_ups is None else self.runner_ups[chosen],
+            max_rejected_confidence=None if rejected is None else rejected[chosen],
             find_near_ties=lambda _: None if self.near_ties is None else self.near_ties[chosen],
         )
 
@@ -119,14 +121,14 @@ class KnownOutput:
       tokens: int32, shape (length,).
       exit_layers: int32, shape (length,).
       confidences: float32, shape (length,).
-      runner_ups: float32, shape (length,).
+      max_rejected_confidence: float32, shape (length,).
       goes_on: Whether outputs that share all of it have more tokens, which are to be decoded.
     """
 
     tokens: np.ndarray
     exit_layers: np.ndarray
     confidences: np.ndarray
-    runner_ups: np.ndarray
+    max_rejected_confidence: np.ndarray
     goes_on: bool = False
 
     @classmethod
@@ -137,7 +139,7 @@ class KnownOutput:
             tokens=np.array(tokens, np.int32),
             exit_layers=np.full(count, layers, np.int32),
             confidences=np.zeros(count, np.float32),
-            runner_ups=np.full(count, -np.inf, np.float32),
+            max_rejected_confidence=np.full(count, -np.inf, np.float32),
             goes_on=True,
         )
 
@@ -153,5 +155,5 @@ class KnownOutput:
         Returns:
           int, shape (lanes,), up to the output's length.
         """
-        parts = self.runner_ups[:, None] >= thresholds[: len(self.tokens)]
+        parts = self.max_rejected_confidence[:, None] >= thresholds[: len(self.tokens)]
         return np.where(parts.any(axis=0), parts.argmax(axis=0), len(self.tokens))

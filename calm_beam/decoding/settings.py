@@ -5,7 +5,7 @@ import hashlib
 import json
 from typing import Any, Protocol, Self
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.exits.grid import descending_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
@@ -31,7 +31,7 @@ class AskedOutputs(Protocol):
         ...
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def precision(self) -> Precision:
         """In which numbers the model computes."""
         ...
 
@@ -46,7 +46,7 @@ class DecodeSettings:
       max_input_length: Most tokens of a prompt, eos included; longer prompts are cut.
       max_decode_length: Most tokens of an output, eos included; also N of a decaying schedule.
       task_prefix: Put before every textual prompt.
-      arithmetic: In which numbers the model computes: rounding moves exits.
+      precision: In which numbers the model computes: rounding moves exits.
       engine: What computes them, as `engine_choice` takes it: each rounds otherwise. None where it was not recorded.
     """
 
@@ -55,7 +55,7 @@ class DecodeSettings:
     max_input_length: int
     max_decode_length: int
     task_prefix: str = ""
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
     engine: EngineRecord | None = None
 
     def __post_init__(self) -> None:
@@ -83,17 +83,17 @@ class DecodeSettings:
             max_input_length=asked.max_input_length or USUAL_INPUT_LENGTH,
             max_decode_length=asked.max_decode_length,
             task_prefix=asked.task_prefix,
-            arithmetic=asked.arithmetic,
+            precision=asked.precision,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, without what is as it always was: fingerprints made before stand."""
         content = dataclasses.asdict(self)
-        del content["arithmetic"], content["engine"]
+        del content["precision"], content["engine"]
         if self.engine is not None:
             content["engine"] = self.engine.to_dict()
-        if self.arithmetic != FLOAT32:
-            content["arithmetic"] = dataclasses.asdict(self.arithmetic)
+        if self.precision != FLOAT32:
+            content["arithmetic"] = dataclasses.asdict(self.precision)
         for name in ("patience", "confidence_source"):
             if content["rule"][name] is None:
                 del content["rule"][name]
@@ -106,7 +106,7 @@ class DecodeSettings:
           model: The model's fingerprint.
           vocabulary: The vocabulary's fingerprint, or None for token ids.
         """
-        content = json.dumps([self.to_dict(), self.arithmetic.dtype, model, vocabulary], sort_keys=True)
+        content = json.dumps([self.to_dict(), self.precision.dtype, model, vocabulary], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 

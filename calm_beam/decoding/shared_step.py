@@ -73,7 +73,7 @@ class SharedStep(Step):
             # Of those that stay, a layer above writes again.
             lanes.put(members, decided, layer=layer)
             stays = members[~leaves]
-            lanes.runner_ups[stays] = np.fmax(lanes.runner_ups[stays], decided.high[~leaves])
+            lanes.max_rejected_confidence[stays] = np.fmax(lanes.max_rejected_confidence[stays], decided.high[~leaves])
             is_alive[members[leaves]] = False
         if at_layers:
             self._leave_afterwards(lanes, np.flatnonzero(live), at_layers=at_layers, thresholds=of_lane)
@@ -226,7 +226,7 @@ class SharedStep(Step):
         )
         lanes.put(members, decided, layer=np.array(self._branches.exit_layers)[first])
         is_below = np.arange(len(at_layers))[:, None] < first
-        lanes.runner_ups[members] = np.fmax.reduce(np.where(is_below, high, -np.inf))
+        lanes.max_rejected_confidence[members] = np.fmax.reduce(np.where(is_below, high, -np.inf))
 
     def _read_tokens(self, new: StepOutputs, known_exits: np.ndarray | None) -> None:
         """Sets the tokens that are not known where logits do not decide, projecting the state of each exit once."""

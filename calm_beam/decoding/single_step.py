@@ -158,7 +158,8 @@ class SingleStep(Step):
             self._count_ahead(layers.stop - 1 - np.array(exits)[at], asks, at)
         at[stays] += 1
         passed = np.where(np.arange(len(exits))[:, None] < at, decided.high.reshape(leaves.shape), np.float32(-np.inf))
-        new.runner_ups[rows.lanes] = np.fmax(new.runner_ups[rows.lanes], np.fmax.reduce(passed, axis=0))
+        rejected = new.max_rejected_confidence
+        rejected[rows.lanes] = np.fmax(rejected[rows.lanes], np.fmax.reduce(passed, axis=0))
         return undecided.some(stays)
 
     def _leaves(self, exits: Sequence[int], decided: Decisions, undecided: _Undecided) -> np.ndarray:

@@ -64,7 +64,7 @@ class Weights:
         engine: EngineRecord,
     ) -> None:
         """Takes a model that was placed on a group, for an engine; to be called while that group runs."""
-        tree = checkpoint.parameters(model.arithmetic)
+        tree = checkpoint.parameters(model.precision)
         self.group = group
         decoder = tree["decoder"]
         config = checkpoint.config

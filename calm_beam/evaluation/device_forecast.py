@@ -20,7 +20,7 @@ import math
 import re
 from typing import Self
 
-from calm_beam.arithmetic import Arithmetic, held_type
+from calm_beam.arithmetic import Precision, held_type
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
@@ -50,9 +50,9 @@ class Device:
     bfloat16_rate: float
     float32_rate: float
 
-    def rate(self, arithmetic: Arithmetic) -> float:
-        """Returns operations a second in an arithmetic."""
-        return self.bfloat16_rate if arithmetic.dtype == "bfloat16" else self.float32_rate
+    def rate(self, precision: Precision) -> float:
+        """Returns operations a second in a precision."""
+        return self.bfloat16_rate if precision.dtype == "bfloat16" else self.float32_rate
 
 
 def _tpu(name: str, *, bandwidth: float, rate: float) -> Device:
@@ -101,9 +101,9 @@ class Part:
     bytes: int
     operations: int
 
-    def seconds(self, device: Device, arithmetic: Arithmetic) -> float:
+    def seconds(self, device: Device, precision: Precision) -> float:
         """Returns what it takes at the least."""
-        return max(self.bytes / device.bandwidth, self.operations / device.rate(arithmetic))
+        return max(self.bytes / device.bandwidth, self.operations / device.rate(precision))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,12 +123,12 @@ class StepParts:
     head: Part
 
     @classmethod
-    def of(cls, config: ModelConfig, arithmetic: Arithmetic, *, positions: int, rows: int = 1) -> Self:
+    def of(cls, config: ModelConfig, precision: Precision, *, positions: int, rows: int = 1) -> Self:
         """Returns the parts of a model's step.
 
         Args:
           config: Sizes of the model.
-          arithmetic: In whose type weights, keys and values are held.
+          precision: In whose type weights, keys and values are held.
           positions: Tokens that each row attends to: of its prompt, and of its output so far. Windows are not looked
             at: a model that has them reads less where there are more positions.
           rows: Prompts that take the step together, all in the same layers.
@@ -148,11 +148,11 @@ class StepParts:
                 for name, shape in shapes.items()
                 if re.fullmatch(pattern, name) and not re.fullmatch(but, name)
             }
-            sizes = {name: Arithmetic(dtype=held_type(name, arithmetic)).number_bytes for name in chosen}
+            sizes = {name: Precision(dtype=held_type(name, precision)).number_bytes for name in chosen}
             return sum(chosen.values()), sum(chosen[name] * sizes[name] for name in chosen)
 
         def part(count: int, size: int, *, read: int = 0, attended: int = 0) -> Part:
-            return Part(bytes=size + rows * read * arithmetic.number_bytes, operations=rows * (2 * count + attended))
+            return Part(bytes=size + rows * read * precision.number_bytes, operations=rows * (2 * count + attended))
 
         keys_values = 2 * positions * config.num_kv_heads * config.head_dim
         attended = 4 * positions * config.num_heads * config.head_dim
@@ -161,7 +161,7 @@ class StepParts:
             layers=config.num_decoder_layers,
             layer=part(*weights(_LAYER, but=_OF_SOURCE), read=keys_values, attended=attended),
             skipped=part(*weights(_KEPT)),
-            head=part(head, head * arithmetic.number_bytes),
+            head=part(head, head * precision.number_bytes),
         )
 
 
@@ -171,12 +171,12 @@ class DeviceForecast:
 
     Attributes:
       device: Which.
-      arithmetic: In which the model computes.
+      precision: In which the model computes.
       parts: What a step is made of.
     """
 
     device: Device
-    arithmetic: Arithmetic
+    precision: Precision
     parts: StepParts
 
     def full_seconds(self) -> float:
@@ -185,7 +185,7 @@ class DeviceForecast:
 
     def head_share(self) -> float:
         """Returns the head's share of that."""
-        return self.parts.head.seconds(self.device, self.arithmetic) / self.full_seconds()
+        return self.parts.head.seconds(self.device, self.precision) / self.full_seconds()
 
     def exit_seconds(self, layer: int, rule: ExitRule) -> float:
         """Returns what a step takes at the least whose rows all leave at a layer.
@@ -211,7 +211,7 @@ class DeviceForecast:
     def cost(self) -> TokenCost:
         """Returns the least seconds of a step, whose rows all go through the same layers."""
         layer, skipped, head = (
-            part.seconds(self.device, self.arithmetic)
+            part.seconds(self.device, self.precision)
             for part in (self.parts.layer, self.parts.skipped, self.parts.head)
         )
         return TokenCost(
@@ -247,14 +247,14 @@ class DeviceForecast:
 
 
 def device_forecast(
-    config: ModelConfig, device: str, arithmetic: Arithmetic, *, positions: int, rows: int = 1
+    config: ModelConfig, device: str, precision: Precision, *, positions: int, rows: int = 1
 ) -> DeviceForecast:
     """Returns the least times of a model's steps on a device; arguments as of `StepParts.of`.
 
     Args:
       config: Sizes of the model.
       device: One of `DEVICES`.
-      arithmetic: In which it computes.
+      precision: In which it computes.
       positions: Tokens that each row attends to.
       rows: Prompts that take a step together.
 
@@ -263,5 +263,5 @@ def device_forecast(
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}; got {device!r}.")
-    parts = StepParts.of(config, arithmetic, positions=positions, rows=rows)
-    return DeviceForecast(device=DEVICES[device], arithmetic=arithmetic, parts=parts)
+    parts = StepParts.of(config, precision, positions=positions, rows=rows)
+    return DeviceForecast(device=DEVICES[device], precision=precision, parts=parts)

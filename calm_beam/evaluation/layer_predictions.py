@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.model import architecture_of, network_of
@@ -24,14 +24,14 @@ _Pair = tuple[Sequence[int], Sequence[int]]
 
 
 def layer_predictions(
-    checkpoint: Checkpoint, pairs: Sequence[_Pair], *, arithmetic: Arithmetic = FLOAT32
+    checkpoint: Checkpoint, pairs: Sequence[_Pair], *, precision: Precision = FLOAT32
 ) -> LayerPredictions:
     """Returns what every layer predicts of the targets' tokens, each given those before it.
 
     Args:
       checkpoint: The model.
       pairs: Prompts as decoding sees them, and outputs with their ends; at least one of each.
-      arithmetic: In which numbers the model computes.
+      precision: In which numbers the model computes.
 
     Raises:
       ValueError: If the model gives states that are not finite.
@@ -39,8 +39,8 @@ def layer_predictions(
     architecture = architecture_of(checkpoint.config)
     pairs = [(architecture.taught_source(prompt, output), output) for prompt, output in pairs]
     shapes = choose_shapes(pairs, batch_tokens=_BATCH_TOKENS, num_shapes=_SHAPES)
-    model = network_of(checkpoint.config, arithmetic=arithmetic)
-    parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+    model = network_of(checkpoint.config, precision=precision)
+    parameters = jax.device_put({"params": checkpoint.parameters(precision)})
     parts: list[list[np.ndarray]] = [[], [], []]
     for batch in make_batches(pairs, shapes):
         made = _of_layers(model, parameters, batch)

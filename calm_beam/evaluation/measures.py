@@ -88,8 +88,8 @@ def _alike(job: DecodeJob) -> tuple[object, ...]:
         settings.max_decode_length,
         settings.max_input_length,
         settings.task_prefix,
-        settings.arithmetic.dtype,
-        settings.arithmetic.matmul_precision,
+        settings.precision.dtype,
+        settings.precision.matmul_precision,
     )
 
 

@@ -7,7 +7,7 @@ what later tokens find in the cache (CALM, "State propagation").
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.isolation import DecodeError
@@ -36,7 +36,7 @@ class Task(Decoding):
       metric_settings: What it needs.
       max_input_length: Most tokens of a prompt.
       max_decode_length: Most tokens of an output, eos included.
-      arithmetic: In which numbers the model computes.
+      precision: In which numbers the model computes.
     """
 
     checkpoint: Checkpoint
@@ -45,7 +45,7 @@ class Task(Decoding):
     metric: str
     max_input_length: int
     max_decode_length: int
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
     metric_settings: MetricSettings = NO_SETTINGS
 
     def scores(self, prompt_id: str, texts: Iterable[str], *, references: Sequence[str]) -> dict[str, float]:
@@ -228,7 +228,7 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         task.checkpoint,
         sweep_branches(variant.rule, variant.thresholds, max_decode_length=task.max_decode_length),
         max_input_length=task.max_input_length,
-        arithmetic=task.arithmetic,
+        precision=task.precision,
         **task.asked_of_decoder(),
     )
     generations = []

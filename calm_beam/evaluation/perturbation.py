@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
@@ -59,7 +59,7 @@ class PerturbationDecoder:
         max_decode_length: int,
         max_input_length: int = 512,
         batch_size: int | None = None,
-        arithmetic: Arithmetic = FLOAT32,
+        precision: Precision = FLOAT32,
     ) -> None:
         """Prepares a decoder.
 
@@ -70,7 +70,7 @@ class PerturbationDecoder:
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
           batch_size: Most outputs decoded at the same time; None for as many as memory and speed recommend.
-          arithmetic: In which numbers the model computes.
+          precision: In which numbers the model computes.
 
         Raises:
           ValueError: If there is no position, one is outside [0, max_decode_length) or given twice, or there is no
@@ -87,8 +87,8 @@ class PerturbationDecoder:
         architecture_of(checkpoint.config).check_positions(
             checkpoint.config, source=max_input_length, steps=max_decode_length
         )
-        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
-        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+        self._model = network_of(checkpoint.config, precision=precision)
+        self._parameters = jax.device_put({"params": checkpoint.parameters(precision)})
         self._lanes = tuple((kind, position) for kind in KINDS for position in positions)
         self._rank = rank
         self._steps = max_decode_length
@@ -98,7 +98,7 @@ class PerturbationDecoder:
             [Branch.at(ExitRule(), None, max_decode_length=max_decode_length)],
             max_input_length=max_input_length,
             batch_size=batch_size,
-            arithmetic=arithmetic,
+            precision=precision,
         )
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Perturbed]]:

@@ -73,7 +73,7 @@ def read_pilot(path: str) -> PilotRun:
         job = DecodeJob.read(folder)
         if job.part is not None:
             raise UsageError(
-                f"--pilot {path}: was made with --confirm_share, and what confirming takes is not forecast. Make a "
+                f"--pilot {path}: was made with --holdout_share, and what confirming takes is not forecast. Make a "
                 "pilot without it: its forecast is about the examples that choose."
             )
         finished = FinishedSweep.read(folder, job)

@@ -43,7 +43,7 @@ class Serving:
 
     Attributes:
       checkpoint: The model, with its weights.
-      settings: Sizes of prompts and outputs, and the arithmetic.
+      settings: Sizes of prompts and outputs, and the precision.
       batch: Prompts at a time.
       asked: What decoders are asked for, by their arguments `engine` and `exit_head`.
     """
@@ -65,7 +65,7 @@ class Serving:
         branch = Branch.at(rule, threshold, max_decode_length=settings.max_decode_length)
         given: dict[str, Any] = {
             "max_input_length": settings.max_input_length,
-            "arithmetic": settings.arithmetic,
+            "precision": settings.precision,
             **self.asked,
         }
         if self.batch == 1:
@@ -77,7 +77,7 @@ class Serving:
         given: dict[str, Any] = {
             "config": self.checkpoint.config,
             "rule": self.settings.rule,
-            "arithmetic": self.settings.arithmetic,
+            "precision": self.settings.precision,
             "machine": Machine.of(jax.local_devices()[0]),
         }
         return chosen_engine(**self.asked, **given, in_loop=self.batch == 1)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.exits.logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.model.numerics import capped, precision_of, product
@@ -37,7 +37,7 @@ def decide(
     *,
     vocab_axis: int,
     measure: Measure,
-    arithmetic: Arithmetic,
+    precision: Precision,
     cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of every state, without holding all logits if the measure allows it.
@@ -47,7 +47,7 @@ def decide(
       weights: shape (width, vocabulary), or its transpose (`EarlyExitT5.head_weights`).
       vocab_axis: Axis of the vocabulary in `weights`.
       measure: Of logits; with another, the confidence is 0 here.
-      arithmetic: Of whose type states and weights are; the logits are float32.
+      precision: Of whose type states and weights are; the logits are float32.
       cap: What the model keeps logits within (`numerics.capped`); None if they are as they come.
 
     Returns:
@@ -55,8 +55,8 @@ def decide(
       Where a logit is NaN, the token is 0 and nothing is finite.
     """
     if not _takes_summaries(measure):
-        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic, cap=cap)
-    return _decided_by_part(states, weights, vocab_axis, measure, arithmetic, cap)
+        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, precision=precision, cap=cap)
+    return _decided_by_part(states, weights, vocab_axis, measure, precision, cap)
 
 
 def _takes_summaries(measure: Measure) -> bool:
@@ -69,13 +69,13 @@ def _decided_by_part(
     weights: jax.Array,
     vocab_axis: int,
     measure: Measure,
-    arithmetic: Arithmetic,
+    precision: Precision,
     cap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what is decided by summaries, where each device may have a part of the vocabulary."""
 
     def of_device(states: jax.Array, part: jax.Array, first: Any) -> Summary:
-        summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic, cap)
+        summary = _summarise_in_blocks(states, part, vocab_axis, measure, precision, cap)
         return summary if first is None else of_part(summary, first)
 
     # [rows] or, where several devices have parts of the vocabulary, [parts, rows]
@@ -92,7 +92,7 @@ def decide_by_each(
     *,
     vocab_axis: int,
     measures: Sequence[Measure],
-    arithmetic: Arithmetic,
+    precision: Precision,
     cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what `decide` does by several measures, of which one summary of the logits is made.
@@ -102,13 +102,13 @@ def decide_by_each(
       weights: As of `decide`.
       vocab_axis: As of `decide`.
       measures: At least one.
-      arithmetic: As of `decide`.
+      precision: As of `decide`.
       cap: As of `decide`.
 
     Returns:
       Token and finiteness, each of shape (rows,), and between them confidences, (measures, rows).
     """
-    asked = functools.partial(decide, states, weights, vocab_axis=vocab_axis, arithmetic=arithmetic, cap=cap)
+    asked = functools.partial(decide, states, weights, vocab_axis=vocab_axis, precision=precision, cap=cap)
     by_summary = [measure for measure in measures if measure.of_summary is not None]
     if len(by_summary) > 1:
         token, joint, is_finite = asked(measure=_jointly(by_summary))
@@ -142,12 +142,12 @@ def _summarise_in_blocks(
     weights: jax.Array,
     vocab_axis: int,
     measure: Measure,
-    arithmetic: Arithmetic,
+    precision: Precision,
     cap: float | None,
 ) -> Summary:
     def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
         columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
-        return _logits(part, columns, vocab_axis, arithmetic, cap)
+        return _logits(part, columns, vocab_axis, precision, cap)
 
     return _in_blocks(project, states, vocab_size=weights.shape[vocab_axis], measure=measure)
 
@@ -226,10 +226,10 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
 
 
 def _logits(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, arithmetic: Arithmetic, cap: float | None
+    states: jax.Array, weights: jax.Array, vocab_axis: int, precision: Precision, cap: float | None
 ) -> jax.Array:
     """Returns the float32 logits of rows for the entries that the weights are of."""
-    logits = product(states, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
+    logits = product(states, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(precision))
     return capped(logits, cap)
 
 
@@ -239,7 +239,7 @@ def decide_by_logits(
     *,
     vocab_axis: int,
     measure: Measure,
-    arithmetic: Arithmetic,
+    precision: Precision,
     cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time.
@@ -247,10 +247,10 @@ def decide_by_logits(
     Devices that share the head exchange numbers once: summaries of their logits, or these where the measure wants all.
     """
     if parts() > 1 and _takes_summaries(measure):
-        return _decided_by_part(states, weights, vocab_axis, measure, arithmetic, cap)
+        return _decided_by_part(states, weights, vocab_axis, measure, precision, cap)
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        logits = whole(_logits(part, weights, vocab_axis, arithmetic, cap))
+        logits = whole(_logits(part, weights, vocab_axis, precision, cap))
         largest = jnp.max(logits, axis=-1)
         is_nan = jnp.any(jnp.isnan(logits), axis=-1)
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)

@@ -1,6 +1,6 @@
 """The forms that the output head comes in: exact, or in 8 bits by native code (`certified_head`)."""
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
 
 from .measures import Measure, Need
@@ -32,21 +32,21 @@ def check_name(exit_head: str) -> None:
         raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {exit_head!r}.{gone}")
 
 
-def check_head(exit_head: str, arithmetic: Arithmetic) -> None:
+def check_head(exit_head: str, precision: Precision) -> None:
     """Checks that a form of the head can decide what a model computes.
 
     Raises:
       ValueError: If there is no such form, or it certifies sums of exact products and the model's are rounded.
     """
     check_name(exit_head)
-    if exit_head == "int8" and arithmetic.matmul_precision != "highest":
+    if exit_head == "int8" and precision.matmul_precision != "highest":
         raise ValueError(
-            f"exit_head {exit_head!r} needs matmul_precision highest, got {arithmetic.matmul_precision!r}: its bounds "
+            f"exit_head {exit_head!r} needs matmul_precision highest, got {precision.matmul_precision!r}: its bounds "
             "are about exact products. Leave one of them out."
         )
 
 
-def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size: int, why_not: str | None) -> str:
+def head_form(exit_head: str, *, measure: Measure, precision: Precision, size: int, why_not: str | None) -> str:
     """Returns the form of the head that decides, as it is recorded: `exact`, or `uint8`, which is int8 by native code.
 
     Nothing is timed: the same machine, model and request give the same form. `auto` takes native code's wherever there
@@ -55,7 +55,7 @@ def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size:
     Args:
       exit_head: One of `EXIT_HEADS`.
       measure: What decides. For one of the user's own, of logits, nothing can be certified.
-      arithmetic: Of the model. Where products are rounded more than float32 does, nothing can be certified: the bounds
+      precision: Of the model. Where products are rounded more than float32 does, nothing can be certified: the bounds
         are about the products of real numbers.
       size: Weights of a head.
       why_not: Why native code cannot decide by a head; None if it can.
@@ -64,7 +64,7 @@ def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size:
       UsageError: If `exit_head` is `int8`, and native code cannot, or the measure is the user's own.
       ValueError: As `check_head`.
     """
-    check_head(exit_head, arithmetic)
+    check_head(exit_head, precision)
     if exit_head == "int8" and why_not:
         raise UsageError(
             f"exit_head is int8, but {why_not}. Native code alone decides by such a head: take --exit_head=exact, or "
@@ -76,33 +76,33 @@ def head_form(exit_head: str, *, measure: Measure, arithmetic: Arithmetic, size:
             f"exit_head is int8, but nothing is known of {measure.name!r} that could bound it: such a head certifies "
             "confidences of this package alone. Take --exit_head=exact, or auto."
         )
-    if why_not or has_no_bounds or not _may_certify(exit_head, arithmetic, size=size):
+    if why_not or has_no_bounds or not _may_certify(exit_head, precision, size=size):
         return "exact"
     return "uint8"
 
 
-def _may_certify(exit_head: str, arithmetic: Arithmetic, *, size: int) -> bool:
+def _may_certify(exit_head: str, precision: Precision, *, size: int) -> bool:
     """Returns whether a certified head may decide, of a head with so many weights."""
-    if exit_head == "exact" or arithmetic.matmul_precision != "highest":
+    if exit_head == "exact" or precision.matmul_precision != "highest":
         return False
     return exit_head != "auto" or size >= SMALLEST_CERTIFIED
 
 
 def certified_bytes(
-    exit_head: str, arithmetic: Arithmetic, *, vocab_size: int, width: int, is_by_entry: bool, heads: int
+    exit_head: str, precision: Precision, *, vocab_size: int, width: int, is_by_entry: bool, heads: int
 ) -> int:
     """Returns what certified heads take at most, beside the model's own weights.
 
     Args:
       exit_head: One of `EXIT_HEADS`, or what `head_form` returned.
-      arithmetic: Of the model.
+      precision: Of the model.
       vocab_size: Entries of the vocabulary.
       width: Of the model.
       is_by_entry: Whether the head's weights are stored entry by entry, as an embedding's; if not, they are copied so.
       heads: How many heads there are.
     """
     size = vocab_size * width
-    if not _may_certify(exit_head, arithmetic, size=size):
+    if not _may_certify(exit_head, precision, size=size):
         return 0
-    number_bytes = 1 + (0 if is_by_entry else arithmetic.number_bytes)
+    number_bytes = 1 + (0 if is_by_entry else precision.number_bytes)
     return heads * (number_bytes * size + 4 * _NUMBERS_OF_ENTRY * vocab_size)

@@ -14,7 +14,7 @@ from calm_beam.text import counted
 from .files import DataFiles
 from .formats import place_of, read_examples
 from .reading import Reading
-from .set_parts import CALIBRATING, SetPart
+from .set_parts import CALIBRATING, Split
 
 # In every file, and in one shard of a SeqIO task; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
@@ -93,7 +93,7 @@ def _task_name(shard: str) -> str:
     return seqio_name(found.task, found.split)
 
 
-def check_parts_of_data(data: DataFiles, part: SetPart) -> None:
+def check_parts_of_data(data: DataFiles, part: Split) -> None:
     """Refuses data that leave one of the parts empty; reads them until there is an example of each.
 
     Raises:
@@ -114,6 +114,6 @@ def check_parts_of_data(data: DataFiles, part: SetPart) -> None:
     chooses = names == {part.name == CALIBRATING}
     drawn = "choose a threshold, and none to confirm it" if chooses else "confirm what none of them chooses"
     raise UsageError(
-        f"--confirm_share={part.confirm_share:g}: all of the {counted(sum(seen.values()), 'example')} were drawn to "
+        f"--holdout_share={part.confirm_share:g}: all of the {counted(sum(seen.values()), 'example')} were drawn to "
         f"{drawn}. Take more examples."
     )

@@ -15,12 +15,12 @@ CALIBRATING, CONFIRMING = "calibrating", "confirming"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SetPart:
+class Split:
     """One of the two parts.
 
     Attributes:
       name: `CALIBRATING` or `CONFIRMING`.
-      confirm_share: Chance of a unit to be in the part that confirms, in (0, 1).
+      confirm_share: Chance of a unit to be in the part that confirms, in (0, 1); named as files have it.
       salt: Settled before any loss is seen.
     """
 
@@ -36,7 +36,7 @@ class SetPart:
 
     def has(self, unit: str) -> bool:
         """Returns whether a unit is in this part, by its name, which no other has."""
-        return part_of(unit, salt=self.salt, confirm_share=self.confirm_share) == self.name
+        return part_of(unit, salt=self.salt, holdout_share=self.confirm_share) == self.name
 
     def takes(self, example: Example) -> bool:
         """Returns whether an example is in this part: by its cluster, or else by its id, which no other has.
@@ -56,16 +56,16 @@ class SetPart:
         return cls(**value)
 
 
-def part_of(unit: str, *, salt: str, confirm_share: float) -> str:
+def part_of(unit: str, *, salt: str, holdout_share: float) -> str:
     """Returns which part of a set a unit is in, `CALIBRATING` or `CONFIRMING`.
 
     Args:
       unit: Its name, which no other has: id of an example, or name of a cluster.
       salt: Fixed before any loss is seen.
-      confirm_share: Chance of being in the part that confirms, in (0, 1).
+      holdout_share: Chance of being in the part that confirms, in (0, 1).
     """
     # Another salt than where a part chooses among variants: that draw is independent of this one.
-    return CONFIRMING if is_drawn(unit, salt=f"{salt}/confirm", share=confirm_share) else CALIBRATING
+    return CONFIRMING if is_drawn(unit, salt=f"{salt}/confirm", share=holdout_share) else CALIBRATING
 
 
 def is_drawn(unit: str, *, salt: str, share: float) -> bool:

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
@@ -98,7 +98,7 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def network(
-        self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+        self, config: Any, *, precision: Precision, dropout_rate: float = 0.0, layer_dropout: float = 0.0
     ) -> "EarlyExitModel":
         """Returns the network; loads JAX.
 
@@ -107,7 +107,7 @@ class Architecture(abc.ABC):
         """
 
     @abc.abstractmethod
-    def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
+    def packed_layer(self, config: Any, *, precision: Precision) -> "PackedLayer":
         """Returns a decoder layer of it, for packed rows; loads JAX."""
 
     @abc.abstractmethod

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 from .architecture import ModelConfig
 from .numerics import matrix_product, widened
@@ -69,26 +69,26 @@ def normed(decoder: Any, states: jax.Array, layer: int) -> jax.Array:
     return result
 
 
-def head_weights(token_embedder: nn.Embed, decoder: Any, layer: int, arithmetic: Arithmetic) -> tuple[jax.Array, int]:
+def head_weights(token_embedder: nn.Embed, decoder: Any, layer: int, precision: Precision) -> tuple[jax.Array, int]:
     """Returns the weights of the head after a layer as they are multiplied, and the axis of the vocabulary in them.
 
     Args:
       token_embedder: Whose embedding a tied head shares.
       decoder: Has the model's config, `logits_dense` unless the head is tied, and `exit_heads` if there are any.
       layer: Which, from 1.
-      arithmetic: In whose type they come.
+      precision: In whose type they come.
     """
     if has_own_head(decoder.config, layer):
-        return decoder.exit_heads[layer - 1].kernel.astype(arithmetic.dtype), 1
+        return decoder.exit_heads[layer - 1].kernel.astype(precision.dtype), 1
     if decoder.config.tied_head:
-        return token_embedder.embedding.astype(arithmetic.dtype), 0
-    return decoder.logits_dense.kernel.astype(arithmetic.dtype), 1
+        return token_embedder.embedding.astype(precision.dtype), 0
+    return decoder.logits_dense.kernel.astype(precision.dtype), 1
 
 
-def head_logits(inputs: jax.Array, weights: tuple[jax.Array, int], arithmetic: Arithmetic) -> jax.Array:
+def head_logits(inputs: jax.Array, weights: tuple[jax.Array, int], precision: Precision) -> jax.Array:
     """Returns float32 logits, (..., vocabulary), of what the head multiplies, (..., width), and `head_weights`."""
     kernel, vocab_axis = weights
-    return matrix_product(inputs, kernel if vocab_axis else kernel.T, arithmetic)
+    return matrix_product(inputs, kernel if vocab_axis else kernel.T, precision)
 
 
 def own_parameters(decoder: Mapping[str, Any], config: ModelConfig, layer: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 # Keys and values, each of shape (..., heads of keys, positions, head_dim), or of one position without that axis.
 KeysValues = tuple[jax.Array, ...]
@@ -151,7 +151,7 @@ class EarlyExitModel(Protocol):
         """Sizes of the model."""
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def precision(self) -> Precision:
         """In which numbers it computes: of its type are states, keys and values, and what the head multiplies."""
 
     def apply(self, variables: Any, *args: Any, **arguments: Any) -> Any:

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.model.native import calls
 
 from .architecture import ModelConfig
 
 
-def why_not_for(config: ModelConfig, arithmetic: Arithmetic, *, devices: int) -> str | None:
-    """Returns why native code does not run a model in an arithmetic on so many devices; None if it may.
+def why_not_for(config: ModelConfig, precision: Precision, *, devices: int) -> str | None:
+    """Returns why native code does not run a model in a precision on so many devices; None if it may.
 
     Whether this machine has such code is `library`'s to say.
     """
-    if arithmetic.dtype != "float32":
-        return f"it computes in float32, and the model is to compute in {arithmetic.dtype}"
+    if precision.dtype != "float32":
+        return f"it computes in float32, and the model is to compute in {precision.dtype}"
     if devices != 1:
         return f"it is for a model on one device, and {devices} devices are to share one"
     return None

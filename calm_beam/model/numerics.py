@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 # Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
 MASKED = np.float32(-1e10)
@@ -31,9 +31,9 @@ _PRECISIONS = {
 _BFLOAT16_EXPONENT, _BFLOAT16_MANTISSA = 8, 7
 
 
-def precision_of(arithmetic: Arithmetic) -> jax.lax.Precision:
+def precision_of(precision: Precision) -> jax.lax.Precision:
     """Returns the precision that products are asked for."""
-    return _PRECISIONS[arithmetic.matmul_precision]
+    return _PRECISIONS[precision.matmul_precision]
 
 
 def product(left: jax.Array, right: jax.Array, dimensions: Any, *, precision: Any) -> jax.Array:
@@ -41,15 +41,15 @@ def product(left: jax.Array, right: jax.Array, dimensions: Any, *, precision: An
     return jax.lax.dot_general(left, right, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
-def matrix_product(left: jax.Array, right: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+def matrix_product(left: jax.Array, right: jax.Array, precision: Precision) -> jax.Array:
     """Returns `jnp.matmul`, as float32."""
-    return jnp.matmul(left, right, precision=precision_of(arithmetic), preferred_element_type=jnp.float32)
+    return jnp.matmul(left, right, precision=precision_of(precision), preferred_element_type=jnp.float32)
 
 
-def einsum(subscripts: str, left: jax.Array, right: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+def einsum(subscripts: str, left: jax.Array, right: jax.Array, precision: Precision) -> jax.Array:
     """Returns `jnp.einsum`, as float32."""
     sums: jax.Array = jnp.einsum(
-        subscripts, left, right, precision=precision_of(arithmetic), preferred_element_type=jnp.float32
+        subscripts, left, right, precision=precision_of(precision), preferred_element_type=jnp.float32
     )
     return sums
 
@@ -59,9 +59,9 @@ def capped(values: jax.Array, cap: float | None) -> jax.Array:
     return values if cap is None else jnp.tanh(values / np.float32(cap)) * np.float32(cap)
 
 
-def rounded(values: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+def rounded(values: jax.Array, precision: Precision) -> jax.Array:
     """Returns float32 values in the type that states and factors are stored in."""
-    if arithmetic.dtype == "float32":
+    if precision.dtype == "float32":
         return values
     # Not a cast alone: XLA may leave out a cast that is followed by one back, in one program and not in another.
     narrow = jax.lax.reduce_precision(values, _BFLOAT16_EXPONENT, _BFLOAT16_MANTISSA)
@@ -73,6 +73,6 @@ def widened(values: jax.Array) -> jax.Array:
     return values.astype(jnp.float32)
 
 
-def added(stream: jax.Array, values: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+def added(stream: jax.Array, values: jax.Array, precision: Precision) -> jax.Array:
     """Returns the residual stream with float32 values added to it, rounded once."""
-    return rounded(widened(stream) + values, arithmetic)
+    return rounded(widened(stream) + values, precision)

@@ -4,7 +4,7 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 
 from .architecture import Architecture, ModelConfig
 from .llama.architecture import LlamaArchitecture
@@ -38,13 +38,13 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def network_of(
-    config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+    config: ModelConfig, *, precision: Precision = FLOAT32, dropout_rate: float = 0.0, layer_dropout: float = 0.0
 ) -> "EarlyExitModel":
     """Returns the network of a model, given its sizes and in which numbers it computes; loads JAX.
 
     Args:
       config: Sizes of the model.
-      arithmetic: In which numbers it computes.
+      precision: In which numbers it computes.
       dropout_rate: Share of activations that are dropped where a method is called with `deterministic=False`.
       layer_dropout: How often rows then pass the last decoder layer by, in [0, 1); see `layer_dropout_rates`.
 
@@ -52,10 +52,10 @@ def network_of(
       UsageError: If the architecture has no dropout and some is asked for.
     """
     return architecture_of(config).network(
-        config, arithmetic=arithmetic, dropout_rate=dropout_rate, layer_dropout=layer_dropout
+        config, precision=precision, dropout_rate=dropout_rate, layer_dropout=layer_dropout
     )
 
 
 def packed_layer_of(model: "EarlyExitModel") -> "PackedLayer":
     """Returns a decoder layer of a network for packed rows; loads JAX."""
-    return architecture_of(model.config).packed_layer(model.config, arithmetic=model.arithmetic)
+    return architecture_of(model.config).packed_layer(model.config, precision=model.precision)

@@ -34,6 +34,7 @@ def taking(
 
         @functools.wraps(run)
         def called(*args: _Arguments.args, **given: _Arguments.kwargs) -> _Result:
+            given = _by_new_names(kind, given)
             _check_names(run.__name__, kind, given)
             with naming_arguments(kind):
                 made = request(*args, **given)
@@ -64,6 +65,12 @@ def documented(kind: type[_Request]) -> type[_Request]:
     before, _, _ = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     kind.__doc__ = _with_arguments(f"{before.rstrip()}\n\n", kind).rstrip()
     return kind
+
+
+def _by_new_names(kind: type[Options], given: Any) -> Any:
+    """Returns arguments by the names that options have now."""
+    new_names = {each.old_name: name for name, each in options_of(kind) if each.old_name is not None}
+    return {name if new_names.get(name) in given else new_names.get(name, name): value for name, value in given.items()}
 
 
 def _check_names(function: str, kind: type[Options], given: dict[str, Any]) -> None:

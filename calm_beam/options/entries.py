@@ -82,7 +82,7 @@ _SURE = "of the manifest, whose thresholds hold for no other; given only to be s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SurePrecision(Options):
+class RecordedPrecision(Options):
     """In which numbers the model is to compute, which the manifest decides."""
 
     dtype: str | None = option(None, f"type of weights and states, {_SURE}", choices=DTYPES)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
+from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Precision
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -53,7 +53,7 @@ class ModelSource(Options):
     checkpoint: str | os.PathLike[str] | None = option(
         None,
         "model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without model "
-        "and data, calibrate and evaluate use embedded ones",
+        "and data, calibrate and evaluate use the demo model and data",
     )
     vocabulary: str | None = option(
         None, "SentencePiece model or tokenizer.json; default: beside the checkpoint", belongs_to=_OF_MODEL
@@ -198,7 +198,7 @@ class Lengths(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Precision(Options):
+class PrecisionOptions(Options):
     """In which numbers the model computes."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
@@ -216,13 +216,13 @@ class Precision(Options):
     )
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def precision(self) -> Precision:
         """In which numbers the model computes, as a value; raises ValueError if the two do not go together."""
-        return Arithmetic(dtype=self.dtype, matmul_precision=self.matmul_precision)
+        return Precision(dtype=self.dtype, matmul_precision=self.matmul_precision)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OutputSettings(Lengths, Precision):
+class OutputSettings(Lengths, PrecisionOptions):
     """What determines outputs besides the exit rule and its thresholds."""
 
 
@@ -235,10 +235,11 @@ class Memory(Options):
     batch_size: int | None = option(
         None, "most prompts decoded together; default: by the memory that is free", kind=whole_number(1)
     )
-    token_budget: int | None = option(
+    max_cache_tokens: int | None = option(
         None,
         "most positions held at a time, of prompts and of outputs; default: by the memory that is free",
         kind=whole_number(1),
+        old_name="token_budget",
     )
     model_parallelism: int = option(
         1,

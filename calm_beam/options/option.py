@@ -35,6 +35,7 @@ class Option:
       choices: The values that there are; empty for all of its kind.
       metavar: Stands for the value in help; None leaves that to the kind.
       belongs_to: Options one of which has to be given with it, each by its name, or as `name=value`.
+      old_name: Its name in the release before, which flags and Python still take; no help lists it.
     """
 
     help: str
@@ -42,6 +43,7 @@ class Option:
     choices: tuple[object, ...] = ()
     metavar: str | None = None
     belongs_to: tuple[str, ...] = ()
+    old_name: str | None = None
 
 
 def option(
@@ -52,9 +54,17 @@ def option(
     choices: Collection[object] = (),
     metavar: str | None = None,
     belongs_to: tuple[str, ...] = (),
+    old_name: str | None = None,
 ) -> Any:
     """Returns the field of an option; arguments as in `Option`. It has to be given if its default is MISSING."""
-    declared = Option(help=sentence, kind=kind, choices=tuple(choices), metavar=metavar, belongs_to=belongs_to)
+    declared = Option(
+        help=sentence,
+        kind=kind,
+        choices=tuple(choices),
+        metavar=metavar,
+        belongs_to=belongs_to,
+        old_name=old_name,
+    )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
 

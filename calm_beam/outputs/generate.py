@@ -102,7 +102,9 @@ def generate(
                 duplicate=prompt.example.id in duplicates,
                 failure=failure,
                 outputs=(*above[index].outputs, *made) if above is not None and not failure else made,
-                runner_ups=_runner_ups(by_rule[place]) if part.goes_on and by_rule and not failure else None,
+                max_rejected_confidence=(
+                    _rejected_by_last(by_rule[place]) if part.goes_on and by_rule and not failure else None
+                ),
             )
             for place, made in enumerate(outputs)
         )
@@ -112,7 +114,7 @@ def _known_outputs(above: Sequence[Generation]) -> list[KnownOutput] | None:
     """Returns the last output of every prompt; None if the sweep did not tell what it takes to go on from there."""
     known = []
     for generation in above:
-        if generation.runner_ups is None:
+        if generation.max_rejected_confidence is None:
             return None
         output = generation.outputs[-1]
         known.append(
@@ -120,14 +122,15 @@ def _known_outputs(above: Sequence[Generation]) -> list[KnownOutput] | None:
                 tokens=np.array(output.tokens, np.int32),
                 exit_layers=np.array(output.exit_layers, np.int32),
                 confidences=np.array(output.confidences, np.float32),
-                runner_ups=np.array(generation.runner_ups, np.float32),
+                max_rejected_confidence=np.array(generation.max_rejected_confidence, np.float32),
             )
         )
     return known
 
 
-def _runner_ups(result: PromptResult) -> tuple[float, ...] | None:
-    return None if result.runner_ups is None else tuple(result.runner_ups[-1, : result.lengths[-1]].tolist())
+def _rejected_by_last(result: PromptResult) -> tuple[float, ...] | None:
+    rejected = result.max_rejected_confidence
+    return None if rejected is None else tuple(rejected[-1, : result.lengths[-1]].tolist())
 
 
 def _outputs(result: PromptResult, vocabulary: Vocabulary | None, *, end_ids: Sequence[int]) -> tuple[Output, ...]:

@@ -48,8 +48,8 @@ class Generation:
       failure: Why it could not be decoded; None if it was.
       outputs: The full model's output, then one per threshold in descending order, or one per setting in their order;
         empty after a failure.
-      runner_ups: Of the last output, what a sweep needs to go on below its threshold (`PromptResult.runner_ups`); None
-        where none goes on.
+      max_rejected_confidence: Of the last output, what a sweep needs to go on below its threshold
+        (`PromptResult.max_rejected_confidence`); None where none goes on.
     """
 
     example: Example
@@ -57,7 +57,7 @@ class Generation:
     duplicate: bool
     failure: str | None
     outputs: tuple[Output, ...]
-    runner_ups: tuple[float, ...] | None = None
+    max_rejected_confidence: tuple[float, ...] | None = None
 
     def near_ties(self) -> tuple[bool, ...]:
         """Returns, for each threshold, whether its output or the full model's is known to have hung on a near tie."""
@@ -69,6 +69,8 @@ class Generation:
 _EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
 # The only one of them that a file may lack: where no example has a group.
 _GROUP = "group"
+# The column of `max_rejected_confidence`, as files of every version call it.
+_REJECTED = "runner_ups"
 
 
 def write_generations(
@@ -93,6 +95,7 @@ def write_generations(
     rows = []
     for generation in generations:
         row = dataclasses.asdict(generation)
+        row[_REJECTED] = row.pop("max_rejected_confidence")
         rows.append({**row.pop("example"), **row})
     has_groups = any(row[_GROUP] is not None for row in rows)
     outputs = [output for row in rows for output in row["outputs"]]
@@ -134,7 +137,7 @@ def _schema(*, has_groups: bool, has_near_ties: bool, has_costs: bool) -> "pyarr
             ("duplicate", pyarrow.bool_()),
             ("failure", pyarrow.string()),
             ("outputs", pyarrow.list_(output)),
-            ("runner_ups", pyarrow.list_(pyarrow.float32())),
+            (_REJECTED, pyarrow.list_(pyarrow.float32())),
         ]
     )
 
@@ -156,8 +159,8 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
             outputs = tuple(
                 Output(**{name: _as_tuple(value) for name, value in output.items()}) for output in row.pop("outputs")
             )
-            runner_ups = _as_tuple(row.pop("runner_ups"))
-            yield Generation(example=Example(**example), outputs=outputs, runner_ups=runner_ups, **row)
+            rejected = _as_tuple(row.pop(_REJECTED))
+            yield Generation(example=Example(**example), outputs=outputs, max_rejected_confidence=rejected, **row)
 
 
 def stored_failures(path: str) -> list[tuple[str, str]]:

@@ -13,12 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import CalmBeamError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import Example
-from calm_beam.inputs.set_parts import SetPart
+from calm_beam.inputs.set_parts import Split
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engine_difference
 from calm_beam.storage import base_name, joined, list_files
@@ -265,7 +265,7 @@ class DecodeJob(SweptJob):
     settings: DecodeSettings
     on_long: str
     order: str | None = None
-    part: SetPart | None = None
+    part: Split | None = None
     end_ids: tuple[int, ...] = (EOS_ID,)
     decoder: str | None = None
     exit_head: str | None = None
@@ -296,7 +296,7 @@ class DecodeJob(SweptJob):
             "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
             # As JSON gives it back: tuples become lists.
             "settings": json.loads(json.dumps(self.settings.to_dict())),
-            "dtype": self.settings.arithmetic.dtype,
+            "dtype": self.settings.precision.dtype,
             "on_long": self.on_long,
             "cluster_key": self.cluster_key,
             "patterns": list(self.patterns),
@@ -321,17 +321,17 @@ class DecodeJob(SweptJob):
             **_model_of(content),
             settings=DecodeSettings(
                 **{
-                    **settings,
+                    **{name: value for name, value in settings.items() if name != "arithmetic"},
                     "rule": ExitRule(**settings["rule"]),
                     "thresholds": tuple(settings["thresholds"]),
-                    "arithmetic": Arithmetic(**settings.get("arithmetic", {})),
+                    "precision": Precision(**settings.get("arithmetic", {})),
                     "engine": EngineRecord.from_dict(settings["engine"]) if "engine" in settings else None,
                 }
             ),
             on_long=content["on_long"],
             cluster_key=content["cluster_key"],
             order=content.get("order"),
-            part=SetPart.from_dict(content["part"]) if "part" in content else None,
+            part=Split.from_dict(content["part"]) if "part" in content else None,
             end_ids=tuple(content.get("end_ids", (EOS_ID,))),
             decoder=content.get("decoder"),
             exit_head=content.get("exit_head"),

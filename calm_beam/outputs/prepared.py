@@ -16,7 +16,7 @@ from calm_beam.exits.measures import Need
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import no_vocabulary_for
 from calm_beam.inputs.preview import DataPreview, preview_data
-from calm_beam.inputs.set_parts import SetPart
+from calm_beam.inputs.set_parts import Split
 from calm_beam.inputs.vocabularies.chat import chosen_chat
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 from calm_beam.manifest import ChatRecord, ModelRecord, Variant
@@ -134,14 +134,14 @@ class PreparedSweep:
         """
         settings = self.settings
         checked_least_tokens(
-            self.request.token_budget,
+            self.request.max_cache_tokens,
             lanes=lanes,
             steps=settings.max_decode_length,
             source=settings.max_input_length,
         )
         check_fits(self.request, settings, self.checkpoint.config, lanes=lanes, runs_here=runs_here)
 
-    def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: SetPart) -> Self:
+    def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: Split) -> Self:
         """Returns the sweep by the decoder that serves, of examples that had no part in choosing what it decodes at.
 
         Args:
@@ -195,7 +195,7 @@ def prepare_sweep(
       ValueError: If anything is wrong (`CheckpointError`, `VocabularyError`, `DataError`, `UsageError` among others).
       OSError: If a file cannot be read.
     """
-    check_head(request.exit_head, request.settings.arithmetic)
+    check_head(request.exit_head, request.settings.precision)
     machine = Machine.here() if runs_here else None
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
@@ -249,7 +249,7 @@ def _with_engine(request: SweepRequest, config: ModelConfig, machine: Machine | 
     given: dict[str, Any] = {
         "config": config,
         "rule": settings.rule,
-        "arithmetic": settings.arithmetic,
+        "precision": settings.precision,
         "machine": machine,
         "model_parallelism": request.model_parallelism,
     }
@@ -273,7 +273,7 @@ def _with_room(request: SweepRequest, config: ModelConfig) -> SweepRequest:
 def _check_token_budget(request: SweepRequest) -> None:
     settings = request.settings
     checked_least_tokens(
-        request.token_budget,
+        request.max_cache_tokens,
         lanes=1 + len(settings.thresholds),
         steps=settings.max_decode_length,
         source=settings.max_input_length,
@@ -348,10 +348,10 @@ def check_fits(
         lanes=lanes,
         steps=settings.max_decode_length,
         source=settings.max_input_length,
-        token_budget=request.token_budget,
+        max_cache_tokens=request.max_cache_tokens,
         exit_head=settings.engine.head,
         engine=settings.engine.name,
-        arithmetic=settings.arithmetic,
+        precision=settings.precision,
     )
     if runs_here:
         check_memory(config, demand, copies=request.model_copies)

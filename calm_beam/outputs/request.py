@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Self
 
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.inputs.set_parts import SetPart
+from calm_beam.inputs.set_parts import Split
 from calm_beam.manifest import ANY_ENTRY, ChatRecord, EntryChoice, Manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.options.groups import Decoding, OutputSettings
@@ -72,7 +72,7 @@ class SweepRequest(WorkerSettings):
     num_shards: int | None = None
     order: str | None = None
     round_examples: int | None = None
-    part: SetPart | None = None
+    part: Split | None = None
     decoder: str | None = None
 
     @classmethod

@@ -189,7 +189,7 @@ def _decoder(assignment: SweepAssignment, checkpoint: Checkpoint, branches: Sequ
         checkpoint,
         branches,
         max_input_length=settings.max_input_length,
-        arithmetic=settings.arithmetic,
+        precision=settings.precision,
         **assignment.asked_of_decoder(),
     )
 

@@ -64,7 +64,7 @@ def served_engine(
     given: dict[str, Any] = {
         "config": config,
         "rule": settings.rule,
-        "arithmetic": settings.arithmetic,
+        "precision": settings.precision,
         "machine": machine,
         "model_parallelism": model_parallelism,
     }

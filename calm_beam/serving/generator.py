@@ -10,7 +10,7 @@ from typing import Self, Unpack
 
 import jax
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
@@ -76,7 +76,7 @@ class Generator:
         vocabulary: Vocabulary | None,
         settings: DecodeSettings,
         batch_size: int | None,
-        token_budget: int | None,
+        max_cache_tokens: int | None,
         engine: ServedEngine,
         memory: str,
         model_parallelism: int = 1,
@@ -91,7 +91,7 @@ class Generator:
         self._checkpoint = checkpoint
         self._settings = settings
         self._batch_size = batch_size
-        self._token_budget = token_budget
+        self._max_cache_tokens = max_cache_tokens
         self.engine = engine
         self._exact_engine = exact_engine
         self._model_parallelism = model_parallelism
@@ -125,7 +125,7 @@ class Generator:
         vocabulary: str | os.PathLike[str] | None = None,
         choice: EntryChoice = ANY_ENTRY,
         batch_size: int | None = None,
-        token_budget: int | None = None,
+        max_cache_tokens: int | None = None,
         exit_head: str = "auto",
         engine: str = "auto",
         exact_engine: bool = False,
@@ -142,7 +142,7 @@ class Generator:
           choice: Which entry, as one value.
           batch_size: Most prompts that `generate_batch` decodes together; None for as many as memory and speed
             recommend.
-          token_budget: Most positions whose keys and values it holds at a time; None for a share of the memory.
+          max_cache_tokens: Most positions whose keys and values it holds at a time; None for a share of the memory.
           exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves answers at near ties alone.
           engine: What decodes: `native`, `xla`, or `auto` for the engine that was calibrated where this machine has it,
             and else for native code where it has that. Another engine moves answers at near ties; that is logged once.
@@ -171,7 +171,7 @@ class Generator:
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
-          ValueError: If `batch_size` or `token_budget` is too low, this machine has no memory for the model or its
+          ValueError: If `batch_size` or `max_cache_tokens` is too low, this machine has no memory for the model or its
             devices cannot share it so, or the rule asks for an exit classifier and the model has none.
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
@@ -204,21 +204,21 @@ class Generator:
             lanes=1,
             steps=settings.max_decode_length,
             source=settings.max_input_length,
-            token_budget=token_budget,
+            max_cache_tokens=max_cache_tokens,
             exit_head=served.batch.head,
             engine=served.batch.name,
-            arithmetic=settings.arithmetic,
+            precision=settings.precision,
         )
         check_memory(checkpoint.config, demand)
         memory = memory_in_words(checkpoint.config, demand, model_parallelism=model_parallelism)
         return cls(
             manifest,
             entry,
-            checkpoint=on_device(checkpoint, settings.arithmetic, model_parallelism=model_parallelism),
+            checkpoint=on_device(checkpoint, settings.precision, model_parallelism=model_parallelism),
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
-            token_budget=token_budget,
+            max_cache_tokens=max_cache_tokens,
             engine=served,
             memory=memory,
             model_parallelism=model_parallelism,
@@ -234,7 +234,7 @@ class Generator:
             vocabulary=self.vocabulary,
             settings=self._settings,
             batch_size=self._batch_size,
-            token_budget=self._token_budget,
+            max_cache_tokens=self._max_cache_tokens,
             engine=self.engine,
             memory=self.memory,
             model_parallelism=self._model_parallelism,
@@ -436,9 +436,9 @@ class Generator:
                     [self._branches[None]],
                     max_input_length=self._settings.max_input_length,
                     batch_size=self._batch_size,
-                    token_budget=self._token_budget,
+                    max_cache_tokens=self._max_cache_tokens,
                     **self.engine.asked,
-                    arithmetic=self._settings.arithmetic,
+                    precision=self._settings.precision,
                     model_parallelism=self._model_parallelism,
                 )
             return self._batch
@@ -462,7 +462,7 @@ class Generator:
                     self._branches[None],
                     max_input_length=self._settings.max_input_length,
                     **self.engine.asked,
-                    arithmetic=self._settings.arithmetic,
+                    precision=self._settings.precision,
                     model_parallelism=self._model_parallelism,
                 )
                 self._single = {threshold: full_model.at(branch) for threshold, branch in self._branches.items()}
@@ -489,7 +489,7 @@ class Generator:
         return encoded
 
 
-def on_device(checkpoint: Checkpoint, arithmetic: Arithmetic, *, model_parallelism: int = 1) -> Checkpoint:
+def on_device(checkpoint: Checkpoint, precision: Precision, *, model_parallelism: int = 1) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
     group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
-    return placed(checkpoint, group, arithmetic)
+    return placed(checkpoint, group, precision)

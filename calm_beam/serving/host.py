@@ -6,7 +6,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.memory import keep_freed_memory
@@ -59,7 +59,7 @@ class ModelHost:
         self._model = model
         self._checkpoint = load_checkpoint(model.checkpoint, declared=model.declared)
         # By what manifests compute in, which is mostly the same.
-        self._on_device: dict[Arithmetic, Checkpoint] = {}
+        self._on_device: dict[Precision, Checkpoint] = {}
         self._load_msecs = [round(1000 * (time.perf_counter() - start))]
         self._turn = threading.Lock()
         # What was asked last stands at the end.
@@ -147,12 +147,12 @@ class ModelHost:
 
     def _checkpoint_for(self, manifest: Manifest) -> Checkpoint:
         """Returns the model with its weights on the device, as a manifest has them."""
-        arithmetic = recorded_arithmetic(manifest.decode)
-        if arithmetic not in self._on_device:
-            self._on_device[arithmetic] = on_device(
-                self._checkpoint, arithmetic, model_parallelism=self._model.model_parallelism
+        precision = recorded_arithmetic(manifest.decode)
+        if precision not in self._on_device:
+            self._on_device[precision] = on_device(
+                self._checkpoint, precision, model_parallelism=self._model.model_parallelism
             )
-        return self._on_device[arithmetic]
+        return self._on_device[precision]
 
 
 def _outcomes(generator: Generator, prompts: tuple[NamedPrompt, ...], *, meter: LossMeter | None) -> list[Outcome]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.model.input_length import USUAL_INPUT_LENGTH
 
 from .exit_objective import OBJECTIVES
@@ -119,7 +119,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         # It checks the type.
-        Arithmetic(dtype=self.dtype)
+        Precision(dtype=self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
@@ -174,7 +174,7 @@ class ClassifierConfig:
 
     def __post_init__(self) -> None:
         # It checks the type.
-        Arithmetic(dtype=self.dtype)
+        Precision(dtype=self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "model_parallelism"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, FloatArrays, StoredArray
 from calm_beam.decoding.device_groups import DeviceGroup, device_groups
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
@@ -114,9 +114,9 @@ def train(
             optimizer_state = spread_state(_restored(optimizer_state, resume_from.optimizer))
         done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
-    arithmetic = Arithmetic(dtype=config.dtype)
+    precision = Precision(dtype=config.dtype)
     model = network_of(
-        model_config, arithmetic=arithmetic, dropout_rate=config.dropout_rate, layer_dropout=config.layer_dropout
+        model_config, precision=precision, dropout_rate=config.dropout_rate, layer_dropout=config.layer_dropout
     )
     key = jax.random.key(config.seed)
     if on_start is not None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.decoding.device_groups import device_groups
 from calm_beam.exits.measures.oracle import agreement
@@ -89,10 +89,10 @@ def train_classifier(
         raise ValueError("an exit classifier needs a decoder of at least 2 layers, this one has 1.")
     with_classifier: ModelConfig = dataclasses.replace(cast(Any, model_config), exit_classifier=config.num_logits)
     frozen = {name: array for name, array in arrays.items() if name not in (_KERNEL, _BIAS)}
-    arithmetic = Arithmetic(dtype=config.dtype)
-    model = network_of(with_classifier, arithmetic=arithmetic)
+    precision = Precision(dtype=config.dtype)
+    model = network_of(with_classifier, precision=precision)
     group, *_ = device_groups(model_config, model_parallelism=config.model_parallelism)
-    parameters = {name: group.place(name, array, arithmetic) for name, array in frozen.items()}
+    parameters = {name: group.place(name, array, precision) for name, array in frozen.items()}
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
     ended = end_pairs(pairs, model_config, end_id=end_id, **lengths)
     ended_validation = end_pairs(validation_pairs, model_config, end_id=end_id, **lengths)

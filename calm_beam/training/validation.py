@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
@@ -133,7 +133,7 @@ class GenerationScore:
             [Branch.at(ExitRule(confidence="state"), None, max_decode_length=self._config.max_target_length)],
             max_input_length=max(map(len, self._prompts)),
             batch_size=min(_BATCH_SIZE, len(self._prompts)),
-            arithmetic=Arithmetic(dtype=self._config.dtype),
+            precision=Precision(dtype=self._config.dtype),
             model_parallelism=self._config.model_parallelism,
         )
         scores = []

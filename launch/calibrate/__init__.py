@@ -1,6 +1,6 @@
 r"""`calm-beam calibrate`: decodes a calibration set at every threshold, tests them, and writes the manifest.
 
-The main job, a Beam pipeline. With no flags it calibrates the embedded model on the embedded data:
+The main job, a Beam pipeline. With no flags it calibrates the demo model on the demo data:
 
     calm-beam calibrate
 
@@ -36,7 +36,7 @@ Unless a flag says how tokens exit, several measures and choices of layers are s
 `--tau=1,4` and `--min_exit_layer=1,2` sweep every combination. Some of the examples choose what is tested, and the
 others test it.
 
-`--confirm_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds, and at two
+`--holdout_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds, and at two
 that are safer, by the decoder that serves, and only what they prove again is promised.
 
 Recalibrating the same data until the result looks good invalidates the guarantee. Every plan is listed in `plans/` in

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from calm_beam.calibration.pareto import CHOOSING, CHOOSING_SHARE, MOST_BY_THEMSELVES
+from calm_beam.calibration.pareto import CHOOSING, MOST_BY_THEMSELVES, SELECTION_SHARE
 from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
@@ -68,8 +68,8 @@ def with_candidates(
             f"the decoder has {counted(config.num_decoder_layers, 'layer')}, of which nothing can exit early"
         )
     tried = tried[: _most(request, sweep, runs_here=runs_here)]
-    share = request.choosing_share or (CHOOSING_SHARE if len(tried) > MOST_BY_THEMSELVES else None)
-    cost = _kept_or_found(request, sweep, tried, output=output, runs_here=runs_here, choosing_share=share)
+    share = request.selection_share or (SELECTION_SHARE if len(tried) > MOST_BY_THEMSELVES else None)
+    cost = _kept_or_found(request, sweep, tried, output=output, runs_here=runs_here, selection_share=share)
     costs = VariantCosts.of_record(cost, rule=sweep.settings.rule, layers=config.num_decoder_layers)
     chosen = tuple(each for each in tried if costs.at_mean(_lowest(each, sweep), each) < costs.full())
     if len(chosen) < 2:
@@ -139,7 +139,7 @@ def _kept_or_found(
     *,
     output: str,
     runs_here: bool,
-    choosing_share: float | None,
+    selection_share: float | None,
 ) -> CostRecord:
     """Returns what a token costs, measured where seconds are asked for, and it was not before.
 
@@ -156,16 +156,16 @@ def _kept_or_found(
         if request.objective_name != FLOPS:
             say(f"exits=auto: {why_not}: operations are counted instead")
         return _record(operations_cost(DecoderSizes.of(sweep.checkpoint.config)), unit=UNITS[FLOPS])
-    if request.resume or choosing_share is not None:
+    if request.resume or selection_share is not None:
         kept = read_cost(output, model=sweep.model_fingerprint)
         if kept is not None and (kept.unit, kept.batch) == (UNITS[LATENCY], request.objective_batch):
             say(f"exits=auto: what a token costs was measured before, and stands in {joined(output, COST_FILE)}")
             return kept
-    return _measured(request, sweep, tried, choosing_share=choosing_share)
+    return _measured(request, sweep, tried, selection_share=selection_share)
 
 
 def _measured(
-    request: CalibrateRequest, sweep: PreparedSweep, tried: Sequence[Variant], *, choosing_share: float | None
+    request: CalibrateRequest, sweep: PreparedSweep, tried: Sequence[Variant], *, selection_share: float | None
 ) -> CostRecord:
     """Returns what a token costs in seconds on this machine."""
     # Here, since they load JAX.
@@ -183,10 +183,10 @@ def _measured(
     needs = {measure_named(variant.confidence).needs for variant in tried if variant.confidence is not None}
     # No example that tests may have a part in which candidates there are, be it by the time that it takes.
     count = max(_PROMPTS, _BATCHES * serving.batch)
-    if choosing_share is None:
+    if selection_share is None:
         prompts = made_prompts(sweep, count=count)
     else:
-        prompts = first_prompts(request, sweep, count=count, parts=(CHOOSING,), choosing_share=choosing_share)
+        prompts = first_prompts(request, sweep, count=count, parts=(CHOOSING,), selection_share=selection_share)
     first = tried[0]
     cost = measured_cost(
         serving,

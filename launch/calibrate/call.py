@@ -82,7 +82,7 @@ def calibrate(request: CalibrateCall) -> Manifest:
 
     It is what `calm-beam calibrate` runs, and takes all of its options, by the same names: `--delta=0.05,0.1` is
     `delta=(0.05, 0.1)`, `--resume` is `resume=True`. The command also builds the report, which `calm-beam report` makes
-    of what is written. With neither model nor data, the embedded model is calibrated on the embedded data.
+    of what is written. With neither model nor data, the demo model is calibrated on the demo data.
 
     Raises:
       UsageError: If anything that was asked for is wrong; nothing has been written.

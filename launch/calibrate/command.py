@@ -46,7 +46,7 @@ def calibrate(request: CalibrateRequest, options: PipelineOptions, *, began: flo
     prompt = {"prompt": embedded.PROMPT} if request.is_demo else {}
     tell("\n".join(["Next:", *(f"  {line}" for line in next_commands(done.manifest, output, **prompt))]))
     # The time of a run says nothing about one of several sweeps, or about one that was not all.
-    if not done.run.source.is_stored and done.run.plan.pareto is None and request.confirm_share is None:
+    if not done.run.source.is_stored and done.run.plan.pareto is None and request.holdout_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)
     return 0
 

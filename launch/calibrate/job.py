@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.guarantee import default_tests_in_words
 from calm_beam.calibration.plan import earlier_forms, gone_on_with
 from calm_beam.inputs import read_examples
-from calm_beam.inputs.set_parts import CALIBRATING, SetPart
+from calm_beam.inputs.set_parts import CALIBRATING, Split
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.runners import make_runner
 from calm_beam.launch.terminal import say
@@ -89,7 +89,7 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
     # Now, so that a log can show later what had been settled by then.
     _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
     start = time.monotonic()
-    if request.confirm_share is None:
+    if request.holdout_share is None:
         finished = _executed(run, request, first=first, continued=continued)
     else:
         finished = ConfirmedRun(run).execute(lambda chooses: _executed(chooses, request, first=first))
@@ -127,7 +127,7 @@ def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -
 
 def _shows_losses_early(run: CalibrationRun, request: CalibrateRequest) -> bool:
     """Returns whether something of what is found may be seen before the run has ended."""
-    return run.source.is_stored or request.sequential or request.sweep == "lazy" or request.confirm_share is not None
+    return run.source.is_stored or request.sequential or request.sweep == "lazy" or request.holdout_share is not None
 
 
 def _executed(
@@ -186,7 +186,7 @@ def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Man
     SweepHome(run.output).remove_temporary_files()
 
 
-def _data_fingerprint(run: CalibrationRun, request: CalibrateRequest, *, part: SetPart | None) -> str:
+def _data_fingerprint(run: CalibrationRun, request: CalibrateRequest, *, part: Split | None) -> str:
     """Returns what a manifest calls the data as they are now, or a part of them, or as much as was counted."""
     job = run.source.job
     reading = request.reading(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
-from calm_beam.calibration.pareto import CHOOSING_SHARE, MOST_BY_THEMSELVES
+from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, SELECTION_SHARE
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags.metrics import GUARANTEE, METRIC_NAMES
@@ -84,9 +84,9 @@ class Guarantees(Options):
 
     SECTION: ClassVar[str | None] = GUARANTEE
 
-    consistency: _TEXTS | None = option(None, "textual, risk; default: textual (embedded model: both)", kind=texts)
+    consistency: _TEXTS | None = option(None, "textual, risk; default: textual (demo model: both)", kind=texts)
     metric: _TEXTS | None = option(None, f"{METRIC_NAMES}; default: {DEFAULT_METRIC}", kind=texts)
-    # The embedded data have tolerances of their own.
+    # The demo data have tolerances of their own.
     delta: _NUMBERS | None = again(Tolerances, "delta", default=None)
     epsilon: _NUMBERS = again(Tolerances, "epsilon")
     joint: bool = switch("let all entries hold together, with probability 1 - epsilon")
@@ -119,7 +119,7 @@ class Tests(Options):
     p_value: str | None = option(
         None,
         "test of one threshold; default: signed_mixture with --sequential; else exact_binomial for tails and "
-        "exact_match; else star_bets, if every single loss can be kept: without groups and --choosing_share, up to "
+        "exact_match; else star_bets, if every single loss can be kept: without groups and --selection_share, up to "
         f"{MOST_KEPT_LOSSES:,} (examples x thresholds x variants x entries); else signed_mixture for signed losses, "
         "and hoeffding_bentkus",
         choices=tuple(P_VALUES),
@@ -150,12 +150,13 @@ class Tests(Options):
         "worst_case, which gives them loss 1 (default: %(default)s)",
         choices=NEAR_TIES,
     )
-    confirm_share: float | None = option(
+    holdout_share: float | None = option(
         None,
         "share of the examples, such as 0.3, that choose nothing: they are decoded at the chosen thresholds, and at "
         "two that are safer, by the decoder that serves, and only thresholds that they prove again are promised",
         kind=share,
         metavar="SHARE",
+        old_name="confirm_share",
     )
 
 
@@ -202,13 +203,14 @@ class Variants(Options):
         f"{THROUGHPUT}, that of batches of {BATCH}, or :N of N; {LAYERS}; or {FLOPS}, operations; default: {LATENCY}",
         kind=Kind(_read_objective, _read_objective, placeholder="SAVED", name="text"),
     )
-    choosing_share: float | None = option(
+    selection_share: float | None = option(
         None,
         "share of the examples that choose, and test nothing; default: none where there are up to "
         f"{MOST_BY_THEMSELVES} variants, each of which is then tested by itself at an equal share of epsilon, and "
-        f"{CHOOSING_SHARE:g} where there are more",
+        f"{SELECTION_SHARE:g} where there are more",
         kind=share,
         metavar="SHARE",
+        old_name="choosing_share",
     )
 
 

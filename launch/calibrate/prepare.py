@@ -35,7 +35,7 @@ _ONE_WAY = "exits: softmax at every layer"
 def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationRun:
     """Returns the run, all of which has been found good that can be before a worker starts."""
     if request.is_demo:
-        say("no --checkpoint and no --data: calibrating the embedded model on the embedded data")
+        say("no --checkpoint and no --data: calibrating the demo model on the demo data")
     stored = None if request.generations is None else stored_source(request, request.generations)
     workers = Workers.prepared(
         options,
@@ -82,7 +82,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
             on_error=request.on_error,
             sequential=request.stop_plan,
             pareto=request.pareto,
-            confirm_share=request.confirm_share,
+            holdout_share=request.holdout_share,
             near_ties=request.near_ties,
         ),
         settings=source.settings,
@@ -159,13 +159,13 @@ def _check_confirmable(source: Source, request: CalibrateRequest, *, output: str
     """Refuses what cannot be confirmed, before anything is decoded."""
     if workers.template:
         raise UsageError(
-            "--confirm_share decodes at thresholds that are chosen first, by a pipeline of its own, and a template is "
+            "--holdout_share decodes at thresholds that are chosen first, by a pipeline of its own, and a template is "
             "only one. Leave it out."
         )
     try:
         source.settings.rule.check_served()
     except ValueError as error:
-        raise UsageError(f"--confirm_share: {error}") from error
+        raise UsageError(f"--holdout_share: {error}") from error
     assert isinstance(source, DecodedSource)
     assert request.part is not None
     check_parts_of_data(source.sweep.data, request.part)

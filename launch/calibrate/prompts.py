@@ -26,7 +26,7 @@ def first_prompts(
     *,
     count: int,
     parts: Collection[str],
-    choosing_share: float | None,
+    selection_share: float | None,
 ) -> list[Sequence[int]]:
     """Returns prompts of the first rows, as the model sees them.
 
@@ -35,7 +35,7 @@ def first_prompts(
       sweep: Says what data there are, and how prompts are encoded.
       count: How many, at most.
       parts: Of those that choose and test, from which prompts are taken.
-      choosing_share: The share of examples that chooses; None where none does.
+      selection_share: The share of examples that chooses; None where none does.
 
     Raises:
       UsageError: If there is no example.
@@ -49,8 +49,8 @@ def first_prompts(
         for example in itertools.islice(examples, _DRAWN_FROM)
         if (request.part is None or request.part.takes(example))
         and (
-            choosing_share is None
-            or part_of(example.cluster or example.id, salt=salt, choosing_share=choosing_share) in parts
+            selection_share is None
+            or part_of(example.cluster or example.id, salt=salt, selection_share=selection_share) in parts
         )
     ]
     if not found:

@@ -15,7 +15,7 @@ from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading
 from calm_beam.inputs.demo import embedded
-from calm_beam.inputs.set_parts import CALIBRATING, SetPart, salt_of
+from calm_beam.inputs.set_parts import CALIBRATING, Split, salt_of
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.launch.flags.task import TaskRequest, refuse_decoding
@@ -41,7 +41,7 @@ _DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Seq
 _ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
 _OF_RUNS = (
     *("confidence", "tau", "min_exit_layer", "exit_interval", "exits", "objective"),
-    *("sweep", "resume", "confirm_share"),
+    *("sweep", "resume", "holdout_share"),
 )
 
 
@@ -91,7 +91,7 @@ class CalibrateRequest(
 
     @property
     def is_demo(self) -> bool:
-        """Whether neither model nor data were named: the embedded ones are meant."""
+        """Whether neither model nor data were named: the demo model and data are meant."""
         return self.generations is None and super().is_demo
 
     @property
@@ -218,7 +218,7 @@ class CalibrateRequest(
         if not self.variants:
             return None
         objective = self.objective_name if self.is_auto else None
-        return variants_plan(self.variants, choosing_share=self.choosing_share, objective=objective)
+        return variants_plan(self.variants, selection_share=self.selection_share, objective=objective)
 
     @property
     def is_auto(self) -> bool:
@@ -286,11 +286,11 @@ class CalibrateRequest(
         return salt_of(self.seed) if self.sequential else None
 
     @property
-    def part(self) -> SetPart | None:
+    def part(self) -> Split | None:
         """The part of the examples that chooses; None where all of them do."""
-        if self.confirm_share is None:
+        if self.holdout_share is None:
             return None
-        return SetPart(name=CALIBRATING, confirm_share=self.confirm_share, salt=salt_of(self.seed))
+        return Split(name=CALIBRATING, confirm_share=self.holdout_share, salt=salt_of(self.seed))
 
     @property
     def own_reading(self) -> Reading:
@@ -348,9 +348,9 @@ def _check_lists(request: CalibrateRequest) -> None:
             f"--objective={request.objective} says what --exits=auto is to save, and "
             f"{request.against_auto or other}: leave one of them out."
         )
-    if request.choosing_share is not None and len(list(_combinations(request))) == 1:
+    if request.selection_share is not None and len(list(_combinations(request))) == 1:
         raise UsageError(
-            f"--choosing_share belongs to lists of {' or '.join(f'--{name}' for name in _LISTS)}, and there is none."
+            f"--selection_share belongs to lists of {' or '.join(f'--{name}' for name in _LISTS)}, and there is none."
         )
 
 
@@ -402,7 +402,7 @@ def _check_variants(request: CalibrateRequest) -> None:
         raise UsageError(
             f"of {count} variants, among which a part of the examples chooses, losses are only summed, and "
             f"--p_value={table} needs every single one. Take another p-value, or at most {MOST_BY_THEMSELVES} "
-            "variants without --choosing_share."
+            "variants without --selection_share."
         )
 
 

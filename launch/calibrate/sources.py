@@ -263,7 +263,7 @@ def decoded_source(
         for together in variants_together(request.variants, sweep.settings):
             settings = sweep.settings
             checked_least_tokens(
-                request.token_budget,
+                request.max_cache_tokens,
                 lanes=len(together) * (1 + len(settings.thresholds)),
                 steps=settings.max_decode_length,
                 source=settings.max_input_length,

@@ -54,7 +54,7 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     # Once more, since a sweep is run without its arrays (`PreparedSweep` leaves them to workers).
     sweep = dataclasses.replace(run.source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
     prompts = _of_one_width(
-        first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, choosing_share=None), sweep.settings
+        first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, selection_share=None), sweep.settings
     )
     batch = request.objective_batch
     speeds = [

@@ -6,7 +6,7 @@ For a bug report, or for another program:
 
     calm-beam doctor --json
 
-The small run sweeps a few prompts with the embedded model, answers one of them as `generate` would, and compares the
+The small run sweeps a few prompts with the demo model, answers one of them as `generate` would, and compares the
 two. The first time it takes about a minute, since everything is compiled.
 
 Exit status: 0 everything is as it should be, 1 something is not: the table marks what, 2 bad usage.

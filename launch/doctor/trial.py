@@ -1,4 +1,4 @@
-"""A small run: a few prompts of the embedded model, swept, and one of them served; the two must agree."""
+"""A small run: a few prompts of the demo model, swept, and one of them served; the two must agree."""
 
 import dataclasses
 import itertools
@@ -48,7 +48,7 @@ def run_trial() -> Trial:
     """Sweeps and serves; returns what came of it.
 
     Raises:
-      CalmBeamError: If the embedded model or its data cannot be read.
+      CalmBeamError: If the demo model or its data cannot be read.
       ValueError: If there is no memory for it.
       RuntimeError: If a device fails.
     """

@@ -3,7 +3,7 @@
     calm-beam evaluate --experiment=tradeoff --output=evaluation
 
 The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
-prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json,
+prompts, with no other flags of the demo data, by the demo model. They write NAME.csv, NAME.json,
 NAME.svg and NAME.html into `--output`. A sample is small: its outputs are kept in memory. `propagation` and `tradeoff`
 decode in this process, or on the workers that Beam's flags name; `sensitivity` decodes in this process alone.
 """

@@ -43,7 +43,7 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
     name = request.experiment
     with as_usage((ValueError, OSError)):
         if request.is_demo:
-            say("no --checkpoint and no --data: the embedded model on the embedded data")
+            say("no --checkpoint and no --data: the demo model on the demo data")
         output = checked_output(request, _file_names(name))
         check_plots_available()
         (metric,) = checked_metrics([request.metric], metric_settings(request))
@@ -121,7 +121,7 @@ def _task(request: SampleRequest, run: PreparedSweep, *, metric: str, examples: 
         metric_settings=metric_settings(request),
         max_input_length=run.settings.max_input_length,
         max_decode_length=request.max_decode_length,
-        arithmetic=run.settings.arithmetic,
+        precision=run.settings.precision,
         **request.asked_of_decoder(),
     )
 

@@ -143,7 +143,7 @@ def _prepared_sensitivity(request: SensitivityRequest, run: PreparedSweep) -> Pr
         max_decode_length=request.max_decode_length,
         max_input_length=run.settings.max_input_length,
         batch_size=request.batch_size,
-        arithmetic=run.settings.arithmetic,
+        precision=run.settings.precision,
     )
     return PreparedExperiment(measure=functools.partial(_sensitivity_findings, decoder, request.rank))
 

@@ -95,6 +95,15 @@ def _add_flag(target: argparse._ActionsContainer, name: str, declared: Option, *
         metavar=declared.metavar,
         help=declared.help,
     )
+    if declared.old_name is not None:
+        target.add_argument(
+            f"--{declared.old_name}",
+            dest=name,
+            type=declared.kind,
+            default=argparse.SUPPRESS,
+            choices=declared.choices or None,
+            help=argparse.SUPPRESS,
+        )
 
 
 def request_of(kind: type[_Request], flags: argparse.Namespace, *, parser: FlagParser) -> _Request:

@@ -9,7 +9,7 @@ from calm_beam.manifest import (
     ManifestError,
     SettingManifest,
 )
-from calm_beam.options.entries import Entry, SurePrecision
+from calm_beam.options.entries import Entry, RecordedPrecision
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.text import printable_line
 
@@ -43,7 +43,7 @@ def entry_choice(request: Entry, manifest: Manifest | SettingManifest) -> EntryC
     return choice
 
 
-def check_precision(request: SurePrecision, decode: DecodeRecord) -> None:
+def check_precision(request: RecordedPrecision, decode: DecodeRecord) -> None:
     """Refuses another precision than the manifest's.
 
     Raises:

@@ -117,6 +117,11 @@ class FlagParser(argparse.ArgumentParser):
         self.add_argument(*args, **kwargs)
 
 
+def is_listed(action: argparse.Action) -> bool:
+    """Returns whether completion and hints name a flag: old names of options are for old scripts alone."""
+    return action.help != argparse.SUPPRESS or action.nargs == 0
+
+
 def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespace:
     """Returns the flags of a command that runs without Beam.
 
@@ -154,7 +159,8 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
 def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterable[str] = ()) -> None:
     if unknown:
         flag = unknown[0].split("=")[0]
-        nearest = _nearest(flag, ours=parser._option_string_actions, beams=beams)
+        listed = [name for name, action in parser._option_string_actions.items() if is_listed(action)]
+        nearest = _nearest(flag, ours=listed, beams=beams)
         if isinstance(unknown[0], OptionOfFile):
             hint = f" Did you mean {nearest.lstrip('-')}?" if nearest else ""
             raise UsageError(f"{unknown[0].place} is no option.{hint} See {parser.prog} --help.")

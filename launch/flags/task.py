@@ -39,14 +39,14 @@ class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, OutputSettings, Dec
     """What all requests have in common that decode a data set by a model.
 
     Attributes:
-      HAS_DEMO: Whether the embedded model and data are meant where neither is named.
+      HAS_DEMO: Whether the demo model and data are meant where neither is named.
     """
 
     HAS_DEMO: ClassVar[bool] = True
 
     @property
     def is_demo(self) -> bool:
-        """Whether neither model nor data were named: the embedded ones are meant."""
+        """Whether neither model nor data were named: the demo model and data are meant."""
         return self.HAS_DEMO and self.named_model is None and super().patterns is None
 
     @property

@@ -16,7 +16,7 @@ from calm_beam.options.entries import (
     ExactEngine,
     NamedManifest,
     RecordedModel,
-    SurePrecision,
+    RecordedPrecision,
     Trusted,
 )
 from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
@@ -82,7 +82,7 @@ class Shards(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateRequest(
-    Prompts, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Answers, Shards, MetricFiles, Job, Telling
+    Prompts, Trusted, RecordedPrecision, RecordedModel, Decoding, Entry, Answers, Shards, MetricFiles, Job, Telling
 ):
     """Answers under a manifest."""
 
@@ -107,5 +107,6 @@ class GenerateRequest(
 
 def option_of_shards(given: Collection[str]) -> str | None:
     """Returns the first option of those given that means something only for answers in shards; None without one."""
-    of_shards = {"token_budget", "accelerator", *(name for group in (Answers, Shards) for name, _ in options_of(group))}
+    of_groups = (name for group in (Answers, Shards) for name, _ in options_of(group))
+    of_shards = {"max_cache_tokens", "accelerator", *of_groups}
     return next((name for name in given if name in of_shards), None)

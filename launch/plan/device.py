@@ -2,7 +2,7 @@
 
 import os
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.device_forecast import device_forecast
@@ -20,7 +20,7 @@ def plan_device(request: PlanRequest, device: str) -> int:
     positions, rows = request.positions, request.batch_size
     with as_usage((ValueError, OSError)):
         config = load_checkpoint(os.fspath(request.checkpoint)).config
-    forecast = device_forecast(config, device, Arithmetic(dtype=request.dtype), positions=positions, rows=rows)
+    forecast = device_forecast(config, device, Precision(dtype=request.dtype), positions=positions, rows=rows)
     console = PlainConsole()
     console.print(device_times_table(forecast))
     for sentence in device_times_in_words(forecast, positions=positions, rows=rows):

@@ -11,7 +11,7 @@ from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.data import check_parent
 from calm_beam.launch.flags.device import Device
 from calm_beam.options import Options, again, option, options_of
-from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, Precision, Spread
+from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, PrecisionOptions, Spread
 from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import check_writable, is_folder
@@ -163,7 +163,7 @@ class Steps(Device):
     checkpoint: str | os.PathLike[str] | None = again(
         ModelSource, "checkpoint", sentence="folder of the model that is to decode there"
     )
-    dtype: str = again(Precision, "dtype", sentence="type of weights, states, keys and values")
+    dtype: str = again(PrecisionOptions, "dtype", sentence="type of weights, states, keys and values")
     # A prompt of 128 tokens, and 64 of its output.
     positions: int = option(192, "tokens of a prompt and its output that are attended to", kind=whole_number(1))
     batch_size: int = again(Memory, "batch_size", default=1, sentence="prompts that take a step together")

@@ -252,7 +252,7 @@ class _WorkerProcess(GrpcWorkerHandler):
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
         return (
             f"worker process {self._process.pid} {how} before its work was done. If memory ran out, take fewer workers "
-            "or a smaller --token_budget"
+            "or a smaller --max_cache_tokens"
         )
 
 
@@ -295,7 +295,7 @@ class _PooledWorker(ExternalWorkerHandler):
     def _explain(self) -> str:
         return (
             f"a worker of the pool at {self._pool} was lost before its work was done: killed, or its machine is gone. "
-            "If memory ran out, take fewer workers or a smaller --token_budget"
+            "If memory ran out, take fewer workers or a smaller --max_cache_tokens"
         )
 
 

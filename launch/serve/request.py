@@ -12,7 +12,7 @@ from calm_beam.options.entries import (
     ExactEngine,
     NamedManifest,
     RecordedModel,
-    SurePrecision,
+    RecordedPrecision,
     Trusted,
 )
 from calm_beam.options.groups import Decoding
@@ -64,5 +64,5 @@ class Measured(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeRequest(Address, Trusted, SurePrecision, RecordedModel, Decoding, Entry, Measured, MetricFiles):
+class ServeRequest(Address, Trusted, RecordedPrecision, RecordedModel, Decoding, Entry, Measured, MetricFiles):
     """A service under a manifest."""

@@ -15,7 +15,7 @@ def suitability(request: SuitabilityRequest) -> Suitability:
         print(found.verdict, found.advice)
 
     It is what `calm-beam suitability` runs, and takes all of its options, by the same names. With neither model nor
-    data, the embedded model is looked at on the embedded data.
+    data, the demo model is looked at on the demo data.
 
     Raises:
       UsageError: If anything that was asked for is wrong.

@@ -123,7 +123,7 @@ def measure(request: SuitabilityRequest) -> Measured:
         asked = None if request.output is None else os.fspath(request.output)
         output = None if asked is None else find_output(asked, overwrite=request.overwrite)
         if request.is_demo:
-            say("no --checkpoint and no --data: the embedded model on the embedded data")
+            say("no --checkpoint and no --data: the demo model on the demo data")
         run = prepare_task(request, request.settings, compares_texts=False)
         examples = read_all_examples(run.paths, run.reading)
         prompts = encoded_prompts(run, sampled(examples, request.max_examples))
@@ -156,7 +156,7 @@ def _measured(
         run.checkpoint,
         [Branch.at(rule, None, max_decode_length=request.max_decode_length)],
         max_input_length=run.settings.max_input_length,
-        arithmetic=run.settings.arithmetic,
+        precision=run.settings.precision,
         **request.asked_of_decoder(),
     )
     pairs: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -165,7 +165,7 @@ def _measured(
         progress.report("decoded", 1)
     progress.report("predicting", 1)
     found = suitability(
-        layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic),
+        layer_predictions(run.checkpoint, pairs, precision=run.settings.precision),
         sizes=DecoderSizes.of(run.checkpoint.config),
         agreeing=request.agreeing,
     )
@@ -210,6 +210,6 @@ def _on_device(run: PreparedSweep, pairs: _Pairs, *, found: Suitability, device:
     """Returns what steps of single prompts like these take on a device at the least."""
     # On average, half of an output is there already.
     positions = max(1, round(statistics.fmean(len(prompt) + len(output) / 2 for prompt, output in pairs)))
-    forecast = device_forecast(run.checkpoint.config, device, run.settings.arithmetic, positions=positions)
+    forecast = device_forecast(run.checkpoint.config, device, run.settings.precision, positions=positions)
     gains = [forecast.full_seconds() / forecast.mean_seconds(each.layers, _rule(each)) for each in found.exits]
     return OnDevice(forecast=forecast, positions=positions, gains=gains)

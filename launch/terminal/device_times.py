@@ -58,7 +58,7 @@ def device_times_in_words(found: DeviceForecast, *, positions: int, rows: int) -
     never = found.exit_seconds(depth, _ASKS) / found.full_seconds()
     return [
         f"The full model takes at least {_microseconds(found.full_seconds())} microseconds a step there "
-        f"({found.arithmetic.dtype}, {counted(rows, 'prompt')} at a time, {positions:,} positions), the output head "
+        f"({found.precision.dtype}, {counted(rows, 'prompt')} at a time, {positions:,} positions), the output head "
         f"{found.head_share():.0%} of it.",
         f"Measures that ask the head ({_named(asks_head=True)}), asked at every layer: {_paying(found, _ASKS)} A token "
         f"that never leaves takes {never:.1f} times as long as by the full model.",
@@ -72,7 +72,7 @@ def device_times_record(found: DeviceForecast, *, positions: int, rows: int) -> 
     layers = range(1, found.parts.layers + 1)
     return {
         "device": found.device.name,
-        "dtype": found.arithmetic.dtype,
+        "dtype": found.precision.dtype,
         "positions": positions,
         "rows": rows,
         "full_microseconds": 1e6 * found.full_seconds(),

@@ -19,7 +19,7 @@ from calm_beam.options.groups import (
     Lengths,
     Memory,
     ModelSource,
-    Precision,
+    PrecisionOptions,
 )
 from calm_beam.options.kinds import integer, number, paths, whole_number
 from calm_beam.options.option import shared
@@ -129,7 +129,9 @@ class Start(FactsOfAny, Chat):
         "most tokens of a reference, eos included; longer ones are cut",
         kind=integer,
     )
-    dtype: str = again(Precision, "dtype", sentence="type of products and activations; learned weights are float32")
+    dtype: str = again(
+        PrecisionOptions, "dtype", sentence="type of products and activations; learned weights are float32"
+    )
     model_parallelism: int = again(
         Memory,
         "model_parallelism",

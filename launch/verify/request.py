@@ -13,7 +13,7 @@ from calm_beam.launch.certify.options import SweepSource, WhichScores
 from calm_beam.launch.flags.accelerators import Job
 from calm_beam.launch.flags.metrics import MetricFiles
 from calm_beam.options import Options, again, listed, option, options_of, switch
-from calm_beam.options.entries import RecordedModel, SurePrecision, Trusted
+from calm_beam.options.entries import RecordedModel, RecordedPrecision, Trusted
 from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
 from calm_beam.options.kinds import number, texts
 
@@ -71,7 +71,7 @@ class VerifyRequest(
     Promises,
     RecordedMetrics,
     Trusted,
-    SurePrecision,
+    RecordedPrecision,
     DataSource,
     RecordedModel,
     Decoding,

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.programs import LARGE_MODELS, MODELS, Placement, Program, programs
 from benchmarks.programs.loops import served
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.decoding.xla import attended, tiles
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.evaluation.device_forecast import StepParts
@@ -26,13 +26,13 @@ from tools.accelerators.compiled import compiled
 
 pytestmark = [pytest.mark.compilers, pytest.mark.timeout(600)]
 
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 # Nothing that is broken here needs more.
 _CONFIG: Any = dataclasses.replace(MODELS["T5"], num_decoder_layers=2)  # type: ignore[type-var]
 
 
-def _program(name: str, *, arithmetic: Arithmetic = _BFLOAT16, device: str = "v5e", count: int = 1) -> Program:
-    every = programs(_CONFIG, arithmetic, devices=described.devices(device, count))
+def _program(name: str, *, precision: Precision = _BFLOAT16, device: str = "v5e", count: int = 1) -> Program:
+    every = programs(_CONFIG, precision, devices=described.devices(device, count))
     return next(program for program in every if program.name == name)
 
 
@@ -41,9 +41,9 @@ def _served(confidence: str = "state", *, device: str = "v5e", count: int = 1) -
     return served(_CONFIG, _BFLOAT16, placement, rule=ExitRule(confidence=confidence), source=32, steps=8)
 
 
-def _found(program: Program, *, arithmetic: Arithmetic = _BFLOAT16, device: str = "v5e") -> list[str]:
+def _found(program: Program, *, precision: Precision = _BFLOAT16, device: str = "v5e") -> list[str]:
     made = compiled(program, platform=described.platform_of(device), with_assembly=True)
-    return faults(made, arithmetic)
+    return faults(made, precision)
 
 
 def test_a_buffer_that_is_copied_is_noticed() -> None:
@@ -77,9 +77,9 @@ def test_rows_that_are_computed_in_another_way_beside_others_are_noticed(
 def test_products_that_are_rounded_are_noticed(device: str) -> None:
     """A decoder layer in float32 of default precision: bfloat16 on TPUs, TF32 on GPUs."""
     name = "decoder layer, state"
-    default = Arithmetic(matmul_precision="default")
-    assert _found(_program(name, arithmetic=FLOAT32, device=device), arithmetic=FLOAT32, device=device) == []
-    found = _found(_program(name, arithmetic=default, device=device), arithmetic=FLOAT32, device=device)
+    default = Precision(matmul_precision="default")
+    assert _found(_program(name, precision=FLOAT32, device=device), precision=FLOAT32, device=device) == []
+    found = _found(_program(name, precision=default, device=device), precision=FLOAT32, device=device)
     assert any("products of float32 numbers may be rounded" in fault for fault in found)
 
 
@@ -119,7 +119,7 @@ def test_the_compilers_bytes_of_a_head_are_those_of_the_forecast() -> None:
     """What deciding about one row reads is what `device_forecast` counts for a head asked once, within a twentieth."""
     config = LARGE_MODELS["T5-large"]
     placement = Placement(described.devices("v5e", 1), config)
-    run = functools.partial(decide, vocab_axis=1, measure=MEASURES["softmax"], arithmetic=_BFLOAT16)
+    run = functools.partial(decide, vocab_axis=1, measure=MEASURES["softmax"], precision=_BFLOAT16)
     states, weights = (
         placement.array(*shape, dtype="bfloat16")
         for shape in ((1, config.emb_dim), (config.emb_dim, config.vocab_size))
@@ -134,7 +134,7 @@ def test_the_compilers_bytes_of_a_head_are_those_of_the_forecast() -> None:
 def test_logits_stay_on_the_chip(rows: int) -> None:
     """A TPU has none of them in its memory, of few rows or of many; a GPU holds at most 32 MiB at a time."""
     config = LARGE_MODELS["Llama 3.2 1B"]
-    run = functools.partial(decide, vocab_axis=0, measure=MEASURES["softmax"], arithmetic=_BFLOAT16)
+    run = functools.partial(decide, vocab_axis=0, measure=MEASURES["softmax"], precision=_BFLOAT16)
     for device, most in (("v5e", 1 << 20), ("H100", 34 << 20)):
         placement = Placement(described.devices(device, 1), config)
         states, weights = (

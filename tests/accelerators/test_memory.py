@@ -5,7 +5,7 @@ import pytest
 from benchmarks.programs import MODELS, Placement
 from benchmarks.programs.loops import served
 from benchmarks.programs.steps import Steps
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.decoding.memory import Demand, least_need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
@@ -15,7 +15,7 @@ from tools.accelerators.compiled import compiled
 
 pytestmark = [pytest.mark.compilers, pytest.mark.timeout(600)]
 
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 _SOURCE, _STEPS = 512, 64
 
 
@@ -26,7 +26,7 @@ def test_single_prompts_take_no_more_than_forecast(device: str, model: str) -> N
     config = MODELS[model]
     placement = Placement(described.devices(device, 1), config)
     program = served(config, _BFLOAT16, placement, rule=ExitRule(confidence="state"), source=_SOURCE, steps=_STEPS)
-    need = least_need(config, Demand(lanes=1, steps=_STEPS, source=_SOURCE, arithmetic=_BFLOAT16))
+    need = least_need(config, Demand(lanes=1, steps=_STEPS, source=_SOURCE, precision=_BFLOAT16))
     made = compiled(program, platform=described.platform_of(device))
     assert made.memory.argument_size_in_bytes <= need.weights
     assert made.held_bytes <= need.total
@@ -38,7 +38,7 @@ def test_prefill_takes_no_more_than_forecast(device: str, model: str) -> None:
     """Four long prompts at a time; biases by position are not looked up pair by pair, which takes TPUs 134 MB."""
     config = MODELS[model]
     placement = Placement(described.devices(device, 1), config)
-    need = least_need(config, Demand(lanes=1, steps=1, source=_SOURCE, rows=4, arithmetic=_BFLOAT16))
+    need = least_need(config, Demand(lanes=1, steps=1, source=_SOURCE, rows=4, precision=_BFLOAT16))
     made = compiled(
         Steps(config, _BFLOAT16, placement).prefill(rows=4, source=_SOURCE), platform=described.platform_of(device)
     )

@@ -9,11 +9,11 @@ import pytest
 
 import calm_beam
 from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, programs
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 _PACKAGE = pathlib.Path(calm_beam.__file__).parent
 # Arrays of one type and shape, whatever the program.
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 
 
 def _is_jit(decorator: ast.expr) -> bool:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES, Arithmetic
+from calm_beam.arithmetic import DTYPES, Precision
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -153,9 +153,9 @@ def test_in_bfloat16_t5x_is_as_far_from_us_as_from_itself() -> None:
     decoder_inputs = np.pad(inputs["full/tokens"][:, :-1], ((0, 0), (1, 0))).astype(np.int32)
     found: dict[str, np.ndarray] = {name: values[:, is_token] for name, values in t5x.items()}
     for dtype in DTYPES:
-        arithmetic = Arithmetic(dtype=dtype)
-        model = EarlyExitT5(_checkpoint().config, arithmetic=arithmetic)
-        apply = functools.partial(model.apply, {"params": _checkpoint().parameters(arithmetic)})
+        precision = Precision(dtype=dtype)
+        model = EarlyExitT5(_checkpoint().config, precision=precision)
+        apply = functools.partial(model.apply, {"params": _checkpoint().parameters(precision)})
         states = apply(inputs["encoder_input_tokens"], decoder_inputs, method="decode_teacher_forced")
         logits = apply(states, 1, method="head")[:, is_token]
         found |= {

@@ -292,12 +292,12 @@ def test_own_metrics_are_imported(model: pathlib.Path, data: pathlib.Path, tmp_p
 def test_default_flags_name_the_embedded_task(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without model and data, the embedded ones are taken, and stderr says so."""
+    """Without model and data, the demo model and data are taken, and stderr says so."""
     from calm_beam.inputs.demo import embedded
 
     monkeypatch.setattr(embedded, "MODEL", tmp_path / "none")
     main(["calibrate", f"--output={tmp_path / 'out'}"])
-    assert "calibrating the embedded model on the embedded data" in capsys.readouterr().err
+    assert "calibrating the demo model on the demo data" in capsys.readouterr().err
 
 
 def test_overwriting_leaves_no_earlier_generation(

@@ -252,7 +252,7 @@ def test_a_missing_argument() -> None:
 
 
 def test_tolerances_have_one_default() -> None:
-    """Who names none is promised the same by whatever proves or plans it; the embedded data have their own."""
+    """Who names none is promised the same by whatever proves or plans it; the demo data have their own."""
     (certify,), (calibrate,) = flag_parsers("certify"), flag_parsers("calibrate")
     assert CertifyRequest(losses="x", order="a").delta == (DELTA,)
     assert CalibrateRequest(checkpoint="m", data="d").deltas == (DELTA,)

@@ -160,7 +160,7 @@ def test_termination_is_an_interrupt() -> None:
         (ManifestError("m.json: bad."), 1, "m.json: bad."),
         (DecodeError("example x: bad."), 1, "example x: bad."),
         (FileNotFoundError(2, "No such file", "/x"), 1, "/x: no such file."),
-        (MemoryError(), 1, "memory ran out. Lower --batch_size, --token_budget or the number of workers."),
+        (MemoryError(), 1, "memory ran out. Lower --batch_size, --max_cache_tokens or the number of workers."),
         (RecursionError("too deep"), 1, "something that was read is nested too deeply (too deep)."),
     ],
 )

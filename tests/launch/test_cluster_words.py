@@ -71,7 +71,7 @@ def test_a_sequential_certification_shows_both_means(tmp_path: pathlib.Path) -> 
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--sequential", "--round_examples=100"), ("--confirm_share=0.4", "--seed=1"), ("--min_exit_layer=1,2",)],
+    [(), ("--sequential", "--round_examples=100"), ("--holdout_share=0.4", "--seed=1"), ("--min_exit_layer=1,2",)],
 )
 def test_a_calibration_shows_both_means(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]

@@ -15,6 +15,7 @@ from calm_beam.launch import commands
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import COMMANDS, flag_parsers
 from calm_beam.launch.completion import script
+from calm_beam.launch.flags.parser import is_listed
 from calm_beam.risk.pvalues import P_VALUES
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -197,4 +198,4 @@ def test_commands_that_are_not_here_are_left_out(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(commands, "command_module", without_training)
     assert "--muon_learning_rate" not in script("bash")
-    assert "--choosing_share" in script("bash")
+    assert "--selection_share" in script("bash")

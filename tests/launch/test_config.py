@@ -24,6 +24,7 @@ from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.suitability.request import SuitabilityRequest
 from calm_beam.launch.train.request import TrainRequest
 from calm_beam.options import Options
+from calm_beam.options.call import taking
 
 _OPTIONS = {
     "checkpoint": "model",
@@ -192,3 +193,30 @@ def test_a_file_that_cannot_be_had(argv: Sequence[str], message: str) -> None:
     """The flag is named."""
     with pytest.raises(UsageError, match=message):
         _parsed(*argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "old_name", "value"),
+    [("max_cache_tokens", "token_budget", 5000), ("holdout_share", "confirm_share", 0.3)],
+)
+def test_options_have_their_old_names(name: str, old_name: str, value: float, tmp_path: pathlib.Path) -> None:
+    """What an option was called in the release before still means it, as a flag and in a file; no help lists it."""
+    for argv in ([f"--{old_name}={value}"], [_file(tmp_path, json.dumps({old_name: value}))]):
+        request, _ = _parsed("--checkpoint=model", "--data=a.jsonl", *argv)
+        assert getattr(request, name) == value
+    parser = flag_parsers()[0]
+    assert f"--{name}" in parser.format_help_all()
+    assert old_name not in parser.format_help_all()
+
+
+def test_python_takes_old_names_and_refuses_both() -> None:
+    """An argument by its old name is the argument; with the new one too, it is unknown."""
+
+    @taking(CalibrateRequest)
+    def asked(request: CalibrateRequest) -> CalibrateRequest:
+        return request
+
+    call: Any = asked
+    assert call(checkpoint="model", data="a.jsonl", token_budget=5000).max_cache_tokens == 5000
+    with pytest.raises(TypeError, match="has no argument 'token_budget'"):
+        call(checkpoint="model", data="a.jsonl", token_budget=5000, max_cache_tokens=5000)

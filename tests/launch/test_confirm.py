@@ -1,4 +1,4 @@
-"""`--confirm_share`, from flags to files: who chooses, who confirms, by which decoder, and what is said of it."""
+"""`--holdout_share`, from flags to files: who chooses, who confirms, by which decoder, and what is said of it."""
 
 import csv
 import dataclasses
@@ -30,7 +30,7 @@ _ROWS = 80
 _SALT = "calm-beam/0"
 _DELTAS = (0.2, 0.45, 0.6, 0.9)
 _ASKED = ("--metric=token_f1", f"--delta={','.join(map(str, _DELTAS))}", "--epsilon=0.2")
-_CONFIRM = "--confirm_share=0.3"
+_CONFIRM = "--holdout_share=0.3"
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def _losses(items: Sequence[Generation]) -> np.ndarray:
 
 
 def _confirms(name: str) -> bool:
-    return part_of(name, salt=_SALT, confirm_share=0.3) == CONFIRMING
+    return part_of(name, salt=_SALT, holdout_share=0.3) == CONFIRMING
 
 
 def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.Path) -> None:
@@ -108,7 +108,7 @@ def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.
             epsilon=entry.epsilon,
             p_value=entry.p_value,
             salt=_SALT,
-            confirm_share=0.3,
+            holdout_share=0.3,
         )
         assert entry.threshold == (None if expected.promised is None else SETTINGS.thresholds[expected.promised])
         if not expected.path:
@@ -151,7 +151,7 @@ def test_what_is_told(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was chosen and not confirmed is told by table, inspect, report and files, with its p-value."""
-    asked = ("--confirm_share=10%", "--seed=1", "--p_value=hoeffding_bentkus")
+    asked = ("--holdout_share=10%", "--seed=1", "--p_value=hoeffding_bentkus")
     assert _calibrate(model, data, tmp_path / "out", *asked, "--verbose") == 0
     printed, manifest = capsys.readouterr(), _manifest(tmp_path / "out")
     assert f"plan {manifest.plan.digest}" in printed.err if manifest.plan else False
@@ -245,7 +245,7 @@ def test_a_killed_run_goes_on(
     next(folder.glob("*.parquet")).unlink()
     assert _calibrate(model, data, output, _CONFIRM) == 2
     assert "of a run that did not finish" in capsys.readouterr().err
-    assert _calibrate(model, data, output, "--confirm_share=0.2", "--resume") == 2
+    assert _calibrate(model, data, output, "--holdout_share=0.2", "--resume") == 2
     assert "part.confirm_share is 0.3 there, 0.2 here" in capsys.readouterr().err
     assert _calibrate(model, data, output, "--resume") == 2
     assert "was begun in another way" in capsys.readouterr().err
@@ -390,7 +390,7 @@ def _entries(output: pathlib.Path) -> tuple[Calibration, ...]:
 def test_python_does_the_same(
     model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """`calibrate(confirm_share=0.3)` comes to the same entries."""
+    """`calibrate(holdout_share=0.3)` comes to the same entries."""
     arguments: dict[str, Any] = {
         "model": model,
         "data": str(data),
@@ -400,7 +400,7 @@ def test_python_does_the_same(
         "max_decode_length": 6,
         "batch_size": 4,
         "num_shards": 3,
-        "confirm_share": 0.3,
+        "holdout_share": 0.3,
     }
     manifest = calm.calibrate(output=tmp_path / "out", **arguments)
     assert manifest.calibrations == _entries(calibrated)
@@ -408,8 +408,8 @@ def test_python_does_the_same(
     assert manifest.plan == _manifest(calibrated).plan
     again = calm.calibrate(output=tmp_path / "out", overwrite=True, **arguments)
     assert again.calibrations == manifest.calibrations
-    with pytest.raises(ValueError, match=r"^confirm_share: expected a share above 0 and below 1, .* got 30\."):
-        calm.calibrate(output=tmp_path / "other", **{**arguments, "confirm_share": 30})
+    with pytest.raises(ValueError, match=r"^holdout_share: expected a share above 0 and below 1, .* got 30\."):
+        calm.calibrate(output=tmp_path / "other", **{**arguments, "holdout_share": 30})
 
 
 def test_who_fails_counts(data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -440,10 +440,10 @@ def test_who_fails_counts(data: pathlib.Path, tmp_path: pathlib.Path, capsys: py
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((_CONFIRM, "--generations=DIR"), "--confirm_share decides what is decoded, and --generations=DIR is decoded"),
-        (("--confirm_share=30",), "expected a share above 0 and below 1, such as 2% or 0.02, got '30'"),
-        (("--confirm_share=1e-12",), "all of the 80 examples were drawn to choose a threshold, and none to confirm it"),
-        ((_CONFIRM, "--state_propagation=full_cache"), "--confirm_share: nothing can be skipped with"),
+        ((_CONFIRM, "--generations=DIR"), "--holdout_share decides what is decoded, and --generations=DIR is decoded"),
+        (("--holdout_share=30",), "expected a share above 0 and below 1, such as 2% or 0.02, got '30'"),
+        (("--holdout_share=1e-12",), "all of the 80 examples were drawn to choose a threshold, and none to confirm it"),
+        ((_CONFIRM, "--state_propagation=full_cache"), "--holdout_share: nothing can be skipped with"),
     ],
 )
 def test_what_cannot_be_confirmed_is_refused(
@@ -519,7 +519,7 @@ def test_who_has_confirmed_chooses_nothing(
 def test_plan_refuses_it_as_a_pilot(calibrated: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What confirming takes is not forecast."""
     assert main(["plan", f"--pilot={calibrated}", "--examples=1000"]) == 2
-    assert "was made with --confirm_share, and what confirming takes is not forecast" in capsys.readouterr().err
+    assert "was made with --holdout_share, and what confirming takes is not forecast" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def _sequential(here: pathlib.Path, *flags: str) -> list[str]:
 
 
 def _confirm(here: pathlib.Path, *flags: str) -> list[str]:
-    return _flags(here, "confirmed", "--confirm_share=50%", "--delta=0.95", *flags)
+    return _flags(here, "confirmed", "--holdout_share=50%", "--delta=0.95", *flags)
 
 
 def _generates(here: pathlib.Path, *flags: str) -> list[list[str]]:

@@ -48,7 +48,7 @@ def _doctor(*flags: str) -> int:
 
 @pytest.mark.slow
 def test_the_small_run_agrees_here() -> None:
-    """What is served of the embedded model is what was swept, and fewer layers than all were used."""
+    """What is served of the demo model is what was swept, and fewer layers than all were used."""
     found = trial.run_trial()
     assert found.difference is None
     assert 1 <= found.layers < found.num_layers == 8
@@ -184,7 +184,7 @@ def test_a_small_run_that_differs(
 def test_serving_has_no_small_run(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In calm-beam-serving there is no embedded model: that is said, and no problem."""
+    """In calm-beam-serving there is no demo model: that is said, and no problem."""
 
     def fail() -> Any:
         raise ModuleNotFoundError("No module named 'calm_beam.inputs.demo'", name="calm_beam.inputs.demo")

@@ -410,9 +410,9 @@ def test_help_of_an_experiment(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slow
 def test_the_embedded_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without model and data, the embedded ones are taken, and the run says so."""
+    """Without model and data, the demo model and data are taken, and the run says so."""
     assert main(["evaluate", "--experiment=sensitivity", f"--output={tmp_path / 'out'}", "--max_examples=3"]) == 0
     printed = capsys.readouterr()
-    assert "no --checkpoint and no --data: the embedded model on the embedded data" in printed.err
+    assert "no --checkpoint and no --data: the demo model on the demo data" in printed.err
     assert "3 prompts: of 1,000 examples" in printed.out
     assert _checked_files(tmp_path / "out", "sensitivity")["flags"]["metric"] == "rouge_l_unicode"

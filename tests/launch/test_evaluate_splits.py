@@ -9,7 +9,7 @@ import re
 import pyarrow.parquet
 import pytest
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.measures import find_measures
@@ -294,7 +294,7 @@ def test_another_data_set_is_refused(
 def test_another_precision_is_refused(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """What a measure saves is held against the full model, which is another one in bfloat16."""
     softmax, state = (_job(swept / name) for name in ("softmax", "state"))
-    rounded = dataclasses.replace(state.settings, arithmetic=Arithmetic(dtype="bfloat16"))
+    rounded = dataclasses.replace(state.settings, precision=Precision(dtype="bfloat16"))
     other = dataclasses.replace(state, settings=rounded)
     for job, name in ((softmax, "softmax"), (other, "other")):
         folder = str(tmp_path / name)

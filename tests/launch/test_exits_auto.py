@@ -203,8 +203,8 @@ def _request(*flags: str) -> CalibrateRequest:
         ((), None),
         (("--delta=0.1", "--joint"), None),
         (("--objective=flops",), None),
-        (("--choosing_share=0.4",), None),
-        (("--confirm_share=0.3",), None),
+        (("--selection_share=0.4",), None),
+        (("--holdout_share=0.3",), None),
         (("--cluster_key=page",), None),
         (("--tail=0.5",), None),
         (("--p_value=wsr",), None),
@@ -295,7 +295,7 @@ def test_memory_for_one_way_is_for_one_way(
     """A budget of positions that two sweeps at a time do not fit into is for one, and that is said."""
     asked = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--max_decode_length=6", "--max_input_length=32"]
     # 32 of the prompt, and 6 for each of 20 thresholds and the full model.
-    assert main([*asked, *_ASKED, "--token_budget=200", f"--output={tmp_path / 'out'}"]) == 0
+    assert main([*asked, *_ASKED, "--max_cache_tokens=200", f"--output={tmp_path / 'out'}"]) == 0
     assert f"{_ONE_WAY}there is memory for one way of exiting at a time, and not for two" in capsys.readouterr().err
 
 
@@ -323,12 +323,12 @@ def test_what_chooses_a_path_stays_measured(
     """Where some examples choose, an output directory keeps what it measured: other numbers would be another path."""
     measured = TokenCost(layers=2, layer=1e-4, output=1e-4, tests={Need.LOGITS: 1e-5, Need.STATES: 1e-5})
     monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", lambda *_, **__: measured)
-    assert _calibrate(model, data, tmp_path / "out", "--choosing_share=0.5") == 0
+    assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5") == 0
     first = read_manifest(tmp_path / "out" / "manifest.json")
     other = dataclasses.replace(measured, layer=2e-4)
     monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", lambda *_, **__: other)
     capsys.readouterr()
-    assert _calibrate(model, data, tmp_path / "out", "--choosing_share=0.5", "--overwrite") == 0
+    assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5", "--overwrite") == 0
     assert "exits=auto: what a token costs was measured before, and stands in" in capsys.readouterr().err
     assert read_manifest(tmp_path / "out" / "manifest.json").cost == first.cost
     # Where each is tested by itself, whichever is taken was proved.

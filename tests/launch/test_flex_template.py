@@ -45,7 +45,7 @@ _VALUES = {
     "max_input_length": ("256", "0"),
     "max_decode_length": ("32", "-1"),
     "batch_size": ("64", "many"),
-    "token_budget": ("64", "many"),
+    "max_cache_tokens": ("64", "many"),
     "model_parallelism": ("2", "0"),
     "num_shards": ("200", "0"),
     "on_error": ("worst_case", "skip"),

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.exits.rule import ExitRule
@@ -238,7 +238,7 @@ def test_the_time_on_a_device_is_forecast(capsys: pytest.CaptureFixture[str], tm
     model = write_model(tmp_path / "model")
     assert main(["plan", "--device=v5e", f"--checkpoint={model}", "--dtype=bfloat16", "--positions=64"]) == 0
     shown = capsys.readouterr().out
-    forecast = device_forecast(load_checkpoint(model).config, "v5e", Arithmetic(dtype="bfloat16"), positions=64)
+    forecast = device_forecast(load_checkpoint(model).config, "v5e", Precision(dtype="bfloat16"), positions=64)
     assert "Least time of a step on TPU v5e" in shown
     layers = [line.split() for line in shown.splitlines() if re.match(r" +\d+ +\d", line)]
     assert [int(row[0]) for row in layers] == list(range(1, forecast.parts.layers + 1))

@@ -167,7 +167,7 @@ def test_sequential_runs_keep_their_place_under_another_rule(
 
 def test_a_confirmed_run_is_one_plan(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """By command and from Python; with another seed, other examples confirm, which is another plan."""
-    assert _calibrate(model, data, tmp_path / "out", "--confirm_share=0.4") == 0
+    assert _calibrate(model, data, tmp_path / "out", "--holdout_share=0.4") == 0
     assert read_manifest(tmp_path / "out" / "manifest.json").earlier_plans is None
     guarantee = calm.Guarantee("textual", "token_f1", delta=0.6, epsilon=0.1)
     for seed, earlier in ((0, 0), (1, 1)):
@@ -179,7 +179,7 @@ def test_a_confirmed_run_is_one_plan(model: pathlib.Path, data: pathlib.Path, tm
             thresholds=(0.9, 0.5, 0),
             max_input_length=16,
             max_decode_length=4,
-            confirm_share=0.4,
+            holdout_share=0.4,
             seed=seed,
             overwrite=True,
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import calm_beam as calm
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
@@ -236,7 +236,7 @@ def test_a_device_is_forecast_beside(
     assert main([*command, "--max_examples=4", "--device=h100"]) == 0
     shown, found = capsys.readouterr().out, json.loads(output.read_text(encoding="utf-8"))
     on_device = found["on_device"]
-    forecast = device_forecast(load_checkpoint(model).config, "h100", Arithmetic(), positions=on_device["positions"])
+    forecast = device_forecast(load_checkpoint(model).config, "h100", Precision(), positions=on_device["positions"])
     assert on_device["full_microseconds"] == 1e6 * forecast.full_seconds()
     assert len(on_device["gain_of_exits"]) == len(found["exits"])
     for gain, exits in zip(on_device["gain_of_exits"], found["exits"], strict=True):

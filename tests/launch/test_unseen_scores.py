@@ -30,7 +30,7 @@ def _rows(is_russian: Callable[[int], bool]) -> list[dict[str, Any]]:
 
 
 def _confirms(index: int) -> bool:
-    return part_of(f"row-{index}", salt=salt_of(0), confirm_share=0.3) == CONFIRMING
+    return part_of(f"row-{index}", salt=salt_of(0), holdout_share=0.3) == CONFIRMING
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_examples_that_confirm_are_looked_at_too(
     assert 10 <= len(confirming) < 20
     data = write_rows(tmp_path / "rows.jsonl", _rows(lambda index: index in confirming[:few]))
     paths = [f"--checkpoint={folder / 'model'}", f"--data={data}", f"--output={tmp_path / 'out'}"]
-    status = main(["calibrate", *paths, *SHORT_FLAGS, *_GOAL, "--metric=rouge_l", "--confirm_share=0.3"])
+    status = main(["calibrate", *paths, *SHORT_FLAGS, *_GOAL, "--metric=rouge_l", "--holdout_share=0.3"])
     printed = capsys.readouterr()
     if few == 1:
         assert status == 0

@@ -27,7 +27,7 @@ _ROWS = 60
 _ASKED = ("--metric=token_f1", "--delta=0.45,0.6", "--epsilon=0.2", "--schedule=decay")
 _EACH = ("--tau=0,6", "--min_exit_layer=1,2")
 # Of so few variants none chooses unless it is asked for.
-_LISTS = (*_EACH, "--choosing_share=0.3")
+_LISTS = (*_EACH, "--selection_share=0.3")
 _VARIANTS = tuple(Variant(tau=tau, min_exit_layer=layer) for tau in (0.0, 6.0) for layer in (1, 2))
 
 
@@ -101,7 +101,7 @@ def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.
             epsilon=entry.epsilon,
             p_value=entry.p_value,
             salt=manifest.plan.salt,
-            choosing_share=0.3,
+            selection_share=0.3,
         )
         assert [(step.variant, step.threshold) for step in entry.path] == [
             grid[place] for place in expected.path if expected.test.tested[place]
@@ -120,7 +120,7 @@ def test_what_is_told(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The plan stands before everything else; variants are named as they are decoded, and with what was chosen."""
-    assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--choosing_share=40%", "--joint", "--verbose") == 0
+    assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--selection_share=40%", "--joint", "--verbose") == 0
     printed = capsys.readouterr()
     manifest = _manifest(tmp_path / "out")
     assert manifest.plan is not None
@@ -236,7 +236,7 @@ def test_a_killed_run_goes_on(
     capsys.readouterr()
     assert _calibrate(model, data, output, *_LISTS, "--resume") == 0
     assert "is finished; nothing is left to do" in capsys.readouterr().err
-    assert _calibrate(model, data, output, *_LISTS, "--resume", "--choosing_share=0.5") == 2
+    assert _calibrate(model, data, output, *_LISTS, "--resume", "--selection_share=0.5") == 2
     assert "is finished, and was asked for something else" in capsys.readouterr().err
 
 
@@ -270,7 +270,7 @@ def test_clusters_choose_or_test_as_a_whole(model: pathlib.Path, data: pathlib.P
     assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--cluster_key=page") == 0
     manifest, pages = _manifest(tmp_path / "out"), [f"page {index}" for index in range(_ROWS // 3)]
     assert manifest.plan is not None
-    tests = [part_of(page, salt=manifest.plan.salt, choosing_share=0.3) == TESTING for page in pages]
+    tests = [part_of(page, salt=manifest.plan.salt, selection_share=0.3) == TESTING for page in pages]
     assert (manifest.data.clusters, manifest.data.choosing) == (20, 20 - sum(tests))
     step = manifest.calibrations[0].path[0]
     assert step.n == sum(tests)
@@ -365,8 +365,8 @@ def test_verify_decodes_each_entry_by_its_variant(
         (("--tau=1,4", "--schedule=constant"), "tau must not be given with schedule 'constant', got 1.0"),
         (("--min_exit_layer=1,2",), "schedule 'decay' needs a finite tau of at least 0, got None"),
         (
-            ("--tau=1", "--choosing_share=0.5"),
-            "--choosing_share belongs to lists of --confidence or --tau or --min_exit",
+            ("--tau=1", "--selection_share=0.5"),
+            "--selection_share belongs to lists of --confidence or --tau or --min_exit",
         ),
         (("--tau=1", "--confidence=softmax,softmax"), "--confidence lists softmax twice. Give every value once."),
         (("--tau=1", "--confidence=softmax,none"), "invalid choice: 'none' (choose from 'softmax', 'softmax_max',"),
@@ -381,15 +381,15 @@ def test_verify_decodes_each_entry_by_its_variant(
             "confidence 'classifier' needs decoder/meta_cls in the checkpoint",
         ),
         (("--tau=1", "--exit_interval=2,0"), "expected a whole number of at least 1, got '0'"),
-        (("--tau=1,4", "--token_budget=60"), "token_budget must be at least"),
+        (("--tau=1,4", "--max_cache_tokens=60"), "max_cache_tokens must be at least"),
         (("--tau=1,4", "--sequential"), "and --sequential goes through one grid in rounds. Give one value of each"),
         (("--tau=1,4", "--sweep=lazy"), "and --sweep=lazy goes down one grid"),
         (("--tau=1,4", "--group_key=page"), "and --group_key gives groups entries of their own"),
         (("--tau=1,4", "--procedure=holm"), "--procedure=holm tests the grid of one"),
-        (("--tau=1,4", "--choosing_share=0.3", "--p_value=wsr"), "and --p_value=wsr needs every single one"),
+        (("--tau=1,4", "--selection_share=0.3", "--p_value=wsr"), "and --p_value=wsr needs every single one"),
         (
             ("--tau=1,2,3,4,5,6,7", "--p_value=wsr"),
-            "Take another p-value, or at most 6 variants without --choosing_share",
+            "Take another p-value, or at most 6 variants without --selection_share",
         ),
     ],
 )

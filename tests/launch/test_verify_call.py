@@ -36,7 +36,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "metric": "token_f1",
         "engine": "xla",
         "exit_head": "exact",
-        "token_budget": 2000,
+        "max_cache_tokens": 2000,
         "model_copies": 2,
         "dtype": "float32",
         "matmul_precision": "highest",
@@ -107,7 +107,7 @@ def _write_calibrations(folder: pathlib.Path) -> None:
     calm.calibrate(**ids, consistency=("textual", "risk"), tail=0.3, engine="xla", exit_head="exact", output="plain")
     calm.calibrate(**ids, group_key="group", output="grouped")
     calm.calibrate(**ids, cluster_key="cluster", output="clustered")
-    calm.calibrate(**{**ids, "delta": 0.9, "epsilon": 0.4}, confirm_share=0.4, output="confirmed")
+    calm.calibrate(**{**ids, "delta": 0.9, "epsilon": 0.4}, holdout_share=0.4, output="confirmed")
     calm.calibrate(**{**ids, "delta": (0.5, 0.9)}, schedule="decay", tau=(0, 6), output="several")
     calm.calibrate(**asked, checkpoint="textual", data="texts.jsonl", output="textual calibration")
 

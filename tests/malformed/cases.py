@@ -479,7 +479,7 @@ CASES: Mapping[str, Case] = {
     # Sizes and values.
     "outputs of 100,000 tokens": calibrate("--max_decode_length=100000", names=("--max_decode_length",)),
     "prompts of ten million tokens": calibrate("--max_input_length=10000000", names=("--max_input_length",)),
-    "a budget of 10^15": calibrate("--token_budget=1000000000000000", names=("token_budget",)),
+    "a budget of 10^15": calibrate("--max_cache_tokens=1000000000000000", names=("max_cache_tokens",)),
     "minus one worker": calibrate("--direct_num_workers=-1", names=("--direct_num_workers",)),
     "a million workers": calibrate("--direct_num_workers=1000000", names=("--direct_num_workers",)),
     "ten billion shards": calibrate("--num_shards=10000000000", names=("--num_shards",)),

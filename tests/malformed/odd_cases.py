@@ -188,7 +188,7 @@ ODD_CASES: Mapping[str, Case] = {
     "a vocabulary of no model": _case("calibrate --output=out --vocabulary=model", "--vocabulary", "--checkpoint"),
     "more than all tokens": _case("suitability --agreeing=1.5", "--agreeing", "up to 1"),
     "thresholds that are equal": calibrate("--thresholds=0.5,0.5", names=("thresholds", "0.5")),
-    "a share of NaN": calibrate("--confirm_share=nan", names=("--confirm_share", "nan")),
+    "a share of NaN": calibrate("--holdout_share=nan", names=("--holdout_share", "nan")),
     "a seed of 400 digits": calibrate(f"--seed={'9' * 400}", names=("--seed",)),
     "a stray word": calibrate("stray", names=("stray",)),
     "states after minus one step": _case(f"{_TRAIN} --save_every=-1", "--save_every"),

@@ -49,7 +49,7 @@ def test_other_jars_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_there_are_examples_enough(tmp_path: pathlib.Path) -> None:
-    """Beyond the embedded examples, others have ids and prompts of their own."""
+    """Beyond the demo examples, others have ids and prompts of their own."""
     Checks(tmp_path, examples=2500)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len({row["id"] for row in rows}) == len({row["input"] for row in rows}) == 2500
@@ -63,7 +63,7 @@ class _Data:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> _Data:
-    """Some embedded examples, and what one process makes of them."""
+    """Some demo examples, and what one process makes of them."""
     folder = tmp_path_factory.mktemp("checks")
     checks = Checks(folder, examples=12)
     for command in _COMMANDS:

@@ -32,7 +32,7 @@ from tools.wheels import (
 
 
 def _wheel(folder: pathlib.Path, name: str, extras: tuple[str, ...] = ()) -> pathlib.Path:
-    """Writes a wheel that holds its metadata, and the embedded model in one file."""
+    """Writes a wheel that holds its metadata, and the demo model in one file."""
     path = folder / f"{name}-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         metadata = "".join(f"{line}\n" for line in ("Name: x", *(f"Provides-Extra: {extra}" for extra in extras)))

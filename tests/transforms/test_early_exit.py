@@ -278,8 +278,8 @@ def test_another_model_answers_nothing(served: Served, tmp_path: pathlib.Path) -
 
 
 def test_batches_are_made_by_width(served: Served) -> None:
-    """Long prompts weigh more, a token budget bounds the weight, and who says how many prompts is believed."""
-    chosen = _settings(served, token_budget=640).batch_elements_kwargs()
+    """Long prompts weigh more, a bound on the KV cache bounds the weight, and who says how many prompts is believed."""
+    chosen = _settings(served, max_cache_tokens=640).batch_elements_kwargs()
     assert chosen["max_batch_size"] == 160
     size = chosen["element_size_fn"]
     assert [size(prompt) for prompt in ("a", "a" * 999, [5] * 32, (1, 2), NamedPrompt(prompt=[5] * 33))] == [1] * 5

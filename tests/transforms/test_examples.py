@@ -14,7 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, Split
 from calm_beam.transforms import ReadExamples
 from calm_beam.transforms.examples import DivideExamples
 from tests.pipelines import TEXTUAL, run_calibration, write_model, write_rows
@@ -45,7 +45,7 @@ def _read(
     needs_references: bool = False,
     order: str | None = None,
     cluster_key: str | None = None,
-    part: SetPart | None = None,
+    part: Split | None = None,
 ) -> list[tuple[int, list[Example]]]:
     """Returns what the transform gives for these files: shards with their examples, both sorted."""
     _COUNTS.clear()
@@ -335,7 +335,7 @@ def test_equal_inputs_in_different_files_are_counted(tmp_path: pathlib.Path) -> 
     assert (manifest.data.examples, manifest.data.duplicates) == (4, 2)
 
 
-_PARTS = [SetPart(name=name, confirm_share=0.4, salt="s") for name in (CALIBRATING, CONFIRMING)]
+_PARTS = [Split(name=name, confirm_share=0.4, salt="s") for name in (CALIBRATING, CONFIRMING)]
 
 
 @pytest.mark.parametrize("order", [None, "o"])

@@ -58,7 +58,7 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def test_answers_are_those_of_one_at_a_time(tmp_path: pathlib.Path) -> None:
-    """The embedded model answers a hundred prompts as `Generator` does one by one; near ties would be counted."""
+    """The demo model answers a hundred prompts as `Generator` does one by one; near ties would be counted."""
     manifest = write_embedded_manifest(tmp_path / "manifest.json")
     with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
         prompts = [json.loads(line) for line in itertools.islice(file, 100)]

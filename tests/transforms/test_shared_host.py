@@ -20,7 +20,7 @@ _MODEL = HostedModel(
     declared=Declared(),
     vocabulary=None,
     batch_size=None,
-    token_budget=None,
+    max_cache_tokens=None,
     exit_head="exact",
 )
 

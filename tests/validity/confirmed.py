@@ -105,7 +105,7 @@ def _choices(p_values: np.ndarray, *, epsilon: float) -> list[tuple[str, np.ndar
         name: PROCEDURES[name.split(",")[0]](p_values, epsilon=level).rejected for name, level in levels.items()
     }
     return [
-        (name, confirming_places(p_values, rejected, epsilon=epsilon, confirm_share=0.5))
+        (name, confirming_places(p_values, rejected, epsilon=epsilon, holdout_share=0.5))
         for name, rejected in accepted.items()
     ]
 

@@ -133,7 +133,7 @@ def _compile(text: str) -> None:
                     "bytes_accessed": made.cost.get("bytes accessed"),
                     "conditionals": made.conditionals,
                     "collectives": dict(made.collectives),
-                    "faults": faults(made, target.arithmetic, smallest=smallest),
+                    "faults": faults(made, target.precision, smallest=smallest),
                 }
             ),
             flush=True,

@@ -1,18 +1,18 @@
 """Expectations of compiled programs, and messages for those that a program does not meet."""
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 
 from .compiled import Compiled
 
 _ADDING = (" reduce(", " dot(", " convolution(", " custom-call(")
 
 
-def faults(made: Compiled, arithmetic: Arithmetic, *, smallest: Compiled | None = None) -> list[str]:
+def faults(made: Compiled, precision: Precision, *, smallest: Compiled | None = None) -> list[str]:
     """Returns what a program has that it should not have, or lacks; nothing if it is as it should be.
 
     Args:
       made: The program.
-      arithmetic: In which its model computes.
+      precision: In which its model computes.
       smallest: What the compiler makes of `Program.smallest`; None if that is not compared.
     """
     program, found = made.program, []
@@ -34,12 +34,12 @@ def faults(made: Compiled, arithmetic: Arithmetic, *, smallest: Compiled | None 
         )
     if smallest and (differing := _differing(made, smallest)):
         found.append(f"a row is computed in another way beside others: {differing[0][:200]}")
-    return [*found, *(_rounded(made) if arithmetic.dtype == "float32" else ())]
+    return [*found, *(_rounded(made) if precision.dtype == "float32" else ())]
 
 
 def _differing(made: Compiled, smallest: Compiled) -> list[str]:
     """Returns computations that only one of two programs has, and that may round differently."""
-    one, other = made.arithmetic, smallest.arithmetic
+    one, other = made.precision, smallest.precision
     differing = [*(one - other), *(other - one)]
     # Number by number, nothing is added up in another order. A GPU may multiply and add in one, a TPU does not.
     return [each for each in differing if made.platform == "gpu" or any(word in each for word in _ADDING)]

@@ -69,7 +69,7 @@ class Compiled:
         return [line for line in _products(self.text) if not _HIGHEST.search(line)]
 
     @property
-    def arithmetic(self) -> Counter[str]:
+    def precision(self) -> Counter[str]:
         """The float computations of a program, without names: each fused computation, and each unfused product."""
         found: Counter[str] = Counter()
         for computation in self.text.split("\n\n"):

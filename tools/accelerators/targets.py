@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, programs
-from calm_beam.arithmetic import DTYPES, Arithmetic
+from calm_beam.arithmetic import DTYPES, Precision
 
 from .described import GPUS, TPUS, devices
 
@@ -31,17 +31,17 @@ class Target:
     only: str = ""
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def precision(self) -> Precision:
         """In which numbers the model computes."""
-        return Arithmetic(dtype=self.dtype)
+        return Precision(dtype=self.dtype)
 
     def programs(self) -> Iterator[Program]:
         """Yields what is compiled."""
         found = devices(self.device, self.count)
         if self.model in LARGE_MODELS:
-            every = large_programs(LARGE_MODELS[self.model], self.arithmetic, devices=found)
+            every = large_programs(LARGE_MODELS[self.model], self.precision, devices=found)
         else:
-            every = programs(MODELS[self.model], self.arithmetic, devices=found)
+            every = programs(MODELS[self.model], self.precision, devices=found)
         return (each for each in every if re.search(self.only, each.name))
 
     def text(self) -> str:

@@ -4,7 +4,7 @@
     python -m tools.flink --runners=flink --commands=calibrate --examples=200
 
 Fetches what is missing into a cache (`CALM_BEAM_ENGINES`, by default a folder of the user's cache), starts a session
-cluster on loopback, runs commands on the embedded model, compares every file that they write with that of one
+cluster on loopback, runs commands on the demo model, compares every file that they write with that of one
 process, and stops what it started. `certify` itself has no pipeline: it certifies what a decoder of one's own gave on
 the runner. Prints a line for each; the exit status is 1 if something is not equal.
 """

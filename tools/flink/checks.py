@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Checks:
-    """Commands on the embedded model and some of its examples.
+    """Commands on the demo model and some of its examples.
 
     Attributes:
       commands: Their names, in an order in which each finds what it needs.
@@ -67,7 +67,7 @@ class Checks:
     commands = ("calibrate", "calibrate --sequential", "generate", "decode", "certify")
 
     def __init__(self, folder: pathlib.Path, *, examples: int = 40) -> None:
-        """Writes the data: embedded examples, and where there are not enough, the same with a number."""
+        """Writes the data: demo examples, and where there are not enough, the same with a number."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "rows.jsonl", "w", encoding="utf-8") as file:

@@ -47,7 +47,7 @@ class XlaEngine:
         self._model, self._branches, self._weights, self._slots = model, branches, weights, slots
         of_states = branches.indices(Need.STATES, Need.CLASSIFIER)
         self._of_states = {index: branches.rules[index].confidence for index in of_states}
-        config, dtype = model.config, model.arithmetic.dtype
+        config, dtype = model.config, model.precision.dtype
         self._layers = config.num_decoder_layers
         # Kept there: to be told a number takes a device as long as to be told of all rows.
         self._numbers = [jnp.int32(layer) for layer in range(self._layers + 1)]

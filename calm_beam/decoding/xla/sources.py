@@ -32,7 +32,7 @@ class Sources:
         positions = source_positions(width)
         shape = (places, config.num_kv_heads, positions, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        kept = ArrayType(shape, model.arithmetic.dtype)
+        kept = ArrayType(shape, model.precision.dtype)
         made = zeros((kept,) * (2 * config.num_decoder_layers), axis=1, of=config.num_kv_heads)
         self.keys_values = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, positions), bool)

@@ -263,7 +263,7 @@ def decide_rows(
             weights,
             vocab_axis=vocab_axis,
             measures=[measure_named(measure) for measure in measures],
-            arithmetic=model.arithmetic,
+            precision=model.precision,
             cap=architecture_of(model.config).logits_cap(model.config),
         )
 

@@ -1,4 +1,4 @@
-"""Where the embedded model and calibration set are, and what is asked of them by default."""
+"""Where the demo model and calibration set are, and what is asked of them by default."""
 
 import pathlib
 

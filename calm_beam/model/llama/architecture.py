@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture
 from calm_beam.text import counted
@@ -34,7 +34,7 @@ class LlamaArchitecture(Architecture):
         return parameter_shapes(config)
 
     def network(
-        self, config: LlamaConfig, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+        self, config: LlamaConfig, *, precision: Precision, dropout_rate: float = 0.0, layer_dropout: float = 0.0
     ) -> "EarlyExitLlama":
         """Returns the network.
 
@@ -45,13 +45,13 @@ class LlamaArchitecture(Architecture):
 
         if dropout_rate:
             raise UsageError(f"dropout is {dropout_rate}, but decoder-only models have none. Leave it out.")
-        return EarlyExitLlama(config, arithmetic, layer_dropout)
+        return EarlyExitLlama(config, precision, layer_dropout)
 
-    def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
+    def packed_layer(self, config: LlamaConfig, *, precision: Precision) -> "DecoderLayer":
         """Returns a decoder layer."""
         from .layers import DecoderLayer
 
-        return DecoderLayer(config, arithmetic)
+        return DecoderLayer(config, precision)
 
     def native_decoder(
         self, config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]

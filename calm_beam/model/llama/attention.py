@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Attended, KeysValues, Numbers, Sources
 from calm_beam.model.numerics import MASKED, capped, einsum, matrix_product, rounded
@@ -23,11 +23,11 @@ class Attention(nn.Module):
 
     Attributes:
       config: Of the model.
-      arithmetic: Of its products.
+      precision: Of its products.
     """
 
     config: LlamaConfig
-    arithmetic: Arithmetic
+    precision: Precision
 
     def setup(self) -> None:
         """Declares kernels, [in, out], their biases, and the norms of queries and keys."""
@@ -37,10 +37,10 @@ class Attention(nn.Module):
             "key": config.num_kv_heads,
             "value": config.num_kv_heads,
         }.items():
-            setattr(self, name, Dense(heads * config.head_dim, self.arithmetic, use_bias=config.attention_bias))
+            setattr(self, name, Dense(heads * config.head_dim, self.precision, use_bias=config.attention_bias))
             if config.query_key_norms and name != "value":
                 setattr(self, f"{name}_norm", RMSNorm(config))
-        self.out = Dense(config.emb_dim, self.arithmetic)
+        self.out = Dense(config.emb_dim, self.precision)
 
     def queries(self, inputs: jax.Array, positions: Numbers, *, turning: Turning) -> jax.Array:
         """Returns scaled, turned queries, (..., heads, head_dim), of normed states, (..., width), and positions."""
@@ -130,13 +130,13 @@ class Attention(nn.Module):
         is_seen = ((places >= first) & (age >= 0) & (age < window))[:, None, None]
         grouped = self._grouped(queries)
         # Matrix products, though of few queries each: see T5's.
-        logits = path.logits(lambda keys: self._capped(einsum("rgqd,rtgd->rgqt", grouped, keys, self.arithmetic)))
+        logits = path.logits(lambda keys: self._capped(einsum("rgqd,rtgd->rgqt", grouped, keys, self.precision)))
         exponentials, largest = _exponentials_of_seen(logits, is_seen)
 
         def of_values(values: jax.Array, factors: jax.Array, is_seen: jax.Array) -> jax.Array:
             # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
             values = jnp.where(is_seen[:, 0, 0, :, None, None], values, jnp.zeros((), values.dtype))
-            return einsum("rgqt,rtgd->rgqd", factors, values, self.arithmetic)
+            return einsum("rgqt,rtgd->rgqd", factors, values, self.precision)
 
         mixed = path.mixed(of_values, self._rounded(exponentials), is_seen)
         by_head = queries.shape[:-1]
@@ -186,10 +186,10 @@ class Attention(nn.Module):
         return capped(logits, self.config.attention_cap)
 
     def _product(self, left: jax.Array, right: jax.Array) -> jax.Array:
-        return matrix_product(left, right, self.arithmetic)
+        return matrix_product(left, right, self.precision)
 
     def _rounded(self, values: jax.Array) -> jax.Array:
-        return rounded(values, self.arithmetic)
+        return rounded(values, self.precision)
 
     def _normed(self, name: str, projected: jax.Array, heads: int) -> jax.Array:
         """Returns queries or keys by head, normed if the model has such norms: in each head, or before."""

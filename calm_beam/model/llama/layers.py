@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Attended, KeysValues, Numbers, Position, Sources
 from calm_beam.model.numerics import added, rounded
@@ -30,15 +30,15 @@ class FeedForward(nn.Module):
     """The gated feed-forward layer, without biases: f(x W0) * (x W1), back to the model's width."""
 
     config: LlamaConfig
-    arithmetic: Arithmetic
+    precision: Precision
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the output as float32, before the residual is added, shape of `inputs`."""
         config = self.config
-        gate, linear = (Dense(config.mlp_dim, self.arithmetic, name=name)(inputs) for name in ("wi_0", "wi_1"))
-        hidden = rounded(_ACTIVATIONS[config.activation](gate) * linear, self.arithmetic)
-        return Dense(config.emb_dim, self.arithmetic, name="wo")(hidden)
+        gate, linear = (Dense(config.mlp_dim, self.precision, name=name)(inputs) for name in ("wi_0", "wi_1"))
+        hidden = rounded(_ACTIVATIONS[config.activation](gate) * linear, self.precision)
+        return Dense(config.emb_dim, self.precision, name="wo")(hidden)
 
 
 class LayerTerms(NamedTuple):
@@ -57,16 +57,16 @@ class DecoderLayer(nn.Module):
     """Self-attention and feed-forward, each normed before, or after, or both, and added to its input."""
 
     config: LlamaConfig
-    arithmetic: Arithmetic
+    precision: Precision
 
     def setup(self) -> None:
         """Declares the sub-layers."""
         config = self.config
         if config.pre_norms:
-            self.pre_self_attention_layer_norm = RMSNorm(config, self.arithmetic)
-            self.pre_mlp_layer_norm = RMSNorm(config, self.arithmetic)
-        self.self_attention = Attention(config, self.arithmetic)
-        self.mlp = FeedForward(config, self.arithmetic)
+            self.pre_self_attention_layer_norm = RMSNorm(config, self.precision)
+            self.pre_mlp_layer_norm = RMSNorm(config, self.precision)
+        self.self_attention = Attention(config, self.precision)
+        self.mlp = FeedForward(config, self.precision)
         if config.post_norms:
             # Of float32 sums, which are rounded when they are added.
             self.post_self_attention_layer_norm = RMSNorm(config)
@@ -175,7 +175,7 @@ class DecoderLayer(nn.Module):
             values = getattr(self, f"post_{name}_layer_norm")(values)
         if self.config.residual_factor != 1:
             values = values * np.float32(self.config.residual_factor)
-        return added(stream, values, self.arithmetic)
+        return added(stream, values, self.precision)
 
 
 def positions_of(position: Position) -> jax.Array:

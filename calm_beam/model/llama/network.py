@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.heads import (
     Projection,
     exit_probability,
@@ -37,20 +37,20 @@ class Decoder(nn.Module):
     """The decoder stack, whose layers and head are called one by one."""
 
     config: LlamaConfig
-    arithmetic: Arithmetic
+    precision: Precision
 
     def setup(self) -> None:
         """Declares the layers, the final norm and the head, those of exits, and the exit classifier."""
         config = self.config
-        self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
-        self.decoder_norm = RMSNorm(config, self.arithmetic)
+        self.layers = [DecoderLayer(config, self.precision) for _ in range(config.num_decoder_layers)]
+        self.decoder_norm = RMSNorm(config, self.precision)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         lower = config.num_decoder_layers - 1 if config.exit_norms else 0
-        self.exit_norms = [RMSNorm(config, self.arithmetic) for _ in range(lower)]
+        self.exit_norms = [RMSNorm(config, self.precision) for _ in range(lower)]
         self.exit_heads = exit_projections(config)
         if config.exit_classifier:
-            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
+            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.precision))
 
 
 class EarlyExitLlama(nn.Module):
@@ -62,27 +62,27 @@ class EarlyExitLlama(nn.Module):
 
     Attributes:
       config: Of the model.
-      arithmetic: In which numbers it computes. States, keys and values are of its type.
+      precision: In which numbers it computes. States, keys and values are of its type.
       layer_dropout: How often rows pass the last layer by, used with `deterministic=False`; see `layer_dropout_rates`.
     """
 
     config: LlamaConfig
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
     layer_dropout: float = 0.0
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
-        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim, dtype=self.arithmetic.dtype)
-        self.decoder = Decoder(self.config, self.arithmetic)
+        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim, dtype=self.precision.dtype)
+        self.decoder = Decoder(self.config, self.precision)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
-        embedded = looked_up(self.token_embedder.embedding.astype(self.arithmetic.dtype), tokens)
+        embedded = looked_up(self.token_embedder.embedding.astype(self.precision.dtype), tokens)
         factor: Any = np.float32(self.config.embedding_factor)
         if self.config.scaled_embedding:
             # Gemma's own code, too, rounds the factor to the type of the states.
-            factor = factor * np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
-        return embedded if factor == 1 else rounded(widened(embedded) * factor, self.arithmetic)
+            factor = factor * np.asarray(np.sqrt(self.config.emb_dim), self.precision.dtype).astype(np.float32)
+        return embedded if factor == 1 else rounded(widened(embedded) * factor, self.precision)
 
     def prefill(
         self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
@@ -112,7 +112,7 @@ class EarlyExitLlama(nn.Module):
         chunk = -(-(source - first) // count)
         padding = first + count * chunk - source
         shape = batch, config.num_kv_heads, source + padding, config.head_dim
-        begun = [tuple(jnp.zeros(shape, self.arithmetic.dtype) for _ in range(2)) for _ in self._windows()]
+        begun = [tuple(jnp.zeros(shape, self.precision.dtype) for _ in range(2)) for _ in self._windows()]
         if prefix:
             begun = [
                 tuple(room.at[:, :, :first].set(values) for room, values in zip(rooms, pair, strict=True))
@@ -269,18 +269,18 @@ class EarlyExitLlama(nn.Module):
 
         If the model caps logits, they are capped.
         """
-        logits = head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.arithmetic)
+        logits = head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.precision)
         return capped(logits, self.config.logits_cap)
 
     def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states, divided as logits are."""
         inputs = normed(self.decoder, states, layer)
         divisor = self.config.logits_divisor
-        return inputs if divisor == 1 else rounded(widened(inputs) / np.float32(divisor), self.arithmetic)
+        return inputs if divisor == 1 else rounded(widened(inputs) / np.float32(divisor), self.precision)
 
     def head_weights(self, layer: int) -> tuple[jax.Array, int]:
         """Returns the weights of the head after a layer as they are stored, and the axis of the vocabulary in them."""
-        return head_weights(self.token_embedder, self.decoder, layer, self.arithmetic)
+        return head_weights(self.token_embedder, self.decoder, layer, self.precision)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.numerics import rounded, widened
 
 from .config import LlamaConfig
@@ -16,11 +16,11 @@ class RMSNorm(nn.Module):
 
     Attributes:
       config: Of the model: what is added to the mean square, and whether 1 is to the scale.
-      arithmetic: In whose type the normed inputs come; they are float32 until then.
+      precision: In whose type the normed inputs come; they are float32 until then.
     """
 
     config: LlamaConfig
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -31,4 +31,4 @@ class RMSNorm(nn.Module):
         wide = widened(inputs)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + np.float32(self.config.norm_epsilon))
-        return rounded(normed * scale.reshape((1,) * (inputs.ndim - 1) + (-1,)), self.arithmetic)
+        return rounded(normed * scale.reshape((1,) * (inputs.ndim - 1) + (-1,)), self.precision)

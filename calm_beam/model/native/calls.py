@@ -193,7 +193,8 @@ class Stack:
           thresholds: float32, shape (entries,). Infinite where nobody leaves before the last layer.
           known_exits: int32, likewise. Where each leaves, if that is known already; else 0. None if none is.
           new: What is made of every row, each of shape (entries,), as of `StepOutputs`: int32 `tokens` and
-            `exit_layers`, float32 `confidences` and `runner_ups`, which begin at -inf, and bool `is_finite`.
+            `exit_layers`, float32 `confidences` and `max_rejected_confidence`, which begin at -inf, and bool
+            `is_finite`.
 
         Raises:
           MemoryError: If there is none.

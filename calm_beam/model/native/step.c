@@ -26,7 +26,7 @@ typedef struct {
   const float* thresholds;    /* Infinite where nobody leaves before the last layer. */
   const int32_t* known_exits; /* 0 where the exit is not known. NULL if none is. */
   int32_t *tokens, *exit_layers;
-  float *confidences, *runner_ups;
+  float *confidences, *max_rejected_confidence;
   uint8_t* is_finite;
   atomic_llong asked; /* How many times a head was asked about a row. */
 } Step;
@@ -116,7 +116,7 @@ static int64_t let_out(const Step* step, int64_t index, const Decision* decision
       step->confidences[lane] = decided.confidence;
       step->is_finite[lane] = decided.is_finite;
     } else {
-      step->runner_ups[lane] = fmaxf(step->runner_ups[lane], decided.confidence);
+      step->max_rejected_confidence[lane] = fmaxf(step->max_rejected_confidence[lane], decided.confidence);
       lanes[staying] = lane;
       nodes[staying++] = nodes[row];
     }

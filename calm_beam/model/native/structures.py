@@ -10,7 +10,7 @@ from typing import Any
 BY_PROMPT = ("steps", "positions", "source_of", "places")
 """What entries have of each prompt."""
 
-MADE = ("tokens", "exit_layers", "confidences", "runner_ups", "is_finite")
+MADE = ("tokens", "exit_layers", "confidences", "max_rejected_confidence", "is_finite")
 """What a step makes of rows."""
 
 _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.model.architecture import Architecture
 from calm_beam.text import counted
 
@@ -35,18 +35,18 @@ class T5Architecture(Architecture):
         return parameter_shapes(config)
 
     def network(
-        self, config: T5Config, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+        self, config: T5Config, *, precision: Precision, dropout_rate: float = 0.0, layer_dropout: float = 0.0
     ) -> "EarlyExitT5":
         """Returns the network."""
         from .network import EarlyExitT5
 
-        return EarlyExitT5(config, dropout_rate=dropout_rate, arithmetic=arithmetic, layer_dropout=layer_dropout)
+        return EarlyExitT5(config, dropout_rate=dropout_rate, precision=precision, layer_dropout=layer_dropout)
 
-    def packed_layer(self, config: T5Config, *, arithmetic: Arithmetic) -> "DecoderLayer":
+    def packed_layer(self, config: T5Config, *, precision: Precision) -> "DecoderLayer":
         """Returns a decoder layer."""
         from .layers import DecoderLayer
 
-        return DecoderLayer(config, arithmetic=arithmetic)
+        return DecoderLayer(config, precision=precision)
 
     def native_decoder(
         self, config: T5Config, parameters: Mapping[str, Any], *, terms: Sequence[Any]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Attended, KeysValues, Position, Sources
 from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
@@ -19,20 +19,20 @@ class Attention(nn.Module):
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout on the attention weights, used only with `deterministic=False`.
-      arithmetic: In which numbers it computes.
+      precision: In which numbers it computes.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     def setup(self) -> None:
         """Declares the four kernels, each [in, out]."""
         inner = self.config.num_heads * self.config.head_dim
-        self.query = Dense(inner, self.arithmetic)
-        self.key = Dense(inner, self.arithmetic)
-        self.value = Dense(inner, self.arithmetic)
-        self.out = Dense(self.config.emb_dim, self.arithmetic)
+        self.query = Dense(inner, self.precision)
+        self.key = Dense(inner, self.precision)
+        self.value = Dense(inner, self.precision)
+        self.out = Dense(self.config.emb_dim, self.precision)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def attend(
@@ -63,10 +63,10 @@ class Attention(nn.Module):
         """Returns the values that queries, (..., heads, queries, head_dim), attend to, (..., queries, inner)."""
         keys, values = keys_values
         # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
-        logits = matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.arithmetic) + bias
+        logits = matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.precision) + bias
         weights = self._rounded(self.dropout(jax.nn.softmax(logits), deterministic=deterministic))
         # [..., heads, queries, head_dim] -> [..., queries, heads, head_dim]
-        mixed = jnp.swapaxes(self._rounded(matrix_product(weights, values, self.arithmetic)), -2, -3)
+        mixed = jnp.swapaxes(self._rounded(matrix_product(weights, values, self.precision)), -2, -3)
         return mixed.reshape(*mixed.shape[:-2], -1)
 
     def attend_over_path(
@@ -88,12 +88,12 @@ class Attention(nn.Module):
         bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age[:, 0], 0)], 0, 1)
         # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
         # gather, a product and a sum over more than about 12,000 positions.
-        logits = path.logits(lambda keys: einsum("rhd,rthd->rht", queries, keys, self.arithmetic))
+        logits = path.logits(lambda keys: einsum("rhd,rthd->rht", queries, keys, self.precision))
 
         def of_values(values: jax.Array, weights: jax.Array, is_past: jax.Array) -> jax.Array:
             # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
             values = jnp.where(is_past[:, 0, :, None, None], values, jnp.zeros((), values.dtype))
-            return einsum("rht,rthd->rhd", weights, values, self.arithmetic)
+            return einsum("rht,rthd->rhd", weights, values, self.precision)
 
         weights = self._weights(jnp.where(is_past, logits + bias, MASKED), path)
         mixed = self._rounded(path.mixed(of_values, weights, is_past))
@@ -108,9 +108,9 @@ class Attention(nn.Module):
         """
 
         def attend(source: Attended, is_token: jax.Array, queries: jax.Array) -> jax.Array:
-            logits = source.logits(lambda keys: matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.arithmetic))
+            logits = source.logits(lambda keys: matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.precision))
             weights = self._weights(jnp.where(is_token[:, None, None], logits, MASKED), source)
-            mixed = source.mixed(lambda values, weights: matrix_product(weights, values, self.arithmetic), weights)
+            mixed = source.mixed(lambda values, weights: matrix_product(weights, values, self.precision), weights)
             # [groups, heads, ranks, head_dim] -> [groups, ranks, inner]
             mixed = jnp.swapaxes(self._rounded(mixed), 1, 2)
             return mixed.reshape(*mixed.shape[:2], -1)
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         return projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
 
     def _rounded(self, values: jax.Array) -> jax.Array:
-        return rounded(values, self.arithmetic)
+        return rounded(values, self.precision)
 
 
 class RelativePositionBias(nn.Module):

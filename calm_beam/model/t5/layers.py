@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Attended, KeysValues, Position, Sources
 from calm_beam.model.numerics import added, rounded, widened
@@ -27,10 +27,10 @@ class RMSNorm(nn.Module):
     """Scales every vector to unit root mean square; no mean is subtracted and no bias added.
 
     Attributes:
-      arithmetic: In whose type the normed inputs come; they are float32 until then.
+      precision: In whose type the normed inputs come; they are float32 until then.
     """
 
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
         wide = widened(inputs)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
-        return rounded(normed, self.arithmetic)
+        return rounded(normed, self.precision)
 
 
 class FeedForward(nn.Module):
@@ -50,12 +50,12 @@ class FeedForward(nn.Module):
     Attributes:
       config: Sizes of the model; `gated_mlp` says which of the two, `activation` which f.
       dropout_rate: Dropout between the kernels, used only with `deterministic=False`.
-      arithmetic: In which numbers it computes.
+      precision: In which numbers it computes.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -65,11 +65,11 @@ class FeedForward(nn.Module):
             hidden = activation(self._widened(inputs, "wi_0")) * self._widened(inputs, "wi_1")
         else:
             hidden = activation(self._widened(inputs, "wi"))
-        hidden = rounded(nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic), self.arithmetic)
-        return Dense(inputs.shape[-1], self.arithmetic, name="wo")(hidden)
+        hidden = rounded(nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic), self.precision)
+        return Dense(inputs.shape[-1], self.precision, name="wo")(hidden)
 
     def _widened(self, inputs: jax.Array, name: str) -> jax.Array:
-        return Dense(self.config.mlp_dim, self.arithmetic, name=name)(inputs)
+        return Dense(self.config.mlp_dim, self.precision, name=name)(inputs)
 
 
 class EncoderLayer(nn.Module):
@@ -77,17 +77,17 @@ class EncoderLayer(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        config, arithmetic = self.config, self.arithmetic
-        self.pre_attention_layer_norm = RMSNorm(arithmetic)
-        self.attention = Attention(config, self.dropout_rate, arithmetic)
+        config, precision = self.config, self.precision
+        self.pre_attention_layer_norm = RMSNorm(precision)
+        self.attention = Attention(config, self.dropout_rate, precision)
         if config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=True)
-        self.pre_mlp_layer_norm = RMSNorm(arithmetic)
-        self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
+        self.pre_mlp_layer_norm = RMSNorm(precision)
+        self.mlp = FeedForward(config, self.dropout_rate, precision)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def __call__(self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -108,7 +108,7 @@ class EncoderLayer(nn.Module):
         return self._added(hidden, self.dropout(output, deterministic=deterministic))
 
     def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
-        return added(stream, values, self.arithmetic)
+        return added(stream, values, self.precision)
 
 
 class DecoderLayer(nn.Module):
@@ -120,19 +120,19 @@ class DecoderLayer(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        config, arithmetic = self.config, self.arithmetic
-        self.pre_self_attention_layer_norm = RMSNorm(arithmetic)
-        self.self_attention = Attention(config, self.dropout_rate, arithmetic)
+        config, precision = self.config, self.precision
+        self.pre_self_attention_layer_norm = RMSNorm(precision)
+        self.self_attention = Attention(config, self.dropout_rate, precision)
         if config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
-        self.pre_cross_attention_layer_norm = RMSNorm(arithmetic)
-        self.encoder_decoder_attention = Attention(config, self.dropout_rate, arithmetic)
-        self.pre_mlp_layer_norm = RMSNorm(arithmetic)
-        self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
+        self.pre_cross_attention_layer_norm = RMSNorm(precision)
+        self.encoder_decoder_attention = Attention(config, self.dropout_rate, precision)
+        self.pre_mlp_layer_norm = RMSNorm(precision)
+        self.mlp = FeedForward(config, self.dropout_rate, precision)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def self_keys_values(
@@ -195,4 +195,4 @@ class DecoderLayer(nn.Module):
         return self._added(hidden, self.dropout(output, deterministic=deterministic))
 
     def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
-        return added(stream, values, self.arithmetic)
+        return added(stream, values, self.precision)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.heads import (
     Projection,
     exit_probability,
@@ -32,7 +32,7 @@ class Encoder(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     @nn.compact
     def __call__(self, embedded: jax.Array, source_mask: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -46,9 +46,9 @@ class Encoder(nn.Module):
         dropout = nn.Dropout(self.dropout_rate)
         hidden = dropout(embedded, deterministic=deterministic)
         for index in range(config.num_encoder_layers):
-            layer = EncoderLayer(config, self.dropout_rate, self.arithmetic, name=f"layers_{index}")
+            layer = EncoderLayer(config, self.dropout_rate, self.precision, name=f"layers_{index}")
             hidden = layer(hidden, bias, deterministic=deterministic)
-        return dropout(RMSNorm(self.arithmetic, name="encoder_norm")(hidden), deterministic=deterministic)
+        return dropout(RMSNorm(self.precision, name="encoder_norm")(hidden), deterministic=deterministic)
 
 
 class Decoder(nn.Module):
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
 
     def setup(self) -> None:
         """Declares the layers, the final norm and the head, those of exits, and the exit classifier."""
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         if not config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
         self.layers = [
-            DecoderLayer(config, self.dropout_rate, self.arithmetic) for _ in range(config.num_decoder_layers)
+            DecoderLayer(config, self.dropout_rate, self.precision) for _ in range(config.num_decoder_layers)
         ]
         # Rounded by `head_inputs`, which may scale it first.
         self.decoder_norm = RMSNorm()
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
         self.exit_norms = [RMSNorm() for _ in range(config.num_decoder_layers - 1 if config.exit_norms else 0)]
         self.exit_heads = exit_projections(config)
         if config.exit_classifier:
-            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
+            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.precision))
 
 
 class EarlyExitT5(nn.Module):
@@ -86,25 +86,25 @@ class EarlyExitT5(nn.Module):
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout used with `deterministic=False`.
-      arithmetic: In which numbers it computes. States, keys and values are of its type.
+      precision: In which numbers it computes. States, keys and values are of its type.
       layer_dropout: How often rows pass the last decoder layer by, used likewise; see `layer_dropout_rates`.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: Precision = FLOAT32
     layer_dropout: float = 0.0
 
     def setup(self) -> None:
         """Declares embedding, encoder and decoder."""
-        config, arithmetic = self.config, self.arithmetic
-        self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, dtype=arithmetic.dtype)
-        self.encoder = Encoder(config, self.dropout_rate, arithmetic)
-        self.decoder = Decoder(config, self.dropout_rate, arithmetic)
+        config, precision = self.config, self.precision
+        self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, dtype=precision.dtype)
+        self.encoder = Encoder(config, self.dropout_rate, precision)
+        self.decoder = Decoder(config, self.dropout_rate, precision)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
-        return looked_up(self.token_embedder.embedding.astype(self.arithmetic.dtype), tokens)
+        return looked_up(self.token_embedder.embedding.astype(self.precision.dtype), tokens)
 
     def encode(self, source_tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the encoder's output, shape (batch, source, width), of 0-padded ids (batch, source)."""
@@ -240,7 +240,7 @@ class EarlyExitT5(nn.Module):
           float32, shape (..., vocabulary).
         """
         inputs = self.head_inputs(states, layer, deterministic=deterministic)
-        return head_logits(inputs, self.head_weights(layer), self.arithmetic)
+        return head_logits(inputs, self.head_weights(layer), self.precision)
 
     def head_inputs(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
         """Returns what the head's weights multiply, shape and arguments as of `head`: the normed states.
@@ -251,11 +251,11 @@ class EarlyExitT5(nn.Module):
         if self.config.tied_head and not has_own_head(self.config, layer):
             # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
             inputs = inputs / np.float32(np.sqrt(self.config.emb_dim))
-        return rounded(inputs, self.arithmetic)
+        return rounded(inputs, self.precision)
 
     def head_weights(self, layer: int) -> tuple[jax.Array, int]:
         """Returns the weights of the head after a layer, and the axis of the vocabulary in them."""
-        return head_weights(self.token_embedder, self.decoder, layer, self.arithmetic)
+        return head_weights(self.token_embedder, self.decoder, layer, self.precision)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""

@@ -128,7 +128,7 @@ def prepare(request: SplitsRequest, options: PipelineOptions, *, files: Sequence
     metrics = checked_metrics(request.metrics, metric_settings(request))
     request.table_and_curve(consistencies=tuple(request.consistency or ("textual",)), metrics=metrics)
     if request.is_demo:
-        say("no --checkpoint and no --data: the embedded model on the embedded data")
+        say("no --checkpoint and no --data: the demo model on the demo data")
     if request.generations is None:
         directories = sweep_measures(_swept_measures(request), request, options=options, output=output)
     else:

@@ -188,7 +188,7 @@ class SplitsRequest(
 
     @property
     def is_demo(self) -> bool:
-        """Whether neither model nor data were named: the embedded ones are meant."""
+        """Whether neither model nor data were named: the demo model and data are meant."""
         return self.generations is None and super().is_demo
 
     @property

@@ -28,10 +28,10 @@ _ASKED: dict[str, Any] = {
     "epsilon": 0.05,
     "p_value": "exact_binomial",
     "salt": "calm-beam/0",
-    "confirm_share": 0.4,
+    "holdout_share": 0.4,
 }
 _KEYS = [f"row-{number}" for number in range(200)]
-_CONFIRMS = np.array([part_of(key, salt="calm-beam/0", confirm_share=0.4) == CONFIRMING for key in _KEYS])
+_CONFIRMS = np.array([part_of(key, salt="calm-beam/0", holdout_share=0.4) == CONFIRMING for key in _KEYS])
 
 
 def _choose(losses: np.ndarray, served: np.ndarray, **changes: Any) -> ConfirmedChoice:
@@ -92,10 +92,10 @@ def test_safer_places_are_chosen_by_their_p_values(
     p_values: list[float], share: float, places: tuple[int, ...]
 ) -> None:
     """At most two before the last one, at which as many units as confirm would have proved much more, and enough."""
-    found = confirming_places([*p_values, 0.9], [*[True] * len(p_values), False], epsilon=0.05, confirm_share=share)
+    found = confirming_places([*p_values, 0.9], [*[True] * len(p_values), False], epsilon=0.05, holdout_share=share)
     assert tuple(dict.fromkeys(found.tolist())) == places
     assert found.shape == (CONFIRM_PATH,)
-    nothing = confirming_places([0.9], [False], epsilon=0.05, confirm_share=share)
+    nothing = confirming_places([0.9], [False], epsilon=0.05, holdout_share=share)
     assert nothing.tolist() == [-1, -1, -1]
 
 
@@ -146,9 +146,9 @@ def test_parts_do_not_depend_on_what_is_asked() -> None:
     [
         ({"keys": ["a"] * 200}, "keys must be distinct: a unit in both parts would confirm its own choice"),
         ({"keys": _KEYS[:10]}, r"with one key per unit; got \(200, 2\), \(200, 2\) and 10 keys"),
-        ({"confirm_share": 30}, r"confirm_share must be in \(0, 1\), got 30. For 30 % pass 0.3"),
-        ({"confirm_share": 1e-9}, "of 200 units, 200 were drawn to choose what the other 0 confirm. Both parts need"),
-        ({"confirm_share": 1 - 1e-9}, "of 200 units, 0 were drawn to choose what the other 200 confirm"),
+        ({"holdout_share": 30}, r"holdout_share must be in \(0, 1\), got 30. For 30 % pass 0.3"),
+        ({"holdout_share": 1e-9}, "of 200 units, 200 were drawn to choose what the other 0 confirm. Both parts need"),
+        ({"holdout_share": 1 - 1e-9}, "of 200 units, 0 were drawn to choose what the other 200 confirm"),
     ],
 )
 def test_what_cannot_be_confirmed_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -167,12 +167,12 @@ def _plan(*, tests: int = 2, **changes: Any) -> Plan:
     deltas = tuple((place + 1) / 10 for place in range(tests))
     specs = all_specs(consistencies=("textual",), metrics=("exact_match",), deltas=deltas, epsilons=(0.05,))
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=8)
-    return build_plan(specs, settings, **{"confirm_share": 0.3, **changes})
+    return build_plan(specs, settings, **{"holdout_share": 0.3, **changes})
 
 
 def test_the_plan_says_who_confirms() -> None:
     """The share is part of what is settled beforehand, and so of its digest; without it, nothing is said of it."""
-    plan, other = _plan(), _plan(confirm_share=None)
+    plan, other = _plan(), _plan(holdout_share=None)
     assert (plan.to_dict()["confirm_share"], plan.to_dict()["confirm_path"]) == (0.3, 3)
     assert plan.digest != other.digest
     assert "confirm_share" not in other.to_dict()
@@ -181,8 +181,8 @@ def test_the_plan_says_who_confirms() -> None:
     assert part is not None
     assert (part.confirm_share, part.salt) == (0.3, "calm-beam/0")
     assert set_part(other, CONFIRMING) is None
-    with pytest.raises(ValueError, match=r"confirm_share must be in \(0, 1\), got 30"):
-        _plan(confirm_share=30)
+    with pytest.raises(ValueError, match=r"holdout_share must be in \(0, 1\), got 30"):
+        _plan(holdout_share=30)
 
 
 def test_other_tolerances_are_confirmed_by_the_same_examples() -> None:
@@ -221,8 +221,8 @@ def test_every_chosen_threshold_is_decoded_once() -> None:
     assert thresholds_to_confirm(entries, plan) == {None: (0.9, 0.8)}
     assert thresholds_to_confirm([build_never_exit()] * 4, plan) == {}
     entry = build_calibration(path=(safe, *build_calibration().path[1:]))
-    assert [step.threshold for step in confirming_path(entry, epsilon=0.05, confirm_share=0.3)] == [0.9, 0.8]
-    assert confirming_path(build_never_exit(), epsilon=0.05, confirm_share=0.3) == ()
+    assert [step.threshold for step in confirming_path(entry, epsilon=0.05, holdout_share=0.3)] == [0.9, 0.8]
+    assert confirming_path(build_never_exit(), epsilon=0.05, holdout_share=0.3) == ()
 
 
 def test_those_that_chose_divide_a_joint_epsilon() -> None:

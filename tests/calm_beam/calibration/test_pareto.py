@@ -88,7 +88,7 @@ def test_costs_are_counted_by_sizes() -> None:
 
 
 def _is_choosing(key: str, salt: str, share: float) -> bool:
-    return part_of(key, salt=salt, choosing_share=share) == CHOOSING
+    return part_of(key, salt=salt, selection_share=share) == CHOOSING
 
 
 def test_never_exit_is_a_result() -> None:
@@ -121,8 +121,8 @@ def test_bad_places_are_seldom_chosen() -> None:
         ({"p_value": "wsr"}, "p_value wsr bets on single losses in an order"),
         ({"keys": ["a", "b", "c"]}, "and 3 keys"),
         ({"keys": ["a", "b", "c", "a"]}, "keys must be distinct"),
-        ({"choosing_share": 1.0}, r"choosing_share must be in \(0, 1\), got 1\.0"),
-        ({"choosing_share": 0.01}, "of 4 units, 0 were drawn to choose what the other 4 test"),
+        ({"selection_share": 1.0}, r"selection_share must be in \(0, 1\), got 1\.0"),
+        ({"selection_share": 0.01}, "of 4 units, 0 were drawn to choose what the other 4 test"),
     ],
 )
 def test_bad_arguments_are_refused(changes: dict[str, Any], message: str) -> None:

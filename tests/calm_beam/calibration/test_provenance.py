@@ -102,7 +102,7 @@ def test_every_setting_that_changes_a_token_is_recorded() -> None:
     """Each field of rule and settings stands in `decode`, under its own name; the grid stands in the paths."""
     decode = _manifest(_totals()).decode
     settings = dataclasses.asdict(_PROVENANCE.settings)
-    expected = {**settings.pop("rule"), **settings.pop("arithmetic"), **settings}
+    expected = {**settings.pop("rule"), **settings.pop("precision"), **settings}
     assert expected["matmul_precision"] == "highest"
     expected["matmul_precision"] = None
     del expected["thresholds"]

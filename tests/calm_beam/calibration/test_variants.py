@@ -115,7 +115,7 @@ def test_sums_come_to_what_arrays_come_to(seed: int) -> None:
             epsilon=spec.epsilon,
             p_value=spec.p_value,
             salt=plan.salt,
-            choosing_share=0.3,
+            selection_share=0.3,
         )
         path = sorted((row.place, index) for index, row in enumerate(of_spec) if row.place is not None)
         assert tuple(index for _, index in path) == expected.path

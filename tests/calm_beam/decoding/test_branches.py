@@ -91,9 +91,9 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
             near = 0 if by_native_code else 1e-6
             np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=near)
             # An upper bound: the other rules' branches have layers asked that the full model's are not by itself.
-            assert one.runner_ups is not None
-            assert other.runner_ups is not None
-            assert (one.runner_ups >= other.runner_ups - 1e-6).all()
+            assert one.max_rejected_confidence is not None
+            assert other.max_rejected_confidence is not None
+            assert (one.max_rejected_confidence >= other.max_rejected_confidence - 1e-6).all()
             assert one.near_ties == (other.near_ties or (None,) * len(one.lengths))
     assert len({layer for of_rule in together for one in of_rule for layer in one.exit_layers.ravel().tolist()}) > 3
     assert work < 0.95 * sum(rows for _, rows in apart)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 # As small as it can be with layers to skip, since every rule is compiled for every decoder.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 # As T5X's scalable_t5 trains them; and everything that the first is not.
 _SCALABLE = dataclasses.replace(_CONFIG, relative_bias_per_layer=True, activation="silu")
 _OTHER = dataclasses.replace(
@@ -79,9 +79,9 @@ def _decode(
 
 @functools.cache
 def _outputs(
-    decoder: str, rule: ExitRule = _RULE, config: T5Config = _CONFIG, arithmetic: Arithmetic = FLOAT32
+    decoder: str, rule: ExitRule = _RULE, config: T5Config = _CONFIG, precision: Precision = FLOAT32
 ) -> tuple[PromptResult, ...]:
-    return tuple(_decode(decoder, _model(config), rule, arithmetic=arithmetic))
+    return tuple(_decode(decoder, _model(config), rule, precision=precision))
 
 
 @functools.cache
@@ -157,7 +157,7 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
 def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: str, rule: ExitRule) -> None:
     """But for the few lanes with a decision nearer a tie than two roundings are apart; those are counted."""
     compared = 0
-    for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, arithmetic=_BFLOAT16), strict=True):
+    for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, precision=_BFLOAT16), strict=True):
         for lane, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, _CONFIG, tuple(prompt), threshold, "bfloat16")
             if _is_beside_a_tie(expected):
@@ -174,7 +174,7 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
 
 def test_bfloat16_is_another_promise() -> None:
     """It changes confidences by what it rounds, and so outputs: float32's would not pass for them."""
-    pairs = list(zip(_outputs("sweep"), _outputs("sweep", arithmetic=_BFLOAT16), strict=True))
+    pairs = list(zip(_outputs("sweep"), _outputs("sweep", precision=_BFLOAT16), strict=True))
     changes = [np.abs(one.confidences[:, 0] - other.confidences[:, 0]).max() for one, other in pairs]
     assert 1e-4 < max(changes) < 0.1
 
@@ -200,29 +200,29 @@ def test_every_output_of_other_models_is_plain_numpys(decoder: str, config: T5Co
 
 
 def _certified_cases() -> Iterator[Any]:
-    """Yields decoders, rules and arithmetic: all of them, most of them marked exhaustive.
+    """Yields decoders, rules and precisions: all of them, most of them marked exhaustive.
 
     Of a rule, a head is told the measure alone, so one rule of each measure is enough. In float32 every decoder meets
     every measure. What bfloat16 changes are the numbers that a head is made of: there every second pair is enough.
     """
     of_measures = [_RULES[place] for place in (0, 2, 5, 7, 8, 9, 11)]
-    for arithmetic, rule in itertools.product((FLOAT32, _BFLOAT16), _RULES):
+    for precision, rule in itertools.product((FLOAT32, _BFLOAT16), _RULES):
         for column, decoder in enumerate(_WAYS_IN):
             marks: Any = pytest.mark.exhaustive
             if rule in of_measures:
-                if arithmetic == FLOAT32:
+                if precision == FLOAT32:
                     marks = pytest.mark.slow if rule.confidence == "static" else ()
                 elif (of_measures.index(rule) + column) % 2 == 0:
                     marks = pytest.mark.slow
-            yield pytest.param(decoder, rule, arithmetic, marks=marks)
+            yield pytest.param(decoder, rule, precision, marks=marks)
 
 
 @needs_native
-@pytest.mark.parametrize(("decoder", "rule", "arithmetic"), _certified_cases(), ids=str)
-def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize(("decoder", "rule", "precision"), _certified_cases(), ids=str)
+def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, precision: Precision) -> None:
     """Tokens and exit layers are the exact head's; confidences are near."""
-    certified = _decode(decoder, _model(), rule, exit_head="int8", arithmetic=arithmetic)
-    for one, other in zip(certified, _outputs(decoder, rule, arithmetic=arithmetic), strict=True):
+    certified = _decode(decoder, _model(), rule, exit_head="int8", precision=precision)
+    for one, other in zip(certified, _outputs(decoder, rule, precision=precision), strict=True):
         assert_same(one, other, confidences_within=0.2)
 
 
@@ -275,33 +275,33 @@ def _cut_output(layers: int, prompt: tuple[int, ...]) -> Decoded:
 
 @_every_decoder
 @pytest.mark.parametrize(
-    ("batch_size", "arithmetic"), [(1, FLOAT32), (3, FLOAT32), (8, FLOAT32), (3, _BFLOAT16)], ids=str
+    ("batch_size", "precision"), [(1, FLOAT32), (3, FLOAT32), (8, FLOAT32), (3, _BFLOAT16)], ids=str
 )
-def test_the_batch_does_not_matter(decoder: str, batch_size: int, arithmetic: Arithmetic) -> None:
+def test_the_batch_does_not_matter(decoder: str, batch_size: int, precision: Precision) -> None:
     """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
 
     In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
     the few lanes beside one are left out.
     """
-    checkpoint, alone = _model(), _outputs(decoder, arithmetic=arithmetic)
+    checkpoint, alone = _model(), _outputs(decoder, precision=precision)
     # Rows that leave at one layer would not disturb each other.
     assert len({int(result.exit_layers[4, 0]) for result in alone}) > 1
-    near = 1e-5 if arithmetic == FLOAT32 else 0.02
+    near = 1e-5 if precision == FLOAT32 else 0.02
     compared = []
     for order in (range(7), [6, 2, 0, 5, 1, 4, 3], [1, 4, 1], [3]):
         prompts = [_PROMPTS[index] for index in order]
-        results = _decode(decoder, checkpoint, prompts=prompts, batch_size=batch_size, arithmetic=arithmetic)
+        results = _decode(decoder, checkpoint, prompts=prompts, batch_size=batch_size, precision=precision)
         for result, index in zip(results, order, strict=True):
-            lanes = _lanes_beside_no_tie(_PROMPTS[index], arithmetic)
+            lanes = _lanes_beside_no_tie(_PROMPTS[index], precision)
             assert_same(_of_lanes(result, lanes), _of_lanes(alone[index], lanes), confidences_within=near)
             compared += lanes
     assert len(compared) >= 0.75 * 18 * (1 + len(_THRESHOLDS))
 
 
-def _lanes_beside_no_tie(prompt: Sequence[int], arithmetic: Arithmetic) -> list[int]:
+def _lanes_beside_no_tie(prompt: Sequence[int], precision: Precision) -> list[int]:
     thresholds = (None, *_THRESHOLDS)
-    decoded = [_by_numpy(_RULE, _CONFIG, tuple(prompt), threshold, arithmetic.dtype) for threshold in thresholds]
-    return [lane for lane, each in enumerate(decoded) if arithmetic == FLOAT32 or not _is_beside_a_tie(each)]
+    decoded = [_by_numpy(_RULE, _CONFIG, tuple(prompt), threshold, precision.dtype) for threshold in thresholds]
+    return [lane for lane, each in enumerate(decoded) if precision == FLOAT32 or not _is_beside_a_tie(each)]
 
 
 def _of_lanes(result: PromptResult, lanes: list[int]) -> PromptResult:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import group_decoder
 from calm_beam.decoding.result import PromptResult
@@ -27,7 +27,7 @@ from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 _DEPTH = 3
 _CONFIG = build_llama_config(
     vocab_size=64,
@@ -127,11 +127,11 @@ def _model(kind: str) -> Checkpoint:
 
 @functools.cache
 def _outputs(
-    decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32, engine: str = "auto"
+    decoder: str, rule: ExitRule, kind: str, precision: Precision = FLOAT32, engine: str = "auto"
 ) -> tuple[PromptResult, ...]:
     return tuple(
         DECODERS[decoder].decode(
-            _model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, arithmetic=arithmetic, engine=engine
+            _model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, precision=precision, engine=engine
         )
     )
 
@@ -238,21 +238,19 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
 
 
 @needs_native
-@pytest.mark.parametrize("arithmetic", [FLOAT32, _BFLOAT16], ids=str)
-def test_a_certified_head_changes_nothing(arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("precision", [FLOAT32, _BFLOAT16], ids=str)
+def test_a_certified_head_changes_nothing(precision: Precision) -> None:
     """Tokens and exit layers are the exact head's; confidences are near."""
     certified = DECODERS["sweep"].decode(
-        _model("llama"), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", arithmetic=arithmetic
+        _model("llama"), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", precision=precision
     )
-    for one, other in zip(certified, _outputs("sweep", _RULES[0], "llama", arithmetic), strict=True):
+    for one, other in zip(certified, _outputs("sweep", _RULES[0], "llama", precision), strict=True):
         assert_same(one, other, confidences_within=0.2)
 
 
 def test_bfloat16_is_another_promise() -> None:
     """It changes confidences by what it rounds, and so outputs: float32's would not pass for them."""
-    pairs = zip(
-        *(_outputs("sweep", _RULES[0], "llama", arithmetic) for arithmetic in (FLOAT32, _BFLOAT16)), strict=True
-    )
+    pairs = zip(*(_outputs("sweep", _RULES[0], "llama", precision) for precision in (FLOAT32, _BFLOAT16)), strict=True)
     changes = [np.abs(one.confidences[:, 0] - other.confidences[:, 0]).max() for one, other in pairs]
     assert 1e-4 < max(changes) < 0.1
 
@@ -304,15 +302,15 @@ def test_every_end_id_ends_an_output(decoder: str) -> None:
 
 
 @_every_decoder
-@pytest.mark.parametrize("arithmetic", [FLOAT32, _BFLOAT16], ids=str)
-def test_the_batch_does_not_matter(decoder: str, arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("precision", [FLOAT32, _BFLOAT16], ids=str)
+def test_the_batch_does_not_matter(decoder: str, precision: Precision) -> None:
     """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
 
     In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
     at most one prompt in five may differ.
     """
     compared = differing = 0
-    alone = _outputs(decoder, _RULES[0], "llama", arithmetic)
+    alone = _outputs(decoder, _RULES[0], "llama", precision)
     for batch_size, order in ((1, range(7)), (3, [6, 2, 0, 5, 1, 4, 3]), (8, [1, 4, 1])):
         results = DECODERS[decoder].decode(
             _model("llama"),
@@ -320,10 +318,10 @@ def test_the_batch_does_not_matter(decoder: str, arithmetic: Arithmetic) -> None
             [_PROMPTS[index] for index in order],
             thresholds=_THRESHOLDS,
             batch_size=batch_size,
-            arithmetic=arithmetic,
+            precision=precision,
         )
         expected = [alone[index] for index in order]
-        if arithmetic == FLOAT32:
+        if precision == FLOAT32:
             assert_all_same(results, expected)
         for found, wanted in zip(results, expected, strict=True):
             compared += 1

@@ -38,7 +38,7 @@ prompts = build_prompts(*(2 + index % 9 for index in range(13)))
 _PARITY = (
     _START
     + """
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.precision import Precision
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
 def model(family):
@@ -58,11 +58,11 @@ def model(family):
     )
     return checkpoint_of(config, build_llama_arrays(config, 1))
 
-family, arithmetic = sys.argv[2], Arithmetic(dtype=sys.argv[3])
+family, precision = sys.argv[2], Precision(dtype=sys.argv[3])
 if family == "llama":
     # What they share is gone through once.
     prompts = [[*range(2, 42), *prompt] for prompt in prompts]
-near = 1e-4 if arithmetic.dtype == "float32" else 0.05
+near = 1e-4 if precision.dtype == "float32" else 0.05
 
 def flips(expected, found, *, lanes):
     assert sorted(found) == list(range(len(prompts)))
@@ -86,23 +86,23 @@ for parts in map(int, sys.argv[1].split(",")):
         rule = build_rule(confidence, **({"state_propagation": propagation} if propagation else {}))
         checkpoint = model(family)
         branches = sweep_branches(rule, (0.6, 0.2), max_decode_length=8)
-        alone = Decoder(checkpoint, branches, devices=jax.local_devices()[:1], arithmetic=arithmetic)
+        alone = Decoder(checkpoint, branches, devices=jax.local_devices()[:1], precision=precision)
         expected = dict(alone.decode(prompts))
-        together = Decoder(checkpoint, branches, model_parallelism=parts, arithmetic=arithmetic)
+        together = Decoder(checkpoint, branches, model_parallelism=parts, precision=precision)
         differing += flips(expected, dict(together.decode(prompts)), lanes=None)
         compared += len(prompts)
         if rule.needs_full_model():
             continue
         served = EarlyExitDecoder(
-            checkpoint, branches[1], arithmetic=arithmetic, model_parallelism=parts
+            checkpoint, branches[1], precision=precision, model_parallelism=parts
         )
         differing += flips(expected, dict(served.decode(prompts)), lanes=1)
         batch = Decoder(
             checkpoint,
             branches[:1],
             max_input_length=64,
-            token_budget=100,
-            arithmetic=arithmetic,
+            max_cache_tokens=100,
+            precision=precision,
             model_parallelism=parts,
         )
         for lane in (1, 2):
@@ -118,7 +118,7 @@ for parts in map(int, sys.argv[1].split(",")):
         stores = [keys for keys, _ in batch.open_batch()._engine._cache]
         (store,) = {(keys.dtype, keys.addressable_shards[0].data.shape[1]) for keys in stores}
         heads = checkpoint.config.num_kv_heads
-        assert store == (arithmetic.dtype, heads * 8 // (1 if heads % parts else parts)), store
+        assert store == (precision.dtype, heads * 8 // (1 if heads % parts else parts)), store
 print(f"{differing} of {compared}")
 """
 )
@@ -186,7 +186,7 @@ _SHARED = (
     + """
 import threading
 
-from calm_beam.arithmetic import FLOAT32
+from calm_beam.precision import FLOAT32
 from calm_beam.serving.generator import on_device
 
 rule = ExitRule()

@@ -36,7 +36,7 @@ def _decoder(
     kind: str, *, thresholds: tuple[float, ...] = (0.7, 0.3), slots: int = 6, tokens: int = 100_000
 ) -> Decoder:
     branches = sweep_branches(ExitRule(), (0.93, *thresholds), max_decode_length=STEPS, with_full_model=False)
-    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, token_budget=tokens)
+    return Decoder(_model(kind), branches, max_input_length=64, batch_size=slots, max_cache_tokens=tokens)
 
 
 def _decode(kind: str, prompts: Sequence[Sequence[int]] = _PROMPTS, **options: Any) -> list[Any]:

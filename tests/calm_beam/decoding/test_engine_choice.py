@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.decoding import engine_choice
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -28,7 +28,7 @@ _NOT_BUILT = Machine(platform="cpu", native=None, lacks="it is not built in, for
 _GPU = Machine(platform="gpu", kind="NVIDIA L4", native=None, lacks="it is for CPUs, and JAX computes on gpu")
 _LARGE = build_config(vocab_size=1 << 20)
 _CAPPED = build_llama_config(vocab_size=1 << 20, logits_cap=30.0)
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _has_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _given(**changes: Any) -> dict[str, Any]:
-    given = {"config": build_config(), "rule": ExitRule(), "arithmetic": FLOAT32, "machine": _HERE}
+    given = {"config": build_config(), "rule": ExitRule(), "precision": FLOAT32, "machine": _HERE}
     return {**given, **changes}
 
 
@@ -61,7 +61,7 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
         ({"config": _LARGE, "machine": _PORTABLE}, _engine("native", "portable", "exact")),
         ({"config": _LARGE, "machine": _GPU}, _engine("xla", "gpu NVIDIA L4", "exact")),
         ({"machine": _GPU, "model_parallelism": 4}, _engine("xla", "gpu NVIDIA L4 x 4", "exact")),
-        ({"config": _LARGE, "arithmetic": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
+        ({"config": _LARGE, "precision": _BFLOAT16}, _engine("xla", "cpu avx2, head avx2", "uint8")),
         ({"config": _LARGE, "in_loop": True}, _engine("xla_loop", "cpu avx2, head avx2", "uint8")),
         ({"config": _LARGE, "in_loop": True, "engine": "xla"}, _engine("xla_loop", "cpu avx2", "exact")),
         ({"config": _LARGE, "model_parallelism": 2}, _engine("xla", "cpu avx2 x 2", "exact")),
@@ -80,7 +80,7 @@ def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: Engin
     [
         ({"machine": _NOT_BUILT}, "it is not built in, for want of a C compiler"),
         ({"machine": _GPU}, "it is for CPUs, and JAX computes on gpu"),
-        ({"arithmetic": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
+        ({"precision": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
         ({"model_parallelism": 2}, "it is for a model on one device"),
         ({"config": build_llama_config(post_norms=True)}, "it does not compute models with post_norms=True"),
         (

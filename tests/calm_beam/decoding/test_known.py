@@ -24,12 +24,12 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
 
 def _known(result: PromptResult) -> KnownOutput:
     length = result.lengths[-1]
-    assert result.runner_ups is not None
+    assert result.max_rejected_confidence is not None
     return KnownOutput(
         tokens=result.tokens[-1, :length],
         exit_layers=result.exit_layers[-1, :length],
         confidences=result.confidences[-1, :length],
-        runner_ups=result.runner_ups[-1, :length],
+        max_rejected_confidence=result.max_rejected_confidence[-1, :length],
     )
 
 
@@ -83,7 +83,10 @@ def test_what_is_known_is_not_decided_again() -> None:
         list(decoder.decode(_requests(prompts, given)))
         costs.append(decoder.work.projection_rows)
     assert costs[1] < costs[0]
-    certain = [dataclasses.replace(output, runner_ups=np.full_like(output.runner_ups, -1)) for output in known]
+    certain = [
+        dataclasses.replace(output, max_rejected_confidence=np.full_like(output.max_rejected_confidence, -1))
+        for output in known
+    ]
     decoder = _decoder(ExitRule(), _GRID[4:], with_full_model=False)
     results = dict(decoder.decode(_requests(prompts, certain)))
     assert decoder.work.layer_rows == 0
@@ -98,7 +101,7 @@ def test_steps_are_shared_until_a_layer_below_would_exit() -> None:
         tokens=np.array([5, 6, 1], np.int32),
         exit_layers=np.array([3, 4, 2], np.int32),
         confidences=np.array([0.9, 0.9, 0.95], np.float32),
-        runner_ups=np.array([0.2, 0.5, -np.inf], np.float32),
+        max_rejected_confidence=np.array([0.2, 0.5, -np.inf], np.float32),
     )
     thresholds = np.tile(np.array([0.6, 0.5, 0.3, 0.2, 0.0], np.float32), (4, 1))
     np.testing.assert_array_equal(output.steps_shared(thresholds), [3, 1, 1, 0, 0])

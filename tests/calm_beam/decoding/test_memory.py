@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.decoding import group_decoder, memory
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.cpu import sources as native_sources
@@ -48,7 +48,7 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
 
 
 def _sweep(*, slots: int, tokens: int, branches: Sequence[Branch] = _BRANCHES, max_input_length: int = 32) -> Decoder:
-    return Decoder(_CHECKPOINT, branches, max_input_length=max_input_length, batch_size=slots, token_budget=tokens)
+    return Decoder(_CHECKPOINT, branches, max_input_length=max_input_length, batch_size=slots, max_cache_tokens=tokens)
 
 
 def _assert_same(found: dict[int, PromptResult], expected: dict[int, PromptResult]) -> None:
@@ -175,15 +175,15 @@ def test_the_budget_is_of_free_memory() -> None:
     """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
     group = first_device()
     config = build_config()
-    sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "arithmetic": FLOAT32}
-    chosen = choose_budget(config, group, **sizes, batch_size=None, token_budget=None)
+    sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "precision": FLOAT32}
+    chosen = choose_budget(config, group, **sizes, batch_size=None, max_cache_tokens=None)
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * 4
     assert 64 <= chosen.tokens * position < 2**36
     assert chosen.slots == 256
-    asked = choose_budget(config, group, **sizes, batch_size=3, token_budget=64)
+    asked = choose_budget(config, group, **sizes, batch_size=3, max_cache_tokens=64)
     assert asked == Budget(slots=3, tokens=64)
     halves = choose_budget(
-        config, group, **{**sizes, "arithmetic": Arithmetic(dtype="bfloat16")}, batch_size=None, token_budget=None
+        config, group, **{**sizes, "precision": Precision(dtype="bfloat16")}, batch_size=None, max_cache_tokens=None
     )
     assert 1.5 < halves.tokens / chosen.tokens < 2.5
     assert Budget(slots=3, tokens=65).halved() == Budget(slots=1, tokens=32)
@@ -192,12 +192,12 @@ def test_the_budget_is_of_free_memory() -> None:
 
 def test_a_budget_without_room_for_one_prompt_is_refused() -> None:
     """The message says how much one prompt can need."""
-    with pytest.raises(ValueError, match=r"token_budget must be at least 64, got 63: one prompt of 32 tokens"):
+    with pytest.raises(ValueError, match=r"max_cache_tokens must be at least 64, got 63: one prompt of 32 tokens"):
         Decoder(
             _CHECKPOINT,
             sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=8),
             max_input_length=32,
-            token_budget=63,
+            max_cache_tokens=63,
         )
 
 
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, flag in (
         ({"steps": 100_000}, "Lower --max_decode_length"),
         ({"source": 1_000_000}, "Lower --max_input_length"),
-        ({"token_budget": 10**9}, "Lower --token_budget"),
+        ({"max_cache_tokens": 10**9}, "Lower --max_cache_tokens"),
         ({"rows": 10**6}, "Lower --batch_size"),
     ):
         with pytest.raises(ValueError, match=rf"decoding needs [\d,.]+ GiB .* 1.0 GiB are free. {flag}"):
@@ -311,7 +311,7 @@ def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
     for changes in ({"lanes": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
         larger = memory.least_need(build_config(), memory.Demand(**{**sizes, **changes}))
         assert larger.total > small.total
-    halved = memory.least_need(build_config(), memory.Demand(**sizes, arithmetic=Arithmetic(dtype="bfloat16")))
+    halved = memory.least_need(build_config(), memory.Demand(**sizes, precision=Precision(dtype="bfloat16")))
     assert 2 * halved.weights == small.weights
     assert small.outputs / 2 < halved.outputs < small.outputs
     assert small.source / 2 < halved.source < small.source
@@ -355,7 +355,7 @@ def test_a_device_without_room_for_the_weights_is_refused() -> None:
 def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each device holds the keys and values of some heads, there is room for as many times the positions."""
     config = build_config(num_heads=8)
-    sizes: dict[str, Any] = {"lanes": 1, "steps": 8, "source": 32, "arithmetic": FLOAT32}
+    sizes: dict[str, Any] = {"lanes": 1, "steps": 8, "source": 32, "precision": FLOAT32}
     budgets = [
         choose_budget(
             config,
@@ -365,7 +365,7 @@ def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyP
             ),
             **sizes,
             batch_size=None,
-            token_budget=None,
+            max_cache_tokens=None,
         )
         for parts in (1, 8)
     ]
@@ -378,7 +378,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "has_accelerators", lambda: False)
     config = build_config(num_heads=8, emb_dim=512, mlp_dim=4096)
     demand = memory.Demand(lanes=3, steps=8, source=16)
-    asked = dataclasses.replace(demand, token_budget=5000)
+    asked = dataclasses.replace(demand, max_cache_tokens=5000)
     said = functools.partial(memory.memory_in_words, config)
     weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
     room = int(((1 << 31) - weights) * 0.2 / 2 / (4 * 2 * 64 * 4))

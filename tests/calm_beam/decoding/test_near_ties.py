@@ -17,7 +17,12 @@ _INF = float("inf")
 
 
 def _near(
-    *, confidences: list[float], runner_ups: list[float], exits: list[int], at: float = 0.5, rule: Any = None
+    *,
+    confidences: list[float],
+    max_rejected_confidence: list[float],
+    exits: list[int],
+    at: float = 0.5,
+    rule: Any = None,
 ) -> bool | None:
     """Returns what is said of one output of a model of 4 layers."""
     result = PromptResult(
@@ -26,7 +31,7 @@ def _near(
         confidences=np.array([confidences], np.float32),
         lengths=np.array([len(exits)], np.int32),
         is_finite=True,
-        runner_ups=np.array([runner_ups], np.float32),
+        max_rejected_confidence=np.array([max_rejected_confidence], np.float32),
     )
     thresholds = np.full((len(exits), 1), at, np.float32)
     found = near_ties_of(result, Branches.of([rule or ExitRule()], layers=4), thresholds=thresholds)
@@ -39,8 +44,8 @@ def _near(
         ({}, False),
         ({"confidences": [0.9, 0.500005]}, True),
         ({"confidences": [0.9, 0.50002]}, False),
-        ({"runner_ups": [-_INF, 0.499995]}, True),
-        ({"runner_ups": [-_INF, 0.49998]}, False),
+        ({"max_rejected_confidence": [-_INF, 0.499995]}, True),
+        ({"max_rejected_confidence": [-_INF, 0.49998]}, False),
         # At the last layer, nothing is compared.
         ({"confidences": [0.9, 0.5], "exits": [1, 4]}, False),
         # The two best tokens are as likely as each other, there too.
@@ -49,7 +54,7 @@ def _near(
         # After the end there is nothing.
         ({"confidences": [0.9, 0.0], "exits": [1, 0]}, False),
         # The full model compares nothing, and nothing is below 0.
-        ({"runner_ups": [0.5, 0.5], "at": _INF, "exits": [4, 4]}, False),
+        ({"max_rejected_confidence": [0.5, 0.5], "at": _INF, "exits": [4, 4]}, False),
         ({"confidences": [0.9, 2e-5], "at": 0.0}, False),
         ({"confidences": [0.9, 5e-6], "exits": [1, 4], "rule": build_rule("entropy")}, False),
         ({"confidences": [0.9, 0.5], "rule": build_rule("state")}, True),
@@ -57,7 +62,7 @@ def _near(
 )
 def test_decisions_within_rounding(changes: dict[str, Any], expected: bool) -> None:
     """Of a confidence and its threshold, at the exit or below; and of two tokens where the measure is their gap."""
-    given: dict[str, Any] = {"confidences": [0.9, 0.7], "runner_ups": [-_INF, 0.2], "exits": [1, 2]}
+    given: dict[str, Any] = {"confidences": [0.9, 0.7], "max_rejected_confidence": [-_INF, 0.2], "exits": [1, 2]}
     assert _near(**{**given, **changes}) is expected
 
 
@@ -66,7 +71,7 @@ def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
     """Shares and numbers of layers are not rounded; the tokens behind them are not looked at."""
     rule = build_rule(confidence)
     assert not rule.measure().sees_near_ties
-    assert _near(confidences=[0.5], runner_ups=[0.5], exits=[2], rule=rule) is None
+    assert _near(confidences=[0.5], max_rejected_confidence=[0.5], exits=[2], rule=rule) is None
 
 
 @pytest.mark.parametrize(

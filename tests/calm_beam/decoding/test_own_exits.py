@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
@@ -44,7 +44,7 @@ _KINDS: dict[str, tuple[int, T5Config | LlamaConfig]] = {
     "llama heads": (0, dataclasses.replace(_LLAMA, tied_head=True, exit_heads=True)),
 }
 _THRESHOLDS = (0.93, 0.7, 0.5, 0.3, 0.0)
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 _SOFTMAX = ExitRule()
 _STATE = ExitRule(confidence="state", state_propagation="from_first_exit")
 _CLASSIFIER = ExitRule(confidence="classifier", state_propagation="projected")
@@ -84,12 +84,12 @@ def _by_numpy(
 
 @functools.cache
 def _outputs(
-    decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32, **options: Any
+    decoder: str, rule: ExitRule, kind: str, precision: Precision = FLOAT32, **options: Any
 ) -> tuple[PromptResult, ...]:
     # Several rows of one call leave at different layers.
     return tuple(
         DECODERS[decoder].decode(
-            _model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, arithmetic=arithmetic, batch_size=3, **options
+            _model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, precision=precision, batch_size=3, **options
         )
     )
 

@@ -90,7 +90,7 @@ def _shared(
         sweep_branches(rule, _grid(seed) if thresholds is None else thresholds, max_decode_length=STEPS),
         max_input_length=64,
         batch_size=slots,
-        token_budget=tokens,
+        max_cache_tokens=tokens,
         exit_head=exit_head,
     )
     return in_order(sweep.decode(prompts), len(prompts)), sweep.work
@@ -155,10 +155,10 @@ def _check_certified(rule: ExitRule, seed: int, config: T5Config = _CONFIG) -> W
     for one, other in zip(certified, exact, strict=True):
         for field in ("tokens", "exit_layers", "lengths", "is_finite"):
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
-        assert one.runner_ups is not None
-        assert other.runner_ups is not None
+        assert one.max_rejected_confidence is not None
+        assert other.max_rejected_confidence is not None
         # An upper bound: no lower threshold shares a step that it would not.
-        assert (one.runner_ups >= other.runner_ups - 1e-6).all()
+        assert (one.max_rejected_confidence >= other.max_rejected_confidence - 1e-6).all()
         np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=0.2)
     assert work.certified_rows == exact_work.projection_rows
     assert work.layer_rows == exact_work.layer_rows
@@ -211,7 +211,7 @@ def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
         max_input_length=64,
         # A size that no other test has compiled anything for.
         batch_size=21,
-        token_budget=100_000,
+        max_cache_tokens=100_000,
         exit_head=exit_head,
     )
     opened = decoder.open_batch()

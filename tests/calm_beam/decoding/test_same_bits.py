@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -54,7 +54,7 @@ def _decoder(kind: str, branches: tuple[Branch, ...], slots: int, *, by: str, **
 def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> None:
     one, other = found.branch(0), expected.branch(branch)
     # Of the full model's, somebody beside it may have asked.
-    for name in ("tokens", "exit_layers", "confidences", *(["runner_ups"] if branch else [])):
+    for name in ("tokens", "exit_layers", "confidences", *(["max_rejected_confidence"] if branch else [])):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
 
 
@@ -93,7 +93,7 @@ def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
                 ((_, by_itself),) = alone.decode([prompt])
                 for found in (of_all, by_itself):
                     of_rule = found.by_rule(len(rules))[place]
-                    for field in ("tokens", "exit_layers", "confidences", "runner_ups"):
+                    for field in ("tokens", "exit_layers", "confidences", "max_rejected_confidence"):
                         np.testing.assert_array_equal(getattr(of_rule, field), getattr(result, field), err_msg=field)
 
 
@@ -102,9 +102,9 @@ def test_bfloat16_and_tight_budgets_move_no_bit(kind: str) -> None:
     """By XLA: a sweep, and batches whose prompts have to wait, give way and begin again."""
     branches = sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=STEPS)
     requests = [Request(prompt, branches=[branch]) for prompt in _PROMPTS for branch in branches]
-    options: dict[str, Any] = {"by": "none", "arithmetic": Arithmetic(dtype="bfloat16")}
+    options: dict[str, Any] = {"by": "none", "precision": Precision(dtype="bfloat16")}
     swept = in_order(_decoder(kind, branches, 9, **options).decode(_PROMPTS), len(_PROMPTS))
-    tight = _decoder(kind, branches[:1], 9, token_budget=128, **options)
+    tight = _decoder(kind, branches[:1], 9, max_cache_tokens=128, **options)
     for index, found in enumerate(in_order(tight.decode(requests), len(requests))):
         prompt, branch = divmod(index, len(branches))
         _assert_equal(found, swept[prompt], branch)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
@@ -46,7 +46,7 @@ _CHANGES: dict[str, Any] = {
     "max_input_length": 33,
     "max_decode_length": 9,
     "task_prefix": "translate: ",
-    "arithmetic": Arithmetic(dtype="bfloat16"),
+    "precision": Precision(dtype="bfloat16"),
     "engine": EngineRecord(name="xla", head="exact"),
 }
 _RULE_CHANGES: dict[str, Any] = {
@@ -72,7 +72,7 @@ def test_every_field_is_in_the_fingerprint() -> None:
     rules += [ExitRule(confidence="module:f", confidence_source=source) for source in (None, "sha256:1", "sha256:2")]
     variants.extend(dataclasses.replace(_SETTINGS, rule=rule) for rule in rules)
     variants.extend(
-        dataclasses.replace(_SETTINGS, arithmetic=Arithmetic(matmul_precision=name)) for name in ("high", "default")
+        dataclasses.replace(_SETTINGS, precision=Precision(matmul_precision=name)) for name in ("high", "default")
     )
     fingerprints = {variant.fingerprint(model="m", vocabulary="v") for variant in (_SETTINGS, *variants)}
     fingerprints.add(_SETTINGS.fingerprint(model="n", vocabulary="v"))

@@ -67,7 +67,7 @@ def _decoder(rule: ExitRule, threshold: float | None = None, checkpoint: Checkpo
         [Branch.at(rule, threshold, max_decode_length=STEPS)],
         max_input_length=32,
         batch_size=6,
-        token_budget=10_000,
+        max_cache_tokens=10_000,
     )
 
 
@@ -87,17 +87,17 @@ def _with_known(prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput]) 
 
 def _known(result: PromptResult) -> KnownOutput:
     length = result.lengths[0]
-    assert result.runner_ups is not None
+    assert result.max_rejected_confidence is not None
     return KnownOutput(
         tokens=result.tokens[0, :length],
         exit_layers=result.exit_layers[0, :length],
         confidences=result.confidences[0, :length],
-        runner_ups=result.runner_ups[0, :length],
+        max_rejected_confidence=result.max_rejected_confidence[0, :length],
     )
 
 
 def _assert_equal(one: PromptResult, other: PromptResult) -> None:
-    for field in ("tokens", "exit_layers", "confidences", "runner_ups", "lengths", "is_finite"):
+    for field in ("tokens", "exit_layers", "confidences", "max_rejected_confidence", "lengths", "is_finite"):
         np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
@@ -236,7 +236,9 @@ def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
     before = in_order(_decoder(rule, 0.9).decode(prompts), len(prompts))
     nothing_left = [index % 3 > 0 for index in range(len(prompts))]
     known = [
-        dataclasses.replace(each, runner_ups=np.full_like(each.runner_ups, -1.0 if is_whole else 1.0))
+        dataclasses.replace(
+            each, max_rejected_confidence=np.full_like(each.max_rejected_confidence, -1.0 if is_whole else 1.0)
+        )
         for each, is_whole in zip(map(_known, before), nothing_left, strict=True)
     ]
     expected = in_order(_decoder(rule, 0.5).decode(prompts), len(prompts))

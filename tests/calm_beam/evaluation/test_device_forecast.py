@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from benchmarks.programs.models import LARGE_MODELS
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.evaluation.device_forecast import DEVICES, Part, StepParts, device_forecast
 from calm_beam.exits.rule import ExitRule
 from tests.calm_beam.model.llama.builders import build_llama_config
 
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 _SOFTMAX, _STATE = ExitRule(), ExitRule(confidence="state")
 _MICROSECONDS = 1e6
 
@@ -63,7 +63,7 @@ def test_how_many_must_leave() -> None:
 def test_parts_of_a_decoder_only_model() -> None:
     """Counted by hand: projections, feed-forward and norms; keys and values of few heads; a tied head."""
     config = build_llama_config(vocab_size=50, emb_dim=12, num_heads=4, num_kv_heads=2, head_dim=6, mlp_dim=7)
-    found = StepParts.of(config, Arithmetic(), positions=10, rows=3)
+    found = StepParts.of(config, Precision(), positions=10, rows=3)
     kernels = 12 * 24 + 2 * 12 * 12 + 24 * 12 + 3 * 12 * 7
     assert found.layer == Part(
         bytes=4 * (kernels + 2 * 12) + 3 * 4 * 2 * 10 * 12, operations=3 * (2 * (kernels + 2 * 12) + 4 * 10 * 24)
@@ -77,7 +77,7 @@ def test_many_rows_are_bound_by_operations() -> None:
     config = LARGE_MODELS["T5-large"]
 
     def seconds(rows: int, dtype: str) -> float:
-        return device_forecast(config, "v5e", Arithmetic(dtype=dtype), positions=1, rows=rows).full_seconds()
+        return device_forecast(config, "v5e", Precision(dtype=dtype), positions=1, rows=rows).full_seconds()
 
     assert seconds(2, "bfloat16") < 1.01 * seconds(1, "bfloat16")
     assert seconds(8192, "bfloat16") == pytest.approx(2 * seconds(4096, "bfloat16"))

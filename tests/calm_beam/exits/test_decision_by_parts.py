@@ -35,7 +35,7 @@ for vocab_size, vocab_axis in ((4096, 0), (5000, 1), (4097, 1)):
     asked = [(decide, MEASURES[name]) for name in ("softmax", "softmax_max", "entropy", "state")]
     asked += [(decide_by_logits, measure) for measure in (MEASURES["softmax"], MEASURES["patience"], of_all)]
     for function, measure in asked:
-        given = {"vocab_axis": vocab_axis, "measure": measure, "arithmetic": FLOAT32}
+        given = {"vocab_axis": vocab_axis, "measure": measure, "precision": FLOAT32}
         compute = jax.jit(functools.partial(function, **given))
         expected = jax.device_get(compute(states, weights))
         assert expected[0][3] == 3

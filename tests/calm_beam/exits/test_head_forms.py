@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import EXIT_HEADS, GONE, SMALLEST_CERTIFIED, certified_bytes, head_form
 from calm_beam.exits.measures import MEASURES, Measure, Need
@@ -19,7 +19,7 @@ _OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda 
 def _form(exit_head: str, **changes: Any) -> str:
     given: dict[str, Any] = {
         "measure": MEASURES["softmax"],
-        "arithmetic": FLOAT32,
+        "precision": FLOAT32,
         "size": SMALLEST_CERTIFIED,
         "why_not": None,
     }
@@ -71,12 +71,12 @@ def test_other_names_are_refused() -> None:
 
 def test_rounded_products_are_not_certified() -> None:
     """A head whose products are less than float32's decides alone: bounds would be about other numbers."""
-    for precision in ("high", "default"):
-        arithmetic = Arithmetic(matmul_precision=precision)
-        assert _form("auto", arithmetic=arithmetic) == "exact"
-        assert _form("exact", arithmetic=arithmetic) == "exact"
+    for products in ("high", "default"):
+        precision = Precision(matmul_precision=products)
+        assert _form("auto", precision=precision) == "exact"
+        assert _form("exact", precision=precision) == "exact"
         with pytest.raises(ValueError, match=f"exit_head 'int8' needs matmul_precision highest, got '{precision}'"):
-            _form("int8", arithmetic=arithmetic)
+            _form("int8", precision=precision)
 
 
 @pytest.mark.parametrize("is_by_entry", [True, False])
@@ -98,6 +98,6 @@ def test_what_takes_no_certified_head_takes_nothing() -> None:
     sizes: dict[str, Any] = {"vocab_size": 4000, "width": 300, "is_by_entry": True, "heads": 1}
     assert certified_bytes("exact", FLOAT32, **sizes) == 0
     assert certified_bytes("auto", FLOAT32, **sizes) == 0
-    assert certified_bytes("auto", Arithmetic(matmul_precision="high"), **{**sizes, "vocab_size": 10**6}) == 0
+    assert certified_bytes("auto", Precision(matmul_precision="high"), **{**sizes, "vocab_size": 10**6}) == 0
     large = {**sizes, "vocab_size": 10**6}
     assert certified_bytes("auto", FLOAT32, **large) == certified_bytes("int8", FLOAT32, **large) > 0

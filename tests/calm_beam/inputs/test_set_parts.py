@@ -8,14 +8,14 @@ import pytest
 from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.pareto import part_of as choosing_part_of
 from calm_beam.inputs.examples import Example
-from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, SetPart, part_of
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, Split, part_of
 
 _KEYS = [f"row-{number}" for number in range(2000)]
-_PART = SetPart(name=CONFIRMING, confirm_share=0.3, salt="s")
+_PART = Split(name=CONFIRMING, confirm_share=0.3, salt="s")
 
 
-def _confirms(key: str, salt: str = "s", confirm_share: float = 0.3) -> bool:
-    return part_of(key, salt=salt, confirm_share=confirm_share) == CONFIRMING
+def _confirms(key: str, salt: str = "s", holdout_share: float = 0.3) -> bool:
+    return part_of(key, salt=salt, holdout_share=holdout_share) == CONFIRMING
 
 
 def test_salt_and_name_alone_decide() -> None:
@@ -27,21 +27,21 @@ def test_salt_and_name_alone_decide() -> None:
     assert 540 <= sum(expected) <= 660
     assert [_confirms(key, "t") for key in _KEYS] != expected
     # A larger share keeps those who confirmed already.
-    assert all(_confirms(key, confirm_share=0.5) for key, drawn in zip(_KEYS, expected, strict=True) if drawn)
+    assert all(_confirms(key, holdout_share=0.5) for key, drawn in zip(_KEYS, expected, strict=True) if drawn)
 
 
 def test_who_confirms_does_not_depend_on_who_chooses_a_path() -> None:
     """Of those who choose among variants as many are drawn to confirm as of those who test."""
     shares = []
     for chooses in (True, False):
-        some = [key for key in _KEYS if (choosing_part_of(key, salt="s", choosing_share=0.3) == CHOOSING) == chooses]
+        some = [key for key in _KEYS if (choosing_part_of(key, salt="s", selection_share=0.3) == CHOOSING) == chooses]
         shares.append(sum(map(_confirms, some)) / len(some))
     assert shares == pytest.approx([0.3, 0.3], abs=0.05)
 
 
 def test_a_unit_is_in_one_part() -> None:
     """The parts have all units, and none of them both."""
-    calibrating = SetPart(name=CALIBRATING, confirm_share=0.3, salt="s")
+    calibrating = Split(name=CALIBRATING, confirm_share=0.3, salt="s")
     assert calibrating.that_confirms() == _PART
     assert all(calibrating.has(key) != _PART.has(key) for key in _KEYS)
 
@@ -64,10 +64,10 @@ def test_clusters_are_drawn_as_a_whole() -> None:
 def test_a_share_is_a_fraction(share: float) -> None:
     """Others are refused, with the value."""
     with pytest.raises(ValueError, match=rf"confirm_share must be in \(0, 1\), got {share}. For 30 % pass 0.3"):
-        SetPart(name=CONFIRMING, confirm_share=share, salt="s")
+        Split(name=CONFIRMING, confirm_share=share, salt="s")
 
 
 def test_parts_have_two_names() -> None:
     """A misspelt part would be empty."""
     with pytest.raises(ValueError, match="a part is calibrating or confirming, got 'testing'"):
-        SetPart(name="testing", confirm_share=0.3, salt="s")
+        Split(name="testing", confirm_share=0.3, salt="s")

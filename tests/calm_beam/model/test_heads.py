@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.heads import exit_probability, head_logits
 
 
@@ -26,15 +26,15 @@ def test_one_logit_through_a_sigmoid_two_through_a_softmax() -> None:
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("arithmetic", [FLOAT32, Arithmetic(dtype="bfloat16")], ids=str)
-def test_logits_are_float32_whichever_way_the_weights_lie(arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("precision", [FLOAT32, Precision(dtype="bfloat16")], ids=str)
+def test_logits_are_float32_whichever_way_the_weights_lie(precision: Precision) -> None:
     """Sums of products in bfloat16 are not rounded to it."""
     inputs, weights = (
-        jnp.asarray(np.random.default_rng(seed).normal(size=shape), arithmetic.dtype)
+        jnp.asarray(np.random.default_rng(seed).normal(size=shape), precision.dtype)
         for seed, shape in ((0, (3, 8)), (1, (8, 11)))
     )
-    logits = head_logits(inputs, (weights, 1), arithmetic)
+    logits = head_logits(inputs, (weights, 1), precision)
     assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, head_logits(inputs, (weights.T, 0), arithmetic), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits, head_logits(inputs, (weights.T, 0), precision), rtol=0, atol=1e-5)
     exact = np.asarray(inputs, np.float64) @ np.asarray(weights, np.float64)
     np.testing.assert_allclose(logits, exact, rtol=0, atol=1e-5)

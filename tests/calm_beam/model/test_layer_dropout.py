@@ -50,7 +50,7 @@ def test_whole_rows_pass_by() -> None:
 def test_states_of_rows_that_pass_layers_by(name: str) -> None:
     """Where a row passes a layer by, its state is that of the layer below; without dropout nobody does."""
     config = _CHECKPOINTS[name].config
-    network = architecture_of(config).network(config, arithmetic=FLOAT32, layer_dropout=0.5)
+    network = architecture_of(config).network(config, precision=FLOAT32, layer_dropout=0.5)
     apply = jax.jit(_applied(network, _CHECKPOINTS[name]), static_argnames="deterministic")
     still = np.asarray(apply(jax.random.key(0), deterministic=True))
     assert (still == still[:, :1]).all()

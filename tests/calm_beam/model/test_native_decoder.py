@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.attended import grouped, source_positions
 from calm_beam.decoding.xla.rows import LayerRows
@@ -233,7 +233,7 @@ class _Made(NamedTuple):
     tokens: np.ndarray
     exit_layers: np.ndarray
     confidences: np.ndarray
-    runner_ups: np.ndarray
+    max_rejected_confidence: np.ndarray
     is_finite: np.ndarray
 
     @classmethod
@@ -302,7 +302,7 @@ def _row_by_row(
                 tokens, facts = ask(measure=step.measure)
                 token, largest, confidence, asked = tokens[0], facts[0, 0], facts[4, 0], asked + 1
             if not (known == layer if known else layer == depth or confidence >= threshold):
-                made.runner_ups[lane] = np.fmax(made.runner_ups[lane], confidence)
+                made.max_rejected_confidence[lane] = np.fmax(made.max_rejected_confidence[lane], confidence)
                 continue
             if not is_of_logits and not known:
                 tokens, facts = ask()
@@ -465,7 +465,7 @@ def test_what_it_is_for() -> None:
     """float32 on one device; else it is said why not."""
     config = build_config()
     assert native_decoder.why_not_for(config, FLOAT32, devices=1) is None
-    reason = native_decoder.why_not_for(config, Arithmetic(dtype="bfloat16"), devices=1)
+    reason = native_decoder.why_not_for(config, Precision(dtype="bfloat16"), devices=1)
     assert reason == "it computes in float32, and the model is to compute in bfloat16"
     reason = native_decoder.why_not_for(config, FLOAT32, devices=2)
     assert reason == "it is for a model on one device, and 2 devices are to share one"

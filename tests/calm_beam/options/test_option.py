@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.inputs.seqio_names import seqio_name
 from calm_beam.options import OptionError, Options, option, options_of, switch
-from calm_beam.options.groups import DataSource, Decoding, Engine, ExitGrid, Failures, Memory, OneRule, Precision
+from calm_beam.options.groups import DataSource, Decoding, Engine, ExitGrid, Failures, Memory, OneRule, PrecisionOptions
 from calm_beam.options.kinds import (
     Kind,
     confidences,
@@ -109,7 +109,7 @@ def test_a_path_of_pythons_is_one() -> None:
         (lambda: Engine(exit_head="int4"), "--exit_head: invalid choice: 'int4'"),
         (lambda: Engine(exit_head="bfloat16"), "--exit_head: bfloat16 is gone"),
         (lambda: OneRule(confidence="sure"), "--confidence: invalid choice: 'sure'"),
-        (lambda: Memory(token_budget=0), "--token_budget: expected a whole number of at least 1, got 0"),
+        (lambda: Memory(max_cache_tokens=0), "--max_cache_tokens: expected a whole number of at least 1, got 0"),
         (lambda: ExitGrid(grid_step=cast(Any, "x")), "--grid_step: expected float, got 'x'"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_groups_come_to() -> None:
     assert DataSource(seqio_task="task").patterns == (seqio_name("task", "validation"),)
     assert DataSource(seqio_task="task", seqio_module=["m"]).reading(group_key="g").seqio_modules == ("m",)
     assert DataSource().patterns is None
-    assert Precision(dtype="bfloat16").arithmetic.dtype == "bfloat16"
+    assert PrecisionOptions(dtype="bfloat16").precision.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -160,5 +160,5 @@ def test_a_decoder_is_told_all_of_one_group() -> None:
     class Task(Decoding, Failures):
         """More than that."""
 
-    asked = {"batch_size": 4, "token_budget": None, "model_parallelism": 1, "engine": "xla", "exit_head": "exact"}
+    asked = {"batch_size": 4, "max_cache_tokens": None, "model_parallelism": 1, "engine": "xla", "exit_head": "exact"}
     assert Task(batch_size=4, engine="xla", exit_head="exact").asked_of_decoder() == asked

@@ -210,7 +210,7 @@ def test_a_crash_ends_the_run_by_default() -> None:
 )
 def test_no_prompt_is_blamed_for_a_full_memory(error: Exception) -> None:
     """A device without memory ends the run whatever --on_error says, and no prompt counts as failed."""
-    with pytest.raises(DecodeError, match=r"out of memory while decoding .* --token_budget.* with --resume\."):
+    with pytest.raises(DecodeError, match=r"out of memory while decoding .* --max_cache_tokens.* with --resume\."):
         _fragile({21: error}, (20, 21, 22))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES, FLOAT32, Arithmetic
+from calm_beam.arithmetic import DTYPES, FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -20,17 +20,17 @@ _PROMPTS = build_prompts(3, 9, 5, 12, 4, 7)
 _REQUESTS = [Request(prompt) for prompt in _PROMPTS]
 
 
-def _served(checkpoint: Checkpoint, *, arithmetic: Arithmetic = FLOAT32) -> ServedBranches:
+def _served(checkpoint: Checkpoint, *, precision: Precision = FLOAT32) -> ServedBranches:
     branches = sweep_branches(_SETTINGS.rule, _SETTINGS.thresholds, max_decode_length=8)
-    decoder = Decoder(checkpoint, branches[:1], max_input_length=16, batch_size=4, arithmetic=arithmetic)
+    decoder = Decoder(checkpoint, branches[:1], max_input_length=16, batch_size=4, precision=precision)
     return ServedBranches(decoder, branches)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_lane_is_what_is_served_there(dtype: str) -> None:
     """Each threshold is decoded by itself, by the decoder of batches in that precision, and so is the full model."""
-    checkpoint, arithmetic = build_checkpoint(), Arithmetic(dtype=dtype)
-    results = dict(_served(checkpoint, arithmetic=arithmetic).decode(_REQUESTS))
+    checkpoint, precision = build_checkpoint(), Precision(dtype=dtype)
+    results = dict(_served(checkpoint, precision=precision).decode(_REQUESTS))
     assert sorted(results) == list(range(len(_PROMPTS)))
     for lane, threshold in enumerate((None, *_SETTINGS.thresholds)):
         alone = Decoder(
@@ -38,7 +38,7 @@ def test_every_lane_is_what_is_served_there(dtype: str) -> None:
             [Branch.at(_SETTINGS.rule, threshold, max_decode_length=8)],
             max_input_length=16,
             batch_size=4,
-            arithmetic=arithmetic,
+            precision=precision,
         )
         for index, of_prompt in alone.decode(_PROMPTS):
             result = of_prompt.branch(0)

@@ -72,7 +72,7 @@ def test_a_vocabulary_beyond_the_head_is_refused(vocabulary_path: pathlib.Path) 
     [
         (
             {"dtype": "float16"},
-            "made in another arithmetic than there is here: dtype must be one of float32,",
+            "made in another precision than there is here: dtype must be one of float32,",
         ),
         (
             {"matmul_precision": "low"},

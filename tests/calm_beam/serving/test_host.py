@@ -32,7 +32,7 @@ class _Place:
                 declared=Declared(),
                 vocabulary=None,
                 batch_size=None,
-                token_budget=None,
+                max_cache_tokens=None,
                 exit_head="exact",
             )
         )

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import Arithmetic
+from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.training.batches import Pair
@@ -48,7 +48,7 @@ def _states_and_labels(
     config: T5Config, arrays: FloatArrays, pairs: list[Pair], *, dtype: str = "float32"
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns, pair by pair, the layers' states and whether each but the last predicts what the last does."""
-    model = EarlyExitT5(dataclasses.replace(config, exit_classifier=0), arithmetic=Arithmetic(dtype=dtype))
+    model = EarlyExitT5(dataclasses.replace(config, exit_classifier=0), precision=Precision(dtype=dtype))
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
         *parents, leaf = name.split("/")

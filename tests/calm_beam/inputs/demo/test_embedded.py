@@ -1,4 +1,4 @@
-"""The embedded model and calibration set."""
+"""The demo model and calibration set."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ def _inputs(path: pathlib.Path) -> list[str]:
 
 
 def test_model_and_vocabulary_belong_together() -> None:
-    """The embedded model loads, has eight decoder layers that may exit, and a head for exactly its vocabulary."""
+    """The demo model loads, has eight decoder layers that may exit, and a head for exactly its vocabulary."""
     checkpoint = load_checkpoint(embedded.MODEL)
     assert checkpoint.config.num_decoder_layers == 8
     assert checkpoint.vocabulary_path is not None

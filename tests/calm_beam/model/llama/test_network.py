@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model import network_of, parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import checkpoint_of
@@ -18,7 +18,7 @@ from tests.numpy_llama import NumpyLlama
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 _TOKENS = ([9, 33, 4, 0, 12, 1, 0, 17], [0, 5])
 _KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -64,15 +64,15 @@ _KINDS: dict[str, dict[str, Any]] = {
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))
 
 
-def _apply(config: LlamaConfig, method: str, *arrays: Any, arithmetic: Arithmetic = FLOAT32) -> Any:
-    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(arithmetic)}
-    model = network_of(config, arithmetic=arithmetic)
+def _apply(config: LlamaConfig, method: str, *arrays: Any, precision: Precision = FLOAT32) -> Any:
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(precision)}
+    model = network_of(config, precision=precision)
     return jax.jit(functools.partial(model.apply, method=method))(parameters, *arrays)
 
 
 def _head(config: LlamaConfig, state: jax.Array, layer: int) -> np.ndarray:
     parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(_BFLOAT16)}
-    return np.asarray(network_of(config, arithmetic=_BFLOAT16).apply(parameters, state, layer, method="head"))
+    return np.asarray(network_of(config, precision=_BFLOAT16).apply(parameters, state, layer, method="head"))
 
 
 def _padded() -> np.ndarray:
@@ -114,7 +114,7 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str,
     Keys are rounded once, after their positions.
     """
     config = build_llama_config(exit_classifier=2, **changes)
-    apply = functools.partial(_apply, config, arithmetic=_BFLOAT16)
+    apply = functools.partial(_apply, config, precision=_BFLOAT16)
     states, (kept, _) = apply("decode_teacher_forced", _padded()), apply("prefill", _padded(), np.array([8, 2]))
     scores = apply("exit_score", states)
     logits = np.stack([_head(config, state, layer) for layer, state in enumerate(states, start=1)])
@@ -169,10 +169,10 @@ def test_chunks_leave_what_whole_prompts_leave(
     changes: dict[str, Any], dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys and values of prompts of 20 positions, whatever number of them goes through the layers at a time."""
-    config, arithmetic = build_llama_config(**changes), Arithmetic(dtype=dtype)
+    config, precision = build_llama_config(**changes), Precision(dtype=dtype)
     tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
     lengths = np.array([20, 13, 0], np.int32)
-    whole, whole_mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    whole, whole_mask = _apply(config, "prefill", tokens, lengths, precision=precision)
     asked = []
 
     def chunk_positions(config: Any, **sizes: int) -> int:
@@ -180,7 +180,7 @@ def test_chunks_leave_what_whole_prompts_leave(
         return chunk
 
     monkeypatch.setattr(network, "chunk_positions", chunk_positions)
-    kept, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    kept, mask = _apply(config, "prefill", tokens, lengths, precision=precision)
     assert asked == [{"rows": 3, "source": 20}]
     np.testing.assert_array_equal(mask, whole_mask)
     assert len(kept) == config.num_decoder_layers
@@ -219,16 +219,16 @@ def test_what_prompts_share_need_not_be_gone_through_again(
     kind: str, dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys and values of eight shared positions, made once, and of those after them, are those of whole prompts."""
-    config, arithmetic = build_llama_config(**_KINDS[kind]), Arithmetic(dtype=dtype)
+    config, precision = build_llama_config(**_KINDS[kind]), Precision(dtype=dtype)
     tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
     tokens[:, :8] = tokens[0, :8]
     lengths = np.array([20, 13, 9], np.int32)
-    expected, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
-    prefix, _ = _apply(config, "prefill", tokens[:1, :8], lengths[:1], arithmetic=arithmetic)
+    expected, mask = _apply(config, "prefill", tokens, lengths, precision=precision)
+    prefix, _ = _apply(config, "prefill", tokens[:1, :8], lengths[:1], precision=precision)
     monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
     # What stands in the tokens where they are shared is not looked at. A copy: JAX may still be reading the others.
     others = np.where(np.arange(20) < 8, 0, tokens)
-    kept, of_kept = _apply(config, "prefill", others, lengths, prefix, arithmetic=arithmetic)
+    kept, of_kept = _apply(config, "prefill", others, lengths, prefix, precision=precision)
     np.testing.assert_array_equal(mask, of_kept)
     for pair, of_whole in zip(kept, expected, strict=True):
         for values, wanted in zip(pair, of_whole, strict=True):

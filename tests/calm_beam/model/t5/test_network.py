@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.model import EarlyExitT5, T5Config
 from tests.builders import build_checkpoint, build_config
 from tests.numpy_t5 import NumpyT5
 
-_BFLOAT16 = Arithmetic(dtype="bfloat16")
+_BFLOAT16 = Precision(dtype="bfloat16")
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -40,21 +40,21 @@ def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
 
 
 @functools.cache
-def _compiled(config: T5Config, method: str, arithmetic: Arithmetic) -> Callable[..., jax.Array]:
+def _compiled(config: T5Config, method: str, precision: Precision) -> Callable[..., jax.Array]:
     # Compiled whole: operation by operation, JAX compiles every one for every shape.
-    return jax.jit(functools.partial(EarlyExitT5(config, arithmetic=arithmetic).apply, method=method))
+    return jax.jit(functools.partial(EarlyExitT5(config, precision=precision).apply, method=method))
 
 
 def _apply(
-    checkpoint: Checkpoint, method: str, *arrays: np.ndarray | jax.Array, arithmetic: Arithmetic = FLOAT32
+    checkpoint: Checkpoint, method: str, *arrays: np.ndarray | jax.Array, precision: Precision = FLOAT32
 ) -> jax.Array:
-    return _compiled(checkpoint.config, method, arithmetic)({"params": checkpoint.parameters(arithmetic)}, *arrays)
+    return _compiled(checkpoint.config, method, precision)({"params": checkpoint.parameters(precision)}, *arrays)
 
 
-def _logits(checkpoint: Checkpoint, states: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+def _logits(checkpoint: Checkpoint, states: jax.Array, precision: Precision) -> jax.Array:
     """Returns the logits of each layer's head, (layers, batch, target, vocabulary)."""
-    apply = functools.partial(EarlyExitT5(checkpoint.config, arithmetic=arithmetic).apply, method="head")
-    parameters = {"params": checkpoint.parameters(arithmetic)}
+    apply = functools.partial(EarlyExitT5(checkpoint.config, precision=precision).apply, method="head")
+    parameters = {"params": checkpoint.parameters(precision)}
     made = [apply(parameters, state, layer) for layer, state in enumerate(states, start=1)]
     return jnp.stack([jnp.asarray(logits) for logits in made])
 
@@ -79,7 +79,7 @@ def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
 
 def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(checkpoint: Checkpoint) -> None:
     """States are those of float64 with each factor and state rounded; logits and scores are float32 sums of them."""
-    targets, apply = np.array(_TARGETS, np.int32), functools.partial(_apply, arithmetic=_BFLOAT16)
+    targets, apply = np.array(_TARGETS, np.int32), functools.partial(_apply, precision=_BFLOAT16)
     plain = NumpyT5(checkpoint.config, checkpoint.arrays, "bfloat16")
     encoded = apply(checkpoint, "encode", _padded())
     states = apply(checkpoint, "decode_teacher_forced", _padded(), targets)

@@ -20,17 +20,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from calm_beam.arithmetic import DTYPES, Precision
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import BranchResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import ENGINE_CHOICES
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
+from calm_beam.precision import DTYPES, Precision
 
 from .machine import describe_machine
 from .paper_model import build_paper_model, draw_prompts

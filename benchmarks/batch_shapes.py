@@ -12,14 +12,12 @@ import argparse
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine_choice import ENGINE_CHOICES
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 
 from .differences import compare
 from .machine import describe_machine

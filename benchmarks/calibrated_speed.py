@@ -17,9 +17,9 @@ import tempfile
 
 import calm_beam as calm
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 
 from .machine import describe_machine
 from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, measured_gain, read_task, single

@@ -20,7 +20,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.launch.runners import make_runner, run_pipeline
-from calm_beam.risk.setting_sums import LossSums, RiskTest, SettingResult
+from calm_beam.risk.testing import LossSums, RiskTest, SettingResult
 from calm_beam.transforms import ControlRisk, SumLosses
 
 _TESTS = (RiskTest(delta=0.1, epsilon=0.05), RiskTest(delta=0.1, epsilon=0.05, p_value="signed_mixture"))

@@ -18,7 +18,7 @@ from typing import Any
 
 import calm_beam as calm
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.decoding.recorded import recorded_rule
+from calm_beam.decoding.settings import recorded_rule
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.storage import open_input

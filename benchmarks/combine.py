@@ -19,10 +19,10 @@ import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration.guarantee import Guarantee
-from calm_beam.outputs.layout import Layout
-from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.totals import RiskTotals
-from calm_beam.transforms.summing import SumMerged
+from calm_beam.outputs.totals import Layout
+from calm_beam.risk.evidence import RiskTotals
+from calm_beam.risk.losses import LOSS_SCALE
+from calm_beam.transforms.scoring import SumMerged
 
 from .machine import describe_machine
 

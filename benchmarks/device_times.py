@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.programs.models import LARGE_MODELS
-from calm_beam.arithmetic import Precision
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.exits.rule import ExitRule
+from calm_beam.precision import Precision
 
 _DEVICES = ("v5e", "v6e", "h100", "l4")
 # A prompt of 128 tokens and 64 of its output.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.branches import PromptResult
 
 
 def compare(

@@ -20,19 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.certified_head import Certificate, candidates_of, certify
+from calm_beam.exits.certified_head import Certificate, CertifiedHead, candidates_of, certify, quantised_head
 from calm_beam.exits.decision import decide
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.measures import measure_named
-from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 from calm_beam.model import EarlyExitT5
 from calm_beam.model.native import library
+from calm_beam.precision import FLOAT32
 
 from .machine import describe_machine
 from .prompts import read_prompts

@@ -16,8 +16,8 @@ import numpy as np
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.compilation import bucket_width
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID

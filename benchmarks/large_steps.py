@@ -8,8 +8,8 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.decoding.xla.attended import grouped, source_positions
-from calm_beam.decoding.xla.rows import AskedRows, LayerRows
+from calm_beam.decoding.xla.steps import AskedRows, LayerRows
+from calm_beam.decoding.xla.tiles import grouped, source_positions
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of

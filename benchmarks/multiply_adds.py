@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import jax
 
-from calm_beam.arithmetic import FLOAT32
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.engine import Work
 from calm_beam.model import T5Config
 from calm_beam.model.numerics import matrix_product
+from calm_beam.precision import FLOAT32
 
 _SIDE = 2048
 _SECONDS = 0.3

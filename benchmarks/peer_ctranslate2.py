@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.branches import BranchResult
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.decoding.result import BranchResult
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config

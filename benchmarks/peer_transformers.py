@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
+from calm_beam.precision import Precision
 
 from .machine import describe_machine
 from .paper_model import LARGE_DIMENSIONS, PAPER_DIMENSIONS, build_paper_model, draw_prompts

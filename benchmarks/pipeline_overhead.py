@@ -32,15 +32,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.calibration.plan import layout_of, plan_of
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.engine import Work
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.work import Work
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.examples import Example, parse_examples
 from calm_beam.inputs.prompts import encode_prompt

@@ -17,9 +17,8 @@ import numpy as np
 from calm_beam.metrics.registry import Metric, checked_score, get_metric
 from calm_beam.outputs import Generation, read_generations
 from calm_beam.risk.evidence import BettingTable, EvidenceError
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.losses import signed_risk_loss, textual_loss
+from calm_beam.risk.losses import LOSS_SCALE, signed_risk_loss, textual_loss, to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
 

@@ -15,19 +15,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from calm_beam.arithmetic import DTYPES, Precision
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, BranchResult, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.grid import descending_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import descending_grid
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
+from calm_beam.precision import DTYPES, Precision
 from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import p_values_of
 

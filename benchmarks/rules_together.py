@@ -17,9 +17,8 @@ import numpy as np
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import read_prompts
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded

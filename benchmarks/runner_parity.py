@@ -25,7 +25,7 @@ from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.examples import numbered_lines
 from calm_beam.launch.cli import main as calm_beam
-from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.shared_options import find_manifest
 from calm_beam.manifest import read_manifest
 from calm_beam.outputs import Output, read_answers
 from calm_beam.serving import Answer, Generator

@@ -28,9 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, BranchResult
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule

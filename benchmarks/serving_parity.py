@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.manifest import MANIFEST, EntryChoice, read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, read_generations
 from calm_beam.serving import Answer, Generator

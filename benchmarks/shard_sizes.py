@@ -17,8 +17,8 @@ from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 from calm_beam.inputs.demo import embedded
 
 from .machine import describe_machine

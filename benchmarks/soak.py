@@ -22,8 +22,8 @@ from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 from calm_beam.manifest import MANIFEST, EntryChoice
 from calm_beam.serving import ContinuousGenerator, Generator
 from calm_beam.storage import joined

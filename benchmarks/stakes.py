@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from calm_beam.risk.elementary import log_capital
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.pvalues.signed_mixture import BETS
 
 from .machine import describe_machine

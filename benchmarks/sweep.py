@@ -41,14 +41,13 @@ from benchmarks.process import CompileTime, peak_memory_bytes
 from benchmarks.prompts import read_prompts
 from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, PromptResult
+from calm_beam.decoding.compilation import bucket_width
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.engine import Work
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.padding import bucket_width
-from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.work import Work
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded

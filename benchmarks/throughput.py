@@ -19,13 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, BranchResult
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import BranchResult
+from calm_beam.decoding.engine import Work
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.work import Work
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 

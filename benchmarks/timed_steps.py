@@ -10,20 +10,20 @@ from unittest import mock
 import jax
 
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
 
 STEPS = {
     "source": ((device_steps, "admit"), (device_steps, "prefill")),
     "embedding": ((device_steps, "embed"),),
     "layer": (
-        (calls.Stack, "run"),
+        (library.Stack, "run"),
         (device_steps, "run_layer"),
     ),
     "decision": (
-        (calls, "summarise"),
+        (library, "summarise"),
         *((device_steps, name) for name in ("certify_rows", "decide_rows")),
     ),
-    "fill": ((calls.Stack, "keep_skipped"), *((device_steps, name) for name in ("fill_skipped", "copy_skipped"))),
+    "fill": ((library.Stack, "keep_skipped"), *((device_steps, name) for name in ("fill_skipped", "copy_skipped"))),
 }
 """By what a step is for: where the functions are that do it."""
 
@@ -34,7 +34,7 @@ def timed_steps() -> Iterator[tuple[dict[str, float], dict[str, int]]]:
     seconds, calls_of = collections.defaultdict[str, float](float), collections.defaultdict[str, int](int)
     with contextlib.ExitStack() as originals:
         # Native code takes whole steps otherwise, whose parts nobody can tell apart.
-        originals.enter_context(mock.patch.object(calls.Stack, "runs_steps", new=False))
+        originals.enter_context(mock.patch.object(library.Stack, "runs_steps", new=False))
         for piece, functions in STEPS.items():
             for module, name in functions:
                 original = getattr(module, name)

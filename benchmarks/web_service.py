@@ -33,10 +33,9 @@ import uvicorn
 
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.launch.serve.answers import answer_fields
-from calm_beam.launch.serve.app import build_app
-from calm_beam.launch.serve.limits import Limits
-from calm_beam.launch.serve.parameters import CompletionQuestion
-from calm_beam.launch.serve.served import Served
+from calm_beam.launch.serve.completions import CompletionQuestion
+from calm_beam.launch.serve.request import Limits, Served
+from calm_beam.launch.serve.run import build_app
 from calm_beam.manifest import MANIFEST, EntryChoice, read_manifest
 from calm_beam.serving import Generator
 from calm_beam.storage import joined

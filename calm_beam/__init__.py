@@ -18,16 +18,16 @@ __version__ = "0.1.0"
 # Where each name is, and what it is called there; `__init__.pyi` says the same to type checkers.
 _PUBLIC = {
     # Calibrating.
-    "calibrate": "calm_beam.launch.calibrate.call:calibrate",
+    "calibrate": "calm_beam.launch.calibrate.command:calibrate",
     "Guarantee": "calm_beam.calibration.guarantee:Guarantee",
     "ExitRule": "calm_beam.exits.rule:ExitRule",
-    "grid": "calm_beam.exits.grid:uniform_grid",
-    "suitability": "calm_beam.launch.suitability.call:suitability",
+    "grid": "calm_beam.exits.thresholds:uniform_grid",
+    "suitability": "calm_beam.launch.suitability.command:suitability",
     # Manifests and serving.
-    "verify": "calm_beam.launch.verify.call:verify",
+    "verify": "calm_beam.launch.verify.thresholds:verify",
     "Manifest": "calm_beam.manifest:Manifest",
     "read_manifest": "calm_beam.manifest:read_manifest",
-    "generate": "calm_beam.launch.generate.call:generate",
+    "generate": "calm_beam.launch.generate.pipeline:generate",
     "Generator": "calm_beam.serving:Generator",
     "ContinuousGenerator": "calm_beam.serving:ContinuousGenerator",
     "Answer": "calm_beam.serving:Answer",
@@ -37,10 +37,10 @@ _PUBLIC = {
     "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
     "open_vocabulary": "calm_beam.inputs.vocabularies.vocabulary:open_vocabulary",
     # Risk control of anybody's losses.
-    "certify": "calm_beam.launch.certify.call:certify",
-    "RiskTest": "calm_beam.risk.setting_sums:RiskTest",
-    "LossSums": "calm_beam.risk.setting_sums:LossSums",
-    "control_risk": "calm_beam.risk.setting_sums:control_risk",
+    "certify": "calm_beam.launch.certify.run:certify",
+    "RiskTest": "calm_beam.risk.testing:RiskTest",
+    "LossSums": "calm_beam.risk.testing:LossSums",
+    "control_risk": "calm_beam.risk.testing:control_risk",
     # What every error of ours is.
     "CalmBeamError": "calm_beam.errors:CalmBeamError",
 }

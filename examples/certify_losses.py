@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
 from calm_beam import transforms
-from calm_beam.risk.setting_sums import SettingResult
+from calm_beam.risk.testing import SettingResult
 
 # Fixed before any loss is seen: the safest setting first. Tests go down the list and stop where one fails.
 ORDER = ("8 bits", "6 bits", "4 bits", "3 bits")

@@ -34,11 +34,10 @@ from calm_beam.text import printable_line
 
 from .commands import COMMANDS, command_module, left_out
 from .flags import HelpShown, UsageError
-from .flags.results import JSON, LOG_TO, REQUIRED, UNPROVED, without_result_flags
+from .flags.requests import JSON, LOG_TO, REQUIRED, UNPROVED, without_result_flags
 from .terminal import say
-from .terminal.interrupts import INTERRUPTED, run_interruptible
-from .terminal.results import outcome_of_command
-from .terminal.streams import StreamError, prepare_streams
+from .terminal.interrupts import INTERRUPTED, StreamError, prepare_streams, run_interruptible
+from .terminal.lines import outcome_of_command
 from .trackers import tracked
 
 _LONGEST_SHOWN = 200

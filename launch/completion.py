@@ -24,8 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from .commands import COMMANDS, left_out
 from .commands import flag_parsers as parsers_of
 from .flags import FlagParser, parse_own_flags
-from .flags.help_pages import whole_help
-from .flags.parser import is_listed
+from .flags.parser import is_listed, whole_help
 
 _LONGEST_HELP = 70
 

@@ -47,7 +47,7 @@ from calm_beam.options.kinds import pattern, whole_number
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
 
 from .flags import FlagParser, naming, parsed, request_parser
-from .flags.model import declared
+from .flags.shared_options import declared
 from .terminal import tell
 
 _ESSENTIALS = ("--checkpoint", "--output", "--layout", "--step", "--dtype", "--overwrite")

@@ -30,17 +30,15 @@ from calm_beam.manifest import (
 )
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.options import Options, again, options_of
-from calm_beam.options.entries import Trusted
-from calm_beam.options.groups import FactsOfAny, ModelSource
+from calm_beam.options.groups import FactsOfAny, ModelSource, Trusted
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
 from calm_beam.text import counted, printable_line
 
 from .flags import FlagParser, UsageError, add_request, naming, parse_own_flags, request_of
-from .flags.model import declared
-from .flags.results import with_result
+from .flags.requests import with_result
+from .flags.shared_options import declared
 from .terminal import PlainConsole, give
-from .terminal.certification import print_choices
-from .terminal.summary import choices_table, confirmation_lines, speed_lines, tests_in_words
+from .terminal.summary import choices_table, confirmation_lines, print_choices, speed_lines, tests_in_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,8 +130,7 @@ def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:
         return None
     # Here, since it needs JAX, which a manifest alone does not.
     from calm_beam.decoding.engine_choice import Machine
-    from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
-    from calm_beam.serving.engine import other_engine_in_words, served_engine
+    from calm_beam.serving.agreement import agreed_settings, other_engine_in_words, recorded_vocabulary, served_engine
 
     checkpoint = load_checkpoint(os.fspath(request.checkpoint), declared=declared(request))
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=request.vocabulary)

@@ -23,9 +23,9 @@ from calm_beam.errors import UsageError
 from calm_beam.extras import MissingExtraError, imported
 from calm_beam.storage import base_name, is_file, open_input
 
-from .flags.results import LOG_TO, TRACKERS
+from .flags.requests import LOG_TO, TRACKERS
 from .terminal import say
-from .terminal.results import Outcome
+from .terminal.lines import Outcome
 
 # What a promise came to, of whatever kind.
 _FOUND = ("threshold", "layers", "cost", "risk")

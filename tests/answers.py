@@ -12,11 +12,11 @@ from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from calm_beam.manifest import ModelRecord, write_manifest
 from calm_beam.outputs import AnswerJob
-from calm_beam.outputs.answers import write_answers
-from calm_beam.outputs.assignment import AnswerAssignment
+from calm_beam.outputs.request import AnswerAssignment
+from calm_beam.outputs.rows import write_answers
 from calm_beam.outputs.shards import AnsweredShard, Failure
 from calm_beam.serving import Answer
-from calm_beam.serving.tally import Tally
+from calm_beam.serving.answer import Tally
 from tests.calm_beam.manifest.builders import build_manifest
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import text_rows, write_model, write_rows, write_vocabulary

@@ -8,7 +8,7 @@ import string
 from collections.abc import Sequence
 
 from calm_beam.launch.cli import main
-from calm_beam.launch.flags.results import UNPROVED
+from calm_beam.launch.flags.requests import UNPROVED
 from tests.builders import build_arrays, build_config, train_vocabulary, write_t5x
 from tests.pipelines import SHORT_FLAGS, text_rows, write_rows
 from tests.snippets import own_commands

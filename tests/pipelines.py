@@ -19,9 +19,9 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.manifest import Manifest, ModelRecord, PlannedTest, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
 from calm_beam.outputs import DecodeJob, Generation
-from calm_beam.outputs.assignment import SweepAssignment
+from calm_beam.outputs.request import SweepAssignment
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.metrics import ProgressLog
 from tests.builders import build_arrays, build_config, train_vocabulary
 from tests.plans import all_specs
 

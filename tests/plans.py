@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from calm_beam.calibration.certification import SettingGuarantees, check_names
 from calm_beam.calibration.guarantee import every_guarantee, specs_of
 from calm_beam.calibration.plan import PlanTerms, plan_of
-from calm_beam.calibration.settings_plan import SettingGuarantees, check_names
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.manifest import Plan, PlannedTest, SettingPlan, SettingTest

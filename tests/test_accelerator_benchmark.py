@@ -12,7 +12,7 @@ import pytest
 from benchmarks.accelerator import __main__ as accelerator
 from benchmarks.accelerator.part import Case, Clock
 from benchmarks.programs import MODELS
-from calm_beam.arithmetic import DTYPES
+from calm_beam.precision import DTYPES
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 

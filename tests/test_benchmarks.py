@@ -21,7 +21,7 @@ from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import StoredArray, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.engine import Work
 from calm_beam.decoding.xla import steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes

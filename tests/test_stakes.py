@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import stakes
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import p_values_of
 from calm_beam.risk.pvalues.signed_mixture import BETS
 

@@ -90,7 +90,7 @@ _HELP = _command("--help", shows="usage: calm-beam COMMAND [flags]")
 _DOCTOR = _command("doctor", shows="Everything is as it should be.")
 _INSPECTED = _command("inspect", "demo", shows="textual")
 _ALL_EXTRAS = _code(
-    "from calm_beam.launch.doctor.installed import Installed",
+    "from calm_beam.launch.doctor.command import Installed",
     "print('missing', [(extra.name, extra.missing) for extra in Installed.here().extras if extra.missing])",
     shows="missing []",
 )

@@ -8,23 +8,23 @@ from calm_beam.serving.questions import NamedPrompt as NamedPrompt
 from .calibrate import Calibrate as Calibrate
 from .calibrate import CalibrateGenerations as CalibrateGenerations
 from .calibrate import CalibrateVariants as CalibrateVariants
-from .confirm import ConfirmThresholds as ConfirmThresholds
+from .calibrate import ConfirmThresholds as ConfirmThresholds
+from .calibrate import ControlRisk as ControlRisk
+from .calibrate import SumLosses as SumLosses
+from .calibrate import WriteManifest as WriteManifest
 from .decode import DecodeExamples as DecodeExamples
+from .decode import Generate as Generate
 from .examples import ReadExamples as ReadExamples
-from .generate import Generate as Generate
-from .losses import ControlRisk as ControlRisk
-from .losses import SumLosses as SumLosses
+from .examples import ReadPrompts as ReadPrompts
+from .examples import ShardPrompts as ShardPrompts
 from .monitor_risk import MonitoredRisks as MonitoredRisks
 from .monitor_risk import MonitorRisk as MonitorRisk
 from .monitor_risk import SampledLosses as SampledLosses
-from .prompts import ReadPrompts as ReadPrompts
-from .prompts import ShardPrompts as ShardPrompts
-from .results import require_answer as require_answer
+from .monitor_risk import require_answer as require_answer
 from .rounds import CountRounds as CountRounds
 from .sweep import ReadGenerations as ReadGenerations
 from .sweep import Sweep as Sweep
-from .sweep_with import SweepWith as SweepWith
-from .write_manifest import WriteManifest as WriteManifest
+from .sweep import SweepWith as SweepWith
 
 if TYPE_CHECKING:
     from .early_exit import EarlyExitModelHandler as EarlyExitModelHandler

@@ -1,33 +1,52 @@
-"""Scoring generations, summing exactly, and testing."""
+"""Testing in a pipeline: scoring generations, summing exactly, testing, confirming, and writing the manifest.
+
+Chosen thresholds are confirmed by examples that had no part in choosing them. Losses of any origin are summed exactly,
+and every setting is tested:
+
+import apache_beam as beam
+from calm_beam import transforms
+from calm_beam.risk.setting_sums import RiskTest
+
+tests = [RiskTest(delta=0.05, epsilon=0.05)]
+with beam.Pipeline() as pipeline:
+_ = (
+pipeline
+| beam.Create([("example-1", "8 bits", 0.0), ("example-1", "4 bits", 0.2)])  # (id, setting, loss), each once
+| beam.CombineGlobally(transforms.SumLosses(tests))
+| transforms.ControlRisk(tests, order=["8 bits", "4 bits"])
+| beam.Map(print)
+)
+"""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 
+from calm_beam.calibration.confirmation import confirmed_outcome
 from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.pareto import CHOOSING
 from calm_beam.calibration.plan import PlanTerms, gone_on_with, layout_of, part_of_unit, settled_plan
-from calm_beam.calibration.provenance import RunProvenance
+from calm_beam.calibration.publish import EarlierResult, RunProvenance, publish
 from calm_beam.calibration.result import CalibrationOutcome, choose_thresholds, has_ended, risk_rows, with_example_risks
 from calm_beam.calibration.variants import variant_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan, Variant
+from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.registry import full_name
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
-from calm_beam.outputs.layout import Layout
 from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
-from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.outputs.totals import CalibrationTotals, Layout
+from calm_beam.risk.evidence import RiskTotals
+from calm_beam.risk.testing import LossSums, RiskTest, SettingResult, control_risk
+from calm_beam.storage import absolute, make_folder
 
-from .scoring import ShardScorer
-from .summing import SumMerged
+from .decode import maker_of
+from .scoring import ShardScorer, SumMerged
 from .sweep import ReadGenerations, Sweep, Swept
-from .upstream import maker_of
 
 
 @dataclasses.dataclass
@@ -332,3 +351,139 @@ def _check_examples(totals: CalibrationTotals, *, provenance: RunProvenance, sco
         raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
     totals.contrast.check(totals.layout.objectives, scoring.metric)
     scoring.check_failures(totals.failures, failed=totals.failed, examples=totals.examples)
+
+
+@dataclasses.dataclass
+class ConfirmThresholds(beam.PTransform):
+    """Turns generations of the examples that confirm into the `CalibrationOutcome` that stands.
+
+    Losses are those of the calibration, counted in the same way; each chosen threshold is tested by itself.
+
+    Attributes:
+      found: What the other examples have chosen.
+      plan: The guarantees asked for, and their tests.
+      plan_digest: Digest of the plan when it was settled.
+      stored: By variant, or None where there is one way of decoding, the generations at its chosen thresholds.
+      decoder: What made them, as in `ConfirmationRecord`.
+      exit_head: Likewise.
+      scoring: How losses are made; the limit of failures is one of these examples.
+    """
+
+    found: CalibrationOutcome
+    _: dataclasses.KW_ONLY
+    plan: Plan
+    plan_digest: str
+    stored: Mapping[Variant | None, StoredGenerations]
+    decoder: str
+    exit_head: str
+    scoring: Scoring = USUAL_SCORING
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, sweeps: tuple[beam.PCollection, ...]) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, given one of a `FinishedSweep` for every variant."""
+        scorers = [
+            ShardScorer(
+                self.plan.that_confirms(stored.thresholds),
+                stored,
+                scoring=self.scoring,
+            )
+            for stored in self.stored.values()
+        ]
+        return summed_variants(sweeps, scorers) | "TestChosen" >> beam.Map(
+            _confirmed_outcome,
+            found=self.found,
+            variants=tuple(self.stored),
+            plan=self.plan,
+            digest=self.plan_digest,
+            decoder=self.decoder,
+            exit_head=self.exit_head,
+            scoring=self.scoring,
+        )
+
+
+def _confirmed_outcome(
+    totals: dict[int, CalibrationTotals],
+    *,
+    found: CalibrationOutcome,
+    variants: tuple[Variant | None, ...],
+    plan: Plan,
+    digest: str,
+    decoder: str,
+    exit_head: str,
+    scoring: Scoring,
+) -> CalibrationOutcome:
+    """Checks what was counted, and returns what it confirms."""
+    by_variant = {variants[number]: of_variant for number, of_variant in sorted(totals.items())}
+    for each in by_variant.values():
+        scoring.check_failures(each.failures, failed=each.failed, examples=each.examples)
+        each.contrast.check_seen({objective.metric for objective in each.layout.objectives})
+    return confirmed_outcome(found, by_variant, plan=plan, digest=digest, decoder=decoder, exit_head=exit_head)
+
+
+@dataclasses.dataclass
+class WriteManifest(beam.PTransform):
+    """Writes risk table, list of failures and manifest into a directory, the manifest last.
+
+        outcomes | WriteManifest("calibration")
+
+    A step that is run again writes the same once more; of two runs that write into one directory, one fails.
+
+    Attributes:
+      output: The directory; made if it is not there.
+      earlier: The result there that may be replaced; whatever else is there makes the step fail.
+    """
+
+    output: str
+    earlier: EarlierResult = dataclasses.field(default_factory=EarlierResult)
+
+    def expand(self, outcomes: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of str with the manifest's path, given one of an `CalibrationOutcome`."""
+        output = absolute(self.output)
+        make_folder(output)
+        return outcomes | "Publish" >> beam.Map(_publish, output=output, earlier=self.earlier)
+
+
+def _publish(outcome: CalibrationOutcome, *, output: str, earlier: EarlierResult) -> str:
+    return publish(output, outcome.manifest, rows=outcome.rows, failures=outcome.failures, earlier=earlier)
+
+
+class SumLosses(SumMerged):
+    """Sums losses exactly, by setting; for `CombineGlobally` and, for groups, `CombinePerKey`.
+
+    Takes tuples of id, setting and loss, and gives `LossSums`, which do not depend on order, sharding or workers. Ids
+    tell examples apart: one that has several losses under a setting, equal or not, ends in an error of `ControlRisk`,
+    also where whole files were read twice. Per key, ids are compared within each key. The sums hold 16 bytes for each
+    example, and the examples of one key may be 67 million.
+    """
+
+    def __init__(self, tests: Sequence[RiskTest]) -> None:
+        """Keeps what will be asked of the sums."""
+        super().__init__(functools.partial(LossSums, tuple(tests)))
+
+    def add_input(self, accumulator: LossSums, element: tuple[str, str, float]) -> LossSums:
+        """Adds one loss."""
+        example_id, setting, loss = element
+        accumulator.add(example_id, setting, loss=loss)
+        return accumulator
+
+
+@dataclasses.dataclass
+class ControlRisk(beam.PTransform):
+    """Tests every setting, given `LossSums`: yields a `SettingResult` for each test and setting.
+
+    Attributes:
+      tests: Those that the sums were made for.
+      order: Settings in testing order, fixed before the losses were seen; the safest first.
+    """
+
+    tests: Sequence[RiskTest]
+    order: Sequence[str]
+
+    def expand(self, sums: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of `SettingResult`."""
+        return sums | "TestSettings" >> beam.FlatMap(_tested, tests=tuple(self.tests), order=tuple(self.order))
+
+
+def _tested(sums: LossSums, *, tests: tuple[RiskTest, ...], order: tuple[str, ...]) -> Iterator[SettingResult]:
+    yield from control_risk(sums, tests, order=order)

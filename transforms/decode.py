@@ -1,18 +1,45 @@
-"""Decoding shards of examples into one Parquet file a shard, whether a sweep decodes them or a manifest's entry."""
+"""Decoding shards of examples into one Parquet file a shard, for a sweep or for one entry of a manifest.
 
+Prompts are answered under a manifest in the same way: one file of answers a shard.
+
+A worker decodes on its devices. One process keeps some copies of a model, and lends each to one thread at a time.
+A transform finds out what an earlier one of its pipeline was told, so that users say it once.
+"""
+
+import contextlib
 import dataclasses
+import os
+import queue
+import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
+from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import Example
+from calm_beam.manifest import MANIFEST, EntryChoice, Manifest, read_manifest
+from calm_beam.metrics import NO_SETTINGS, MetricSettings
+from calm_beam.options import again, option, switch
+from calm_beam.options.groups import (
+    Answers,
+    Copies,
+    Decoding,
+    Entry,
+    ExactEngine,
+    FactsOfAny,
+    ModelSource,
+    Replacing,
+    Trusted,
+)
+from calm_beam.options.option import documented, naming_arguments, shared
 from calm_beam.outputs import StoredShard
-from calm_beam.outputs.assignment import Assignment, SweepAssignment
-from calm_beam.outputs.failures import check_failures, failure_limit
-from calm_beam.outputs.shard_order import with_unique_ids
+from calm_beam.outputs.finished import check_failures, failure_limit
+from calm_beam.outputs.folder import AnswerHome
+from calm_beam.outputs.request import AnswerRequest, Assignment, SweepAssignment
+from calm_beam.outputs.sharding import with_unique_ids
 from calm_beam.outputs.stored_shards import (
     AnyAssignment,
     check_above,
@@ -23,17 +50,106 @@ from calm_beam.outputs.stored_shards import (
     store_shard,
     taken_over,
 )
+from calm_beam.storage import absolute, is_folder, joined
 
-from .devices import ANY_DEVICES, Devices, require_accelerator
-from .examples import ExamplesRead
-from .metrics import DecodeMetrics
-from .model_copies import ModelCopies
-from .progress import ProgressLog
+from .examples import ExamplesRead, ReadExamples, ReadPrompts, ShardPrompts
+from .metrics import NOWHERE, DecodeMetrics, ProgressLog
 
 if TYPE_CHECKING:
     from calm_beam.outputs import Generation
-    from calm_beam.outputs.stopwatch import ShardStopwatch
-    from calm_beam.outputs.worker import Loaded
+    from calm_beam.outputs.worker import Loaded, ShardStopwatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Devices:
+    """What workers decode on.
+
+    Attributes:
+      hint: Resource hint of the step that decodes, and of no other; None for none.
+      are_accelerators: Whether a worker on which JAX finds only a CPU refuses to decode.
+    """
+
+    hint: str | None = None
+    are_accelerators: bool = False
+
+
+ANY_DEVICES = Devices()
+"""Whatever JAX finds."""
+
+
+def require_accelerator() -> None:
+    """Raises `RuntimeError` if JAX would compute on the CPU, which it does without a word where it finds no driver."""
+    import jax
+
+    if jax.default_backend() == "cpu":
+        raise RuntimeError(
+            "this worker was started with an accelerator, but JAX finds only its CPU. Use an image that has JAX for "
+            "that accelerator (launch/Dockerfile), and let Dataflow install the driver of a GPU "
+            "(install-nvidia-driver)."
+        )
+
+
+T = TypeVar("T")
+
+
+class ModelCopies(Generic[T]):
+    """At most so many copies of a model, the first loaded at once, the others when more threads want one.
+
+    A thread that finds all copies lent out waits: two threads that decode with one copy would need the memory of two.
+    """
+
+    def __init__(self, load: Callable[[], T], *, most: int) -> None:
+        """Loads the first copy.
+
+        Args:
+          load: Loads one.
+          most: How many there may be, at least 1.
+        """
+        self._load = load
+        self._most = most
+        self._loaded = 1
+        self._lock = threading.Lock()
+        # The last one given back is lent first, so that others stay unused if they are not needed.
+        self._idle: queue.LifoQueue[T] = queue.LifoQueue()
+        self._load_msecs: list[int] = []
+        self._idle.put(self._timed_load())
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[T]:
+        """Lends a copy for the block."""
+        copy = self._take()
+        try:
+            yield copy
+        finally:
+            self._idle.put(copy)
+
+    def take_load_msecs(self) -> list[int]:
+        """Returns how long each load took that has not been returned before."""
+        with self._lock:
+            taken, self._load_msecs = self._load_msecs, []
+        return taken
+
+    def _take(self) -> T:
+        with contextlib.suppress(queue.Empty):
+            return self._idle.get_nowait()
+        with self._lock:
+            may_load = self._loaded < self._most
+            self._loaded += may_load
+        if not may_load:
+            return self._idle.get()
+        try:
+            return self._timed_load()
+        except BaseException:
+            with self._lock:
+                self._loaded -= 1
+            raise
+
+    def _timed_load(self) -> T:
+        start = time.perf_counter()
+        copy = self._load()
+        with self._lock:
+            self._load_msecs.append(round(1000 * (time.perf_counter() - start)))
+        return copy
 
 
 @dataclasses.dataclass
@@ -187,7 +303,7 @@ class _DecodeShard(beam.DoFn):
         self, shard: int, examples: list[Example], *, found: Sequence[StoredShard | None], count: int
     ) -> list[StoredShard | None]:
         """Decodes a shard, stores it where it was not found, and returns what is stored for each assignment."""
-        from calm_beam.outputs.stopwatch import ShardStopwatch
+        from calm_beam.outputs.worker import ShardStopwatch
 
         first = self._assignments[0]
         # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
@@ -260,3 +376,78 @@ class _DecodeShard(beam.DoFn):
                 tag=repr(self._assignments),
             )
         return self._models
+
+
+_T = TypeVar("_T", bound=beam.PTransform)
+
+
+def maker_of(collection: beam.PCollection, kind: type[_T]) -> _T | None:
+    """Returns the transform of a kind that made a collection, whatever it consists of; None if another one did."""
+    applied = collection.producer
+    while applied is not None:
+        if isinstance(applied.transform, kind):
+            return applied.transform
+        applied = applied.parent
+    return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateOptions(FactsOfAny, Entry, Trusted, ExactEngine, Answers, Decoding, Copies, Replacing):
+    """What answers to `ReadPrompts` or `ShardPrompts` are asked for."""
+
+    manifest: Manifest | str
+    output: str | os.PathLike[str] = option(dataclasses.MISSING, "folder of the answers")
+    model: str | os.PathLike[str] | None = option(
+        None, "folder of the model that was calibrated; default: where the manifest says that it was"
+    )
+    vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
+    resume: bool = switch("go on with what an unfinished run has left there")
+    metric_settings: MetricSettings = NO_SETTINGS
+    runs_here: bool = True
+    progress: ProgressLog = NOWHERE
+
+
+@documented
+class Generate(GenerateOptions, beam.PTransform):
+    """Answers the prompts of `ReadPrompts` or `ShardPrompts` under a manifest, and stores all answers.
+
+        pipeline | ReadPrompts("prompts/*.jsonl.gz") | Generate(manifest="calibration", model="model", output="answers")
+
+    Every prompt is answered once, or listed with its reason. Manifest, model and the first prompts are checked, and the
+    folder is made, when the pipeline is put together.
+
+    Attributes:
+      manifest: The manifest, its file, or the calibration directory that holds it.
+      metric_settings: What the metric of losses needs.
+      runs_here: Whether this machine decodes, so that its memory has to do. Where others decode, `engine=auto` takes no
+        native code unless that was calibrated.
+      progress: Where to report.
+    """
+
+    def __post_init__(self) -> None:
+        with naming_arguments(GenerateOptions):
+            super().__post_init__()
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, prompts: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """Returns a PCollection of one `FinishedAnswers`, given `ExamplesRead`."""
+        # Here, since it needs JAX, which putting other pipelines together does not.
+        from calm_beam.outputs.prepared import prepare_answers
+
+        shards = ExamplesRead(*prompts).shards
+        source = maker_of(shards, ReadPrompts) or maker_of(shards, ShardPrompts) or maker_of(shards, ReadExamples)
+        if source is None:
+            raise UsageError("Generate takes what ReadPrompts, ShardPrompts or ReadExamples gives.")
+        with naming_arguments(GenerateOptions):
+            prepared = prepare_answers(self._request(source.shard_count()), source.files(), runs_here=self.runs_here)
+        output = absolute(os.fspath(self.output))
+        AnswerHome(output).begin([prepared.job], resume=self.resume, overwrite=self.overwrite, tell=lambda _: None)
+        return prompts | DecodeExamples([prepared.assignment(output)], self.progress)
+
+    def _request(self, num_shards: int) -> AnswerRequest:
+        manifest = self.manifest
+        if not isinstance(manifest, Manifest):
+            manifest = read_manifest(joined(manifest, MANIFEST) if is_folder(manifest) else manifest)
+        own = {"manifest": manifest, "choice": EntryChoice.named_by(self), "num_shards": num_shards}
+        return AnswerRequest(**{**shared(self, AnswerRequest), **own})

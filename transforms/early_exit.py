@@ -7,27 +7,121 @@ from calm_beam import transforms
 handler = transforms.EarlyExitModelHandler("demo/manifest.json", consistency="textual", delta=0.05)
 with beam.Pipeline() as pipeline:
 _ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference(handler) | beam.Map(print)
+
+Where a worker finds the host of its model: in its own process, or in one process for all of the machine.
 """
 
+import functools
 import logging
 import math
 import os
+import threading
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+from apache_beam.utils.multi_process_shared import MultiProcessShared
 
 from calm_beam.manifest import EntryChoice, EntryWords, Manifest, SettingManifest, read_manifest
-from calm_beam.options.call import naming_arguments
+from calm_beam.options.option import naming_arguments
 from calm_beam.serving.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
 
 from .metrics import NAMESPACE, DecodeMetrics
-from .shared_host import HostHandle, keep_memory_free, machine_tag
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
+    from calm_beam.serving.host import ModelHost
+    from calm_beam.serving.questions import HostedModel, Question, Reply
+
+
+# Pickled with what is made here: workers of one launcher share hosts, those of another have their own.
+_LAUNCHER = uuid.uuid4().hex
+
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+class _Answers(Protocol):
+    """A host, or what stands for one that lives elsewhere."""
+
+    def answer(self, question: "Question") -> "Reply":
+        """Returns what becomes of every prompt."""
+
+
+class HostHandle:
+    """Asks the host of a model, which is loaded at the first question.
+
+    Not before, since Beam may make a handle while it holds the lock that a shared object is made under.
+    """
+
+    def __init__(self, model: "HostedModel", *, tag: str | None) -> None:
+        """Keeps what to load.
+
+        Args:
+          model: The model.
+          tag: Names the host that all processes of a machine share; None for one of this process's own.
+        """
+        self._model = model
+        self._tag = tag
+        self._lock = threading.Lock()
+        self._host: _Answers | None = None
+
+    def answer(self, question: "Question") -> "Reply":
+        """Returns what becomes of every prompt; errors are those of `ModelHost`."""
+        host = self._found(instead_of=None)
+        try:
+            return host.answer(question)
+        except (ConnectionError, EOFError):
+            # The process that held the model has ended. Whoever asks next loads it again.
+            return self._found(instead_of=host).answer(question)
+
+    def _found(self, *, instead_of: _Answers | None) -> _Answers:
+        with self._lock:
+            if self._host is None or self._host is instead_of:
+                load = functools.partial(load_host, self._model)
+                self._host = (
+                    _own_host(self._model) if self._tag is None else MultiProcessShared(load, tag=self._tag).acquire()
+                )
+            return self._host
+
+
+def machine_tag(model: "HostedModel") -> str:
+    """Returns the name under which processes of a machine share a model's host, if this process has launched them."""
+    return f"calm-beam-{_LAUNCHER}-{model.digest()}"
+
+
+def load_host(model: "HostedModel") -> "ModelHost":
+    """Returns a host, with the model loaded."""
+    keep_memory_free()
+    # Imported by whoever computes: JAX must not be initialised in a process that forks or pickles.
+    from calm_beam.serving.host import ModelHost
+
+    return ModelHost(model)
+
+
+def keep_memory_free() -> None:
+    """Has JAX take memory of a device as it needs it, unless the environment says otherwise.
+
+    By default it takes three quarters at its start, which other processes of the machine, and whoever measures how
+    much a model needs, take for the model's.
+    """
+    os.environ.setdefault(_PREALLOCATE, "false")
+
+
+_own_hosts: weakref.WeakValueDictionary[str, "ModelHost"] = weakref.WeakValueDictionary()
+_own_lock = threading.Lock()
+
+
+def _own_host(model: "HostedModel") -> "ModelHost":
+    """Returns this process's host of a model, which lives as long as a handle of it."""
+    with _own_lock:
+        host = _own_hosts.get(model.digest())
+        if host is None:
+            host = _own_hosts[model.digest()] = load_host(model)
+        return host
+
 
 _LOGGER = logging.getLogger(__name__)
 

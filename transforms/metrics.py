@@ -1,10 +1,17 @@
-"""What decoding and scoring count, as Beam metrics whose names carry their units."""
+"""What decoding and scoring count, as Beam metrics whose names carry their units, and as lines of progress.
 
+`Pipeline.run` blocks, and Beam's metrics arrive at the end. So a local run appends lines to a file that the launcher
+reads; short appends to one file are atomic, whichever process makes them.
+"""
+
+import contextlib
+import dataclasses
+import os
 from collections.abc import Sequence
 
 from apache_beam.metrics import Metrics
 
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.engine import Work
 
 NAMESPACE = "calm_beam"
 CLIPPED_SCORES = "clipped-scores"
@@ -48,3 +55,33 @@ class DecodeMetrics:
         """Adds models that were loaded, each with the time it took."""
         for msec in msecs:
             self._load_msec.update(msec)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgressLog:
+    """Where to report progress; nowhere if the path is None, or leads to no file on the worker's machine.
+
+    Attributes:
+      path: The file to append to, which its reader has made.
+    """
+
+    path: str | None
+
+    def report(self, event: str, count: int) -> None:
+        """Appends one line, such as `decoded 32`."""
+        if self.path is None:
+            return
+        try:
+            # Not made if it is missing: then this is another machine, where nobody would read it.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            return
+        try:
+            # A full disk ends no run that has room for its outputs: who watches sees less.
+            with contextlib.suppress(OSError):
+                os.write(descriptor, f"{event} {count}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+NOWHERE = ProgressLog(None)

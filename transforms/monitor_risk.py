@@ -1,14 +1,16 @@
 """Watching a promise inside a pipeline: the losses of sampled answers, and an alarm once they show a broken bound.
 
-A loss with a `failure` is missing. It proves no broken bound: alarms that need it to be 1 have an output of their own.
+Answers are what `RunInference` gives for prompts, with or without keys.
 
-Answers come in an order that may depend on their losses, since a long output ends late. So no loss counts before all of
-its batch or window are there, and then they count in an order of their own: that of a hash of their ids.
+A loss with a `failure` is missing. It proves no broken bound: alarms that need it to be 1 have a separate output.
+
+Answers come in an order that may depend on their losses, since a long output ends late. So no loss counts before all
+of its batch or window are there, and then they count in the order of a hash of their ids.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import apache_beam as beam
 from apache_beam.coders import PickleCoder
@@ -19,7 +21,40 @@ from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.risk.monitor import RiskMonitor, SampledLoss, WatchedPromise, WatchedRisk
 
 from .metrics import NAMESPACE
-from .results import prediction_of
+
+if TYPE_CHECKING:
+    from apache_beam.ml.inference.base import PredictionResult
+
+
+R = TypeVar("R")
+
+
+def require_answer(result: R) -> R:
+    """Returns a result that has an answer, and raises why there is none for others; for `with_postprocess_fn`.
+
+    `RunInference(handler.with_postprocess_fn(require_answer))` fails at the first prompt without an answer. With
+    `with_exception_handling()` after it, such prompts are among `failed_postprocessing[0]`, each with its reason.
+
+    Args:
+      result: A `PredictionResult`, or a key and one.
+
+    Raises:
+      PromptError: If the prompt was refused.
+      OutputError: If it has no output.
+    """
+    from calm_beam.serving import Unanswered
+
+    inference = prediction_of(result).inference
+    if isinstance(inference, Unanswered):
+        raise inference.error
+    return result
+
+
+def prediction_of(result: Any) -> "PredictionResult":
+    """Returns a result without its key, if it has one."""
+    # A result is a tuple, too, of three.
+    return result[1] if len(result) == 2 else result
+
 
 _ALARMS = "alarms"
 _MISSING_ALARMS = "missing_alarms"

@@ -10,17 +10,15 @@ from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Plan
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
-from calm_beam.outputs.assignment import SweepAssignment
+from calm_beam.outputs.request import SweepAssignment
 from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
 from calm_beam.outputs.totals import CalibrationTotals
 
 from .calibrate import totals_of_cluster
-from .decode import CheckFolders, decoding
-from .devices import ANY_DEVICES, Devices
+from .decode import ANY_DEVICES, CheckFolders, Devices, decoding
 from .examples import ExamplesRead
-from .progress import ProgressLog
-from .scoring import ShardScorer
-from .summing import SumMerged
+from .metrics import ProgressLog
+from .scoring import ShardScorer, SumMerged
 
 
 @dataclasses.dataclass

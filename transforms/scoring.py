@@ -1,9 +1,14 @@
-"""Reading stored shards, with the losses of every example."""
+"""Reading stored shards, with the losses of every example, and adding up what merges.
+
+Totals of examples, losses of clusters and sums of losses of any origin are added; they define the arithmetic.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
 
@@ -11,10 +16,10 @@ from calm_beam.calibration.plan import group_of, layout_of
 from calm_beam.manifest import COUNT_NEAR_TIES, Plan
 from calm_beam.metrics.registry import take_clipped
 from calm_beam.outputs import Generation, OutputsError, StoredGenerations, StoredShard, read_generations, stored_shard
-from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs.metric_checks import Contrast
 from calm_beam.outputs.scoring import USUAL_SCORING, ScoredGeneration, Scoring, score_by_policy
 from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.risk.evidence import RiskTotals
 from calm_beam.text import counted
 
 from .metrics import CLIPPED_SCORES, NAMESPACE
@@ -141,3 +146,36 @@ class ShardScorer:
             on_error=self.plan.on_error,
             near_ties=self.plan.near_ties or COUNT_NEAR_TIES,
         )
+
+
+class SumMerged(beam.CombineFn):
+    """Adds up sums, each over some elements, by their `merge`, which is associative and commutative."""
+
+    def __init__(self, zero: Callable[[], Any] | None = None) -> None:
+        """Keeps what there is where nothing is to be added up.
+
+        Args:
+          zero: Makes the sums over no elements; None where there are always some, as there are for every key.
+        """
+        super().__init__()
+        self._zero = zero
+
+    def create_accumulator(self) -> Any:
+        """Returns the sums over no elements; None where nobody says what they are."""
+        return None if self._zero is None else self._zero()
+
+    def add_input(self, accumulator: Any, element: Any) -> Any:
+        """Adds the sums over more elements."""
+        return element if accumulator is None else accumulator.merge(element)
+
+    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
+        """Adds all sums."""
+        merged = self.create_accumulator()
+        for accumulator in accumulators:
+            if accumulator is not None:
+                merged = accumulator if merged is None else merged.merge(accumulator)
+        return merged
+
+    def extract_output(self, accumulator: Any) -> Any:
+        """Returns the sums."""
+        return accumulator

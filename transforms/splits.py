@@ -9,20 +9,17 @@ import apache_beam as beam
 import numpy as np
 
 from calm_beam.calibration.plan import layout_of
-from calm_beam.evaluation.files import write_grid, write_trials
-from calm_beam.evaluation.outcomes import GridRow, TrialOutcome, grid_rows, trial_outcomes
-from calm_beam.evaluation.output_counts import OutputCounter
-from calm_beam.evaluation.splits import Splits, SplitTotals
+from calm_beam.evaluation.outcomes import GridRow, TrialOutcome, grid_rows, trial_outcomes, write_grid, write_trials
+from calm_beam.evaluation.splits import OutputCounter, Splits, SplitTotals
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import Plan
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.risk.evidence import RiskTotals
 
-from .scoring import ShardScorer
-from .summing import SumMerged
+from .scoring import ShardScorer, SumMerged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32
 from calm_beam.decoding.compilation import compiled
 from calm_beam.exits.decision import decide, decide_by_logits
 from calm_beam.exits.measures import measure_named
+from calm_beam.precision import FLOAT32
 
 from .part import Case, Clock, Scale, fastest
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model import T5Config
+from calm_beam.precision import FLOAT32, Precision
 
 Case = dict[str, Any]
 """What was measured, and the figures: names, numbers, and texts that say what could not be."""

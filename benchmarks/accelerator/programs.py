@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.programs import MODELS, Program, programs
-from calm_beam.arithmetic import DTYPES, Precision
+from calm_beam.precision import DTYPES, Precision
 
 from .part import Case, Clock, Scale
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from benchmarks.paper_model import LARGE_DIMENSIONS, PAPER_DIMENSIONS
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import Precision
 
 from .part import Scale, Way
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from calm_beam.arithmetic import FLOAT32, Precision
-from calm_beam.evaluation import layer_predictions, perturbation
+from calm_beam.evaluation import sensitivity, suitability
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.interface import Taught
+from calm_beam.precision import FLOAT32, Precision
 from calm_beam.training import step, train_classifier, validation
 from calm_beam.training.config import AdafactorConfig, MuonConfig, OptimizerConfig
 from calm_beam.training.step import make_optimizer
@@ -72,13 +72,13 @@ def learning(config: ModelConfig, precision: Precision, placement: Placement) ->
         yield Program(
             name="suitability",
             placement=placement,
-            function=layer_predictions._of_layers,
+            function=suitability._of_layers,
             arguments=(model, {"params": placement.tree(precision)}, batch),
         )
         yield Program(
             name="tokens that replace others",
             placement=placement,
-            function=perturbation._predicted,
+            function=sensitivity._predicted,
             arguments=(model, 2, {"params": placement.tree(precision)}, batch),
         )
 

@@ -4,11 +4,11 @@ import functools
 import re
 from collections.abc import Iterator
 
-from calm_beam.arithmetic import Precision
 from calm_beam.decoding import early_exit
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
 from calm_beam.model.heads import has_own_exits, kernel_layers
+from calm_beam.precision import Precision
 
 from .placement import Placement
 from .program import Program

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from calm_beam.arithmetic import Precision, held_type
 from calm_beam.model import ModelConfig, parameter_shapes
 from calm_beam.model.partitioning import PARTS
 from calm_beam.model.sharding import Division
+from calm_beam.precision import Precision, held_type
 
 
 class Placement:

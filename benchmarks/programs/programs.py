@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from calm_beam.arithmetic import Precision
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig
+from calm_beam.precision import Precision
 
 from .learning import learning
 from .loops import loops, served

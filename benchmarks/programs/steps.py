@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from calm_beam.arithmetic import Precision
 from calm_beam.decoding import weights
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.decoding.xla.rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
+from calm_beam.decoding.xla.steps import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
 from calm_beam.model import ArrayType, ModelConfig, architecture_of, network_of
 from calm_beam.model.heads import head_parameters
+from calm_beam.precision import Precision
 
 from .placement import Placement
 from .program import Program

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calm_beam.decoding.recorded import recorded_settings
+from calm_beam.decoding.settings import recorded_settings
 from calm_beam.inputs.set_parts import CONFIRMING, part_of
 from calm_beam.manifest import (
     EACH_VARIANT,
@@ -35,10 +35,10 @@ from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.pvalues import p_values_of
 from calm_beam.risk.testing import p_values_for
 
+from .pareto import check_parts, check_split
 from .plan import promise_of
-from .provenance import data_record, with_positions
+from .publish import data_record, with_positions
 from .result import CalibrationOutcome, RiskRow, example_risk
-from .split import check_parts, check_split
 from .variants import whole_of
 
 # Of epsilon: which p-values are aimed at where safer thresholds are confirmed first; any at the one that was chosen.

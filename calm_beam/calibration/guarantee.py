@@ -8,7 +8,7 @@ from calm_beam.manifest import CONSISTENCIES, LOSSES_OF, OF_VARIANTS, PARETO, As
 from calm_beam.metrics.registry import is_binary
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.tails import tail_name
+from calm_beam.risk.rules import tail_name
 from calm_beam.risk.testing import check_asked
 
 PROCEDURE = "fixed_sequence"

@@ -1,7 +1,8 @@
 """Calibration over a grid without an order, such as thresholds and temperatures: one part chooses a path, one tests it.
 
 A hash of each unit's name draws the part that it is in, by itself, before anything is known of it: sizes vary like a
-binomial, which voids nothing, since they and the losses are independent, and each test knows its own n.
+binomial, which voids nothing, since they and the losses are independent, and each test knows its own n. Wherever a set
+is split in two, one part of which chooses what the other one tests, the split is checked here.
 """
 
 import dataclasses
@@ -15,7 +16,42 @@ from calm_beam.manifest import ParetoPlan, Variant
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
 from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
-from .split import check_parts, check_split
+
+def check_split(*, keys: Sequence[str], share: tuple[str, float], fault: str) -> None:
+    """Refuses to split units that cannot be told apart, or by no share.
+
+    Args:
+      keys: One per unit.
+      share: Name and value of the chance of a unit to be in one of the parts, in (0, 1).
+      fault: What a unit in both parts would do.
+
+    Raises:
+      ValueError: If keys repeat, or the share is out of range.
+    """
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"keys must be distinct: a unit in both parts would {fault}.")
+    name, value = share
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be in (0, 1), got {value}. For 30 % pass 0.3.")
+
+
+def check_parts(choosing: int, testing: int, *, verb: str) -> None:
+    """Refuses parts of a set one of which is empty.
+
+    Args:
+      choosing: Units that choose.
+      testing: Units of the other part.
+      verb: What these do with what was chosen.
+
+    Raises:
+      ValueError: If a part is empty.
+    """
+    if not (choosing and testing):
+        raise ValueError(
+            f"of {choosing + testing} units, {choosing} were drawn to choose what the other {testing} {verb}. "
+            "Both parts need some: take more examples."
+        )
+
 
 CHOOSING, TESTING = "choosing", "testing"
 PARTS = (CHOOSING, TESTING)

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from calm_beam.decoding.recorded import settings_of_variant
-from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.settings import DecodeSettings, settings_of_variant
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import Split, salt_of
 from calm_beam.manifest import (
@@ -24,7 +23,7 @@ from calm_beam.manifest import (
     joint_procedure,
 )
 from calm_beam.outputs import DecodeJob
-from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.totals import Layout
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
 from .guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served, specs_of

@@ -1,16 +1,213 @@
-"""The files of a result, put in place in such an order that a manifest never stands beside the files of another run."""
+"""What a run is and where its data come from, the manifest that says so, and the files of a result.
+
+Files are put in place in such an order that a manifest never stands by the files of another run.
+"""
 
 import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any, Self
 
+from calm_beam.decoding.settings import DecodeSettings, settings_of_variant
 from calm_beam.errors import UsageError
-from calm_beam.manifest import MANIFEST, Manifest, SettingManifest, lost_race, manifest_text, write_manifest
-from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
+from calm_beam.exits.thresholds import scheduled_thresholds
+from calm_beam.manifest import (
+    MANIFEST,
+    MOST_FAILED_IDS,
+    Calibration,
+    CostRecord,
+    DataRecord,
+    DecodeRecord,
+    EarlierPlan,
+    ExitRuleRecord,
+    GroupRecord,
+    Manifest,
+    ManifestError,
+    ModelRecord,
+    Plan,
+    PlannedTest,
+    SequentialRecord,
+    SettingManifest,
+    VocabularyRecord,
+    lost_race,
+    manifest_text,
+    time_of_now,
+    write_manifest,
+)
+from calm_beam.manifest.files import FAILURES, REPORT, RISK_TABLE
+from calm_beam.manifest.versions import run_versions
+from calm_beam.metrics.registry import source_digests
+from calm_beam.outputs import DecodeJob
+from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, strict_json, version
 
-from .risk_table import write_risk_table
+from .pareto import CHOOSING
+from .plan import has_parts, promise_of
+from .result import write_risk_table
+from .variants import VariantCosts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunProvenance:
+    """What the manifest says besides what the data decide.
+
+    Attributes:
+      created: When the run was started, ISO 8601 in UTC.
+      model: The model.
+      vocabulary: Its vocabulary; None where there is none.
+      settings: How it was decoded; of several variants, by the first.
+      patterns: Data patterns as the user gave them.
+      software: Versions by name.
+      earlier_plans: Those that were asked of the same outputs before this one.
+      cost: What a token was said to cost, where variants are chosen by it; None elsewhere.
+    """
+
+    created: str
+    model: ModelRecord
+    vocabulary: VocabularyRecord | None
+    settings: DecodeSettings
+    patterns: tuple[str, ...]
+    software: dict[str, str]
+    earlier_plans: tuple[EarlierPlan, ...] = ()
+    cost: CostRecord | None = None
+
+    @property
+    def costs(self) -> VariantCosts | None:
+        """What variants cost; None where it is their layers."""
+        if self.cost is None:
+            return None
+        return VariantCosts.of_record(self.cost, rule=self.settings.rule, layers=self.model.layers)
+
+    @classmethod
+    def of_job(
+        cls,
+        job: DecodeJob,
+        specs: Sequence[PlannedTest],
+        *,
+        settings: DecodeSettings | None = None,
+        created: str | None = None,
+    ) -> Self:
+        """Returns the provenance of calibrating generations.
+
+        Args:
+          job: What the generations are.
+          specs: What is tested.
+          settings: The job's, with the part of its grid that is tested; all of it if omitted.
+          created: As above; now if omitted.
+        """
+        metrics = {spec.objective.metric for spec in specs}
+        return cls(
+            created=created or time_of_now(),
+            model=job.model,
+            vocabulary=job.vocabulary,
+            settings=settings or job.settings,
+            patterns=job.patterns,
+            # The file of a metric of the user's own is its version.
+            software={**run_versions(job.software, metrics=metrics), **source_digests(metrics)},
+        )
+
+    def manifest(
+        self,
+        totals: CalibrationTotals,
+        calibrations: tuple[Calibration, ...],
+        *,
+        plan: Plan,
+        digest: str,
+        sequential: SequentialRecord | None = None,
+    ) -> Manifest:
+        """Returns the manifest of a run.
+
+        Args:
+          totals: Over the whole calibration set.
+          calibrations: From `choose_thresholds`.
+          plan: What was planned.
+          digest: Of the plan, as it was before any loss was seen.
+          sequential: How it ended, if it was watched round by round.
+
+        Raises:
+          ManifestError: If the calibrations are not those that were planned.
+        """
+        planned = plan
+        if planned.digest != digest:
+            raise ManifestError(f"the plan is {planned.digest}, but the run was started with {digest}.")
+        token_from = self.settings.rule.token_from
+        if token_from != "exit_layer":
+            raise ManifestError(f"token_from must be exit_layer, got {token_from}: nothing can be served by that.")
+        return Manifest(
+            created=self.created,
+            model=self.model,
+            vocabulary=self.vocabulary,
+            decode=decode_record(self.settings),
+            data=data_record(totals, plan, patterns=self.patterns),
+            plan=planned,
+            earlier_plans=self.earlier_plans or None,
+            sequential=sequential,
+            cost=self.cost,
+            calibrations=tuple(self._with_positions(entry) for entry in calibrations),
+            guarantee=promise_of(plan),
+            software=self.software,
+        )
+
+    def _with_positions(self, entry: Calibration) -> Calibration:
+        settings = self.settings if entry.variant is None else settings_of_variant(self.settings, entry.variant)
+        return with_positions(entry, settings)
+
+
+def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
+    """Returns an entry with its threshold spelt out for every position, as decoders compare it, and its exit rule.
+
+    Args:
+      entry: Unchanged where it has no threshold.
+      settings: By which it decodes, its variant's where there are several.
+    """
+    if entry.threshold is None:
+        return entry
+    positions = scheduled_thresholds(settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length)
+    return dataclasses.replace(
+        entry, threshold_by_position=tuple(positions[:, 0].tolist()), rule=decode_record(settings).rule()
+    )
+
+
+def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, ...]) -> DataRecord:
+    """Returns the examples of totals as they stand in a manifest.
+
+    Args:
+      totals: Over all of them.
+      plan: By which they were counted.
+      patterns: Data patterns as the user gave them.
+    """
+    return DataRecord(
+        patterns=patterns,
+        examples=totals.examples,
+        clusters=None if plan.cluster_key is None else totals.risk.n,
+        choosing=totals.of_group(CHOOSING).risk.n if has_parts(plan) else None,
+        groups=None
+        if plan.group_key is None
+        else tuple(
+            GroupRecord(name=group, examples=totals.of_group(group).risk.n) for group in sorted(totals.layout.groups)
+        ),
+        duplicates=totals.duplicates,
+        failed=totals.failed,
+        failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
+        truncated=totals.truncated,
+        unseen=tuple(found.record() for found in totals.contrast.unseen) or None,
+        fingerprint=totals.data_fingerprint(),
+    )
+
+
+def decode_record(settings: DecodeSettings) -> DecodeRecord:
+    """Returns settings as they stand in a manifest, which says of the grid elsewhere."""
+    rule = settings.rule
+    return DecodeRecord(
+        **{name: getattr(rule, name) for name in ExitRuleRecord.file_keys()},
+        state_propagation=rule.state_propagation,
+        max_input_length=settings.max_input_length,
+        max_decode_length=settings.max_decode_length,
+        task_prefix=settings.task_prefix,
+        dtype=settings.precision.dtype,
+        matmul_precision=settings.precision.recorded_precision(),
+        engine=settings.engine,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

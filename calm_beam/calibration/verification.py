@@ -1,11 +1,14 @@
-"""What fresh examples say about the promises of a manifest.
+"""What fresh examples say about the promises of a manifest, and whether examples are fresh.
+
+Examples that a manifest was calibrated with, or that confirmed it, do not test its promises.
 
 Two questions are put to the fresh losses at each promised threshold, and they are not each other's opposite.
 
-* Is the promise *broken*: do they prove that the risk exceeds delta? The null is "the risk is at most delta", and
-  Holm's procedure over all entries keeps the chance of calling any promise broken that is kept at alpha.
-* Is it *proved again*: would they, alone, have accepted the threshold at the entry's epsilon? The null is "the risk
-  exceeds delta", as in calibration.
+Is the promise *broken*: do they prove that the risk exceeds delta? The null is "the risk is at most delta", and Holm's
+procedure over all entries keeps the chance of calling any promise broken that is kept at alpha.
+
+Is it *proved again*: would they, alone, have accepted the threshold at the entry's epsilon? The null is "the risk
+exceeds delta", as in calibration.
 
 Each question is answered conservatively: an example that failed has loss 1 for the second, and the lowest loss there is
 for the first.
@@ -16,20 +19,23 @@ called broken. A threshold whose risk is just below delta can hardly ever be pro
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.manifest import AskedTest, Calibration, Objective
+from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, Split
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
+from calm_beam.manifest import AskedTest, Calibration, Manifest, Objective
 from calm_beam.metrics.registry import Metric
-from calm_beam.outputs import Generation
-from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs import Generation, stored_prompts
+from calm_beam.outputs.metric_checks import Contrast, Unseen
 from calm_beam.outputs.scoring import score_by_policy
-from calm_beam.outputs.unseen import Unseen
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.outputs.totals import content_sum_of, fingerprint_text
 from calm_beam.risk.fwer import holm_test
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import excess_p_values, p_values_of
 
 from .loss_table import LossTable
@@ -272,3 +278,59 @@ def judged(
 def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:
     """Returns the thresholds of the entries, each once, descending; "never exit" needs none."""
     return tuple(sorted({entry.threshold for entry in entries if entry.threshold is not None}, reverse=True))
+
+
+def is_calibration_set(examples: Sequence[Example], manifest: Manifest) -> bool:
+    """Returns whether examples are those that a manifest was calibrated with, or those that confirmed it.
+
+    Args:
+      examples: With unique ids.
+      manifest: The manifest.
+    """
+    return bool(_fingerprints(examples, manifest) & _used_fingerprints(manifest))
+
+
+def count_known_prompts(
+    examples: Sequence[Example], shards: Sequence[str], *, vocabulary: Vocabulary | None, task_prefix: str
+) -> int:
+    """Returns how many examples have prompts that stored generations have, too.
+
+    Args:
+      examples: Fresh ones.
+      shards: Files of generations.
+      vocabulary: Of the model; None where prompts are token ids.
+      task_prefix: Put before every textual prompt.
+    """
+    known = {
+        _whole_prompt(prompt, vocabulary, task_prefix=task_prefix) for path in shards for prompt in stored_prompts(path)
+    }
+    return sum(
+        _whole_prompt((example.input, example.input_ids), vocabulary, task_prefix=task_prefix) in known
+        for example in examples
+    )
+
+
+def _fingerprints(examples: Sequence[Example], manifest: Manifest) -> set[str]:
+    """Returns the fingerprints of examples: of all of them, and of each part, where some confirm what others chose."""
+    share = None if manifest.plan is None else manifest.plan.confirm_share
+    sets = [examples]
+    if manifest.plan is not None and share is not None:
+        parts = [Split(name=name, confirm_share=share, salt=manifest.plan.salt) for name in (CALIBRATING, CONFIRMING)]
+        sets += [[example for example in examples if part.takes(example)] for part in parts]
+    return {fingerprint_text(content_sum_of(some)) for some in sets if some}
+
+
+def _used_fingerprints(manifest: Manifest) -> set[str]:
+    confirmed = () if manifest.confirmation is None else (manifest.confirmation.data.fingerprint,)
+    return {manifest.data.fingerprint, *confirmed}
+
+
+def _whole_prompt(
+    prompt: tuple[str | None, tuple[int, ...] | None], vocabulary: Vocabulary | None, *, task_prefix: str
+) -> str | tuple[int, ...] | None:
+    """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    text, ids = prompt
+    if text is None or vocabulary is None:
+        return text if ids is None else ids
+    ids, _ = vocabulary.encode_prompt(task_prefix + text, room=sys.maxsize)
+    return ids

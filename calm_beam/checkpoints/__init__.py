@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 
 from calm_beam.extras import on_first_use
 
-from .architectures import stored_architecture as stored_architecture
 from .checkpoint import Arrays as Arrays
 from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import Declared as Declared
 from .checkpoint import FloatArrays as FloatArrays
 from .checkpoint import fingerprint as fingerprint
 from .checkpoint import held as held
-from .declared import Declared as Declared
-from .error import CheckpointError as CheckpointError
+from .checkpoint import stored_architecture as stored_architecture
+from .metadata import CheckpointError as CheckpointError
 from .stored_array import Array as Array
 from .stored_array import StoredArray as StoredArray
 from .stored_array import StoredArrays as StoredArrays
 from .stored_array import pieces as pieces
 
 if TYPE_CHECKING:
-    from .cloud import store_model as store_model
     from .gguf_tokenizer import write_gguf_tokenizer as write_gguf_tokenizer
     from .hugging_face import write_hugging_face as write_hugging_face
     from .load import find_model as find_model
     from .load import load_checkpoint as load_checkpoint
     from .load import missing_folder as missing_folder
-    from .native import write_native as write_native
+    from .load import store_model as store_model
+    from .model_folder import write_native as write_native
     from .t5x import write_t5x as write_t5x
 
 __getattr__ = on_first_use(

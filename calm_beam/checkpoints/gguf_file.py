@@ -18,11 +18,10 @@ import numpy as np
 from calm_beam.extras import imported
 from calm_beam.model.llama import LlamaConfig, RopeScaling, parameter_shapes
 
-from .error import CheckpointError
-from .metadata import check_is_file, check_memory, shortened
-from .stored import StoredModel
+from .checkpoint import StoredModel
+from .metadata import CheckpointError, check_is_file, check_memory, shortened
+from .rearranged import changed, turned
 from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
-from .turned_heads import changed, turned
 
 SUFFIX = ".gguf"
 _EXTRA, _NEEDED_FOR = "gguf", "reading GGUF"

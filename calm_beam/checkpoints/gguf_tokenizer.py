@@ -9,11 +9,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calm_beam.inputs.vocabularies.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER
+from calm_beam.inputs.vocabularies.tokenizer_json import CONFIG, TEMPLATE, TOKENIZER
 
-from .error import CheckpointError
 from .gguf_file import GGUFFile
-from .metadata import shortened
+from .metadata import CheckpointError, shortened
 
 # How GPT-2 cuts texts before it merges, which `ByteLevel` does by itself; and how Llama 3 and Qwen2 do.
 _LLAMA_3 = (

@@ -15,12 +15,10 @@ import numpy as np
 
 from calm_beam.model.llama import LlamaConfig, RopeScaling
 
-from .error import CheckpointError
-from .metadata import read_json, read_text, shortened
-from .scanned import unstack_layers
-from .stored import StoredModel
+from .checkpoint import StoredModel
+from .metadata import CheckpointError, read_json, read_text, shortened
+from .rearranged import changed, turned, unstack_layers
 from .stored_array import Array, StoredArray, StoredArrays
-from .turned_heads import changed, turned
 
 CONFIG = "config.yml"
 GENERATION = "generation_config.json"

@@ -1,14 +1,21 @@
-"""Small files of a checkpoint, and whether what they claim can be true, before anything is allocated for it."""
+"""Small files of a checkpoint, and whether what they claim can be true, before anything is allocated for it.
+
+Readers raise `CheckpointError` where it is not.
+"""
 
 import pathlib
 import stat
 from collections.abc import Mapping
 from typing import Any
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import strict_json
 from calm_beam.storage.free_memory import available_bytes
 
-from .error import CheckpointError
+
+class CheckpointError(CalmBeamError, ValueError):
+    """A checkpoint that cannot be read, or is not one."""
+
 
 # Of the text files of a checkpoint; the largest that are known have a few megabytes.
 _MOST_TEXT = 64 << 20

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .error import CheckpointError
+from .metadata import CheckpointError
 
 # Most bytes of a piece, unless what is stored together takes more.
 _PIECE_BYTES = 1 << 24

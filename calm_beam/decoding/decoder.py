@@ -1,34 +1,267 @@
 """The decoder: prompts in; tokens, exit layers and confidences out, by every branch of each prompt.
 
-A sweep is a decoder with a branch for every threshold. What serves is one with a single branch, whose requests may name
-other thresholds: prompts that stand in one batch then exit at their own.
+A sweep is a decoder with a branch for every threshold. What serves is one with a single branch, whose requests may
+name other thresholds: prompts in one batch then exit at their own.
+
+Prompts are spread over groups of devices, each with a decoder that runs a layer once for all that need it: branches
+of a prompt, and many prompts. Prompts occupy the slots of a batch, and all of them take one step at a time. At each
+layer, the groups of branches that are in one state (see `kv_cache`) are packed into rows, whichever prompt they
+belong to; branches that exit leave, and the others go on to the next layer. Logits are made only where a branch has
+to decide. A slot whose branches have all ended is given the next prompt.
 """
 
+import collections
 import dataclasses
 import functools
+import logging
+import queue
+import threading
 from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures import Need
 from calm_beam.model import architecture_of, network_of
+from calm_beam.model.interface import EarlyExitModel
+from calm_beam.precision import FLOAT32, Precision
 
 from .batch import Batch
-from .branches import Branch, Branches
+from .branches import Branch, Branches, NearTies, PromptResult, Request
+from .compilation import common_prefix, joined_widths, members_by_width, widths_up_to
 from .device_groups import device_groups, placed
-from .devices import decode_on_devices
-from .engine_choice import Machine, chosen_engine
-from .group_decoder import GroupDecoder
-from .memory import check_devices, choose_budget
-from .near_ties import near_ties_of
-from .request import Request
-from .result import NearTies, PromptResult
+from .engine import Work
+from .engine_choice import Machine, chosen_engine, near_ties_of
+from .memory import Budget, check_devices, choose_budget, return_freed_memory
 from .settings import check_sizes
 from .weights import Weights
-from .work import Work
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class GroupDecoder:
+    """Decodes prompts, each in all of its lanes, sharing the work of lanes that are in the same state.
+
+    Attributes:
+      work: What has been decoded so far, counted.
+    """
+
+    def __init__(
+        self,
+        model: EarlyExitModel,
+        branches: Branches,
+        *,
+        weights: Weights,
+        thresholds: np.ndarray,
+        max_input_length: int,
+        budget: Budget,
+    ) -> None:
+        """Prepares a decoder.
+
+        Args:
+          model: The network.
+          branches: How exits of each lane are decided.
+          weights: Of the model, on the group.
+          thresholds: float32, shape (steps, lanes). Those of requests that name no others.
+          max_input_length: Most tokens of a prompt.
+          budget: What it may hold at a time. If the device has no room for that, it is halved.
+        """
+        self._model, self._branches, self._weights, self._thresholds = model, branches, weights, thresholds
+        self._max_input_length = max_input_length
+        self._budget = budget
+        self.work = Work()
+
+    @property
+    def slots(self) -> int:
+        """Most prompts that are decoded side by side."""
+        return self._budget.slots
+
+    def open_batch(self) -> Batch:
+        """Returns a batch for prompts that are not known yet, with room for every width that they may have.
+
+        It holds no more than have room to the end, so that none has to give way.
+        """
+        steps, lanes = self._thresholds.shape
+        room = (self._budget.tokens - self._source_tokens()) // (steps * lanes)
+        budget = dataclasses.replace(self._budget, slots=min(self.slots, max(1, room)))
+        widths = {width: range(budget.slots) for width in widths_up_to(self._max_input_length)}
+        counts = dict.fromkeys(joined_widths(widths, tokens=self._source_tokens()), budget.slots)
+        return self._batch(budget, counts, admits_few=True)
+
+    def decode(self, requests: Sequence[Request]) -> Iterator[tuple[Request, PromptResult]]:
+        """Yields every request, which must be distinct, with its outputs, in the order in which they end.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        waiting = members_by_width([request.ids for request in requests], self._max_input_length)
+        left = dict.fromkeys(requests)
+        while left:
+            waiting = {
+                width: kept
+                for width, members in waiting.items()
+                if (kept := [index for index in members if requests[index] in left])
+            }
+            try:
+                for request, result in self._decode(requests, waiting):
+                    del left[request]
+                    yield request, result
+            except (jax.errors.JaxRuntimeError, MemoryError) as error:
+                lacks_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+                if not lacks_memory or self._budget == self._budget.halved():
+                    raise
+                self._budget = self._budget.halved()
+                _LOGGER.warning(
+                    "the device has no memory left; going on with half the budget: %d prompts and %d tokens at a time",
+                    self._budget.slots,
+                    self._budget.tokens,
+                )
+            finally:
+                return_freed_memory()
+
+    def _decode(
+        self, requests: Sequence[Request], members_by_width: dict[int, list[int]]
+    ) -> Iterator[tuple[Request, PromptResult]]:
+        """Yields the given members of the requests with their outputs."""
+        members_by_width = joined_widths(members_by_width, tokens=self._source_tokens())
+        counts = {width: len(members) for width, members in members_by_width.items()}
+        batch = self._batch(self._budget, counts, prefixes=self._prefixes(requests, members_by_width))
+        # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
+        waiting = {
+            width: collections.deque(
+                sorted((requests[index] for index in members), key=lambda request: -len(request.ids))
+            )
+            for width, members in sorted(members_by_width.items(), reverse=True)
+        }
+        while any(waiting.values()) or batch.is_busy():
+            batch.admit(waiting)
+            for request in batch.make_room():
+                waiting[batch.width_for(request)].appendleft(request)
+            self.work += Work(steps=1)
+            for request, result in batch.step():
+                self.work += Work(prompts=1, tokens=int(result.lengths[0])) + batch.take_work()
+                yield request, result
+        self.work += batch.take_work()
+
+    def _prefixes(
+        self, requests: Sequence[Request], members_by_width: dict[int, list[int]]
+    ) -> dict[int, Sequence[int]]:
+        """Returns by width what all prompts begin with, where it pays to go through it once."""
+        if not architecture_of(self._model.config).shares_prefixes:
+            return {}
+        found = {
+            width: common_prefix([requests[index].ids for index in members], width=width)
+            for width, members in members_by_width.items()
+        }
+        return {width: prefix for width, prefix in found.items() if prefix}
+
+    def _source_tokens(self) -> int:
+        steps, lanes = self._thresholds.shape
+        return self._budget.source_tokens(steps * lanes)
+
+    def _batch(
+        self,
+        budget: Budget,
+        counts: dict[int, int],
+        *,
+        prefixes: dict[int, Sequence[int]] | None = None,
+        admits_few: bool = False,
+    ) -> Batch:
+        with self._weights.group.running():
+            return Batch(
+                self._model,
+                self._branches,
+                weights=self._weights,
+                thresholds=self._thresholds,
+                budget=budget,
+                counts=counts,
+                prefixes=prefixes,
+                admits_few=admits_few,
+            )
+
+
+_Ended = tuple[Request, PromptResult]
+
+
+def decode_on_devices(decoders: Sequence[GroupDecoder], requests: Sequence[Request]) -> Iterator[_Ended]:
+    """Yields every request with its outputs, in the order in which they end.
+
+    Args:
+      decoders: Each with devices and a model of its own.
+      requests: Distinct ones. Dealt out by length, so that no decoder gets all the long ones.
+
+    Raises:
+      Exception: What a decoder raises, once the others have stopped, which they do at their next result. The devices
+        are free by then, so that the caller can decode again.
+    """
+    if len(decoders) == 1:
+        yield from decoders[0].decode(requests)
+        return
+    by_length = sorted(requests, key=lambda request: -len(request.ids))
+    results = _Results(senders=len(decoders))
+    threads = [
+        threading.Thread(target=_run_decoder, args=(decoder, by_length[number :: len(decoders)], results), daemon=True)
+        for number, decoder in enumerate(decoders)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield from results.received()
+    finally:
+        results.abandon()
+        for thread in threads:
+            thread.join()
+
+
+class _Results:
+    """Hands results from the threads of the devices to the one that reads them.
+
+    A device runs ahead of its reader by one result at most, so that results do not pile up.
+    """
+
+    def __init__(self, *, senders: int) -> None:
+        self._senders = senders
+        # None is the last item of a sender that has nothing left.
+        self._items: queue.Queue[_Ended | BaseException | None] = queue.Queue(maxsize=senders)
+        self._is_abandoned = threading.Event()
+
+    def send(self, item: _Ended | BaseException | None) -> bool:
+        """Waits for room, and returns whether the item was taken: nobody reads it once results are abandoned."""
+        while not self._is_abandoned.is_set():
+            try:
+                self._items.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def received(self) -> Iterator[_Ended]:
+        """Yields results until every sender is done; raises the first exception that was sent."""
+        running = self._senders
+        while running:
+            item = self._items.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+
+    def abandon(self) -> None:
+        """Stops the senders at their next result."""
+        self._is_abandoned.set()
+
+
+def _run_decoder(decoder: GroupDecoder, requests: Sequence[Request], results: _Results) -> None:
+    """Sends the requests with their outputs, and then None; or what went wrong."""
+    try:
+        for ended in decoder.decode(requests):
+            if not results.send(ended):
+                return
+        results.send(None)
+    except BaseException as error:
+        results.send(error)
 
 
 class Decoder:

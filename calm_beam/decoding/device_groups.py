@@ -15,12 +15,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Array, Checkpoint, StoredArray, StoredArrays, held
 from calm_beam.errors import UsageError
 from calm_beam.model import ModelConfig
 from calm_beam.model.partitioning import PARTS
 from calm_beam.model.sharding import Division
+from calm_beam.precision import FLOAT32, Precision
 from calm_beam.text import counted
 
 

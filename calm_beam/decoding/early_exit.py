@@ -15,27 +15,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.certified_head import certify
+from calm_beam.exits.certified_head import CertifiedHead, certify, heads_of_form
 from calm_beam.exits.decision import decide_by_logits
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
-from calm_beam.exits.quantised_head import CertifiedHead, heads_of_form
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.heads import has_own_exits, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position, of_layer
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
+from calm_beam.precision import FLOAT32, Precision
 
-from .branches import Branch
-from .compilation import compiled
+from .branches import Branch, BranchResult
+from .compilation import compiled, members_by_width
 from .device_groups import device_groups, placed
 from .ends import is_end
 from .engine_choice import Machine, chosen_engine
-from .padding import members_by_width
-from .result import BranchResult
 from .settings import check_sizes
 
 

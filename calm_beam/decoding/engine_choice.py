@@ -1,7 +1,9 @@
-"""Which engine decodes: by fixed rules of the request, the model and the processor, never by a clock or free memory.
+"""Which engine decodes, and which outputs another engine might have made differently.
 
-Engines compute the same and round otherwise, which moves an output now and then. So what decoded is recorded, outputs
-of two engines are never mixed, and serving says if it is not what was calibrated.
+The choice follows fixed rules of the request, the model and the processor, never a clock or free memory. Engines
+compute the same and round differently, which moves an output now and then. So the engine is recorded, outputs of two
+engines are never mixed, and serving reports an engine that differs from that of calibration. An output is a near tie
+where some decision was within rounding: another engine, or another batch, might have decided differently.
 """
 
 import dataclasses
@@ -13,7 +15,8 @@ import subprocess
 import sys
 from typing import Any
 
-from calm_beam.arithmetic import Precision
+import numpy as np
+
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import head_form
 from calm_beam.exits.rule import ExitRule
@@ -21,7 +24,10 @@ from calm_beam.manifest import ENGINES, LOOP, EngineRecord
 from calm_beam.model import ModelConfig, architecture_of, native_decoder
 from calm_beam.model.native import library
 from calm_beam.model.native.build import TUNED
+from calm_beam.precision import Precision
 from calm_beam.storage.free_memory import has_accelerators
+
+from .branches import Branches, NearTies, PromptResult
 
 ENGINE_CHOICES = ("auto", *ENGINES)
 """What `--engine` takes: an engine, or `auto` for native code where the machine has it."""
@@ -252,3 +258,34 @@ def _features() -> frozenset[str]:
     except OSError:
         return frozenset()
     return next((frozenset(line.split()) for line in lines if line.startswith(("flags", "Features"))), frozenset())
+
+
+NEARNESS = 1e-5
+"""How near a confidence comes to a threshold, or to 0 where it is the gap of two probabilities, in a near tie.
+
+Engines and batches move confidences by about 1e-6 (docs/measurements.md).
+"""
+
+
+def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.ndarray) -> NearTies | None:
+    """Returns of each branch's output whether it hung on a near tie, or None where that is not seen; None if of none.
+
+    A decision is a near tie if a confidence that was compared with its threshold, at the exit layer or below, is within
+    `NEARNESS` of it. With the gap of the two largest probabilities as the measure, a token is one if that gap is; with
+    others, ties of logits are not seen.
+
+    Args:
+      result: Of a prompt.
+      branches: How exits were decided.
+      thresholds: float32, shape (steps, branches); +inf in one of the full model.
+    """
+    is_seen = branches.sees_near_ties
+    if result.max_rejected_confidence is None or not is_seen.any():
+        return None
+    at, is_token = thresholds.T, result.exit_layers > 0
+    # At the last layer nothing is compared, and nothing is below a threshold of 0. Nothing is near +inf.
+    near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branches.layers)
+    near |= np.abs(result.max_rejected_confidence - at) <= NEARNESS
+    near &= is_token & (at > 0)
+    near |= branches.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
+    return tuple(told if seen else None for told, seen in zip(near.any(axis=1).tolist(), is_seen.tolist(), strict=True))

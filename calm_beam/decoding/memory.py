@@ -5,10 +5,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.exits.head_forms import certified_bytes
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 from calm_beam.model.sharding import Division, values_per_device
+from calm_beam.precision import FLOAT32, Precision
 from calm_beam.storage.free_memory import available_bytes, has_accelerators
 
 if TYPE_CHECKING:

@@ -1,6 +1,20 @@
-"""One step of all lanes of a batch: which layers they go through, where they leave, and what skipped layers keep."""
+"""One step of all branches (lanes) of a batch: the layers they run, where they exit, and what skipped layers keep.
+
+Where the lanes of a prompt share what they have in common, a layer is run once for each group of lanes. By a rule
+that needs the full model at every token (the oracle, the full cache, tokens of the last layer), every lane goes
+through every layer. Where it has left is decided after the last one, and what the layers above have made of the token
+is then replaced by what the rule has them keep.
+
+Where prompts have one lane each, layers are run ahead of decisions. Testing for exits after every layer costs, at
+every layer, a pass over the weights of the head, and bookkeeping. For few rows that costs more than to take them
+through a layer or two that some of them would not have needed. So several layers are run at once where few rows are
+expected to leave on the way, and are decided together. A token leaves at the first layer that lets it out, as if it
+had been tested there; what layers above have made of it is written over, or never looked at.
+"""
 
 import abc
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,11 +22,8 @@ from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 
 from .branches import Branches
-from .decisions import Decisions
-from .engine import Engine
-from .outputs import StepOutputs
-from .paths import Paths, Rows
-from .work import Work
+from .engine import Decisions, Engine, StepOutputs, Work
+from .kv_cache import Groups, LaneTree, Paths, Rows, SingleLanes
 
 
 class Step(abc.ABC):
@@ -95,3 +106,428 @@ class Step(abc.ABC):
         else:
             self._work += Work(fill_rows=int(is_skipped.sum()))
             self._engine.keep_skipped(layers, lanes, nodes)
+
+
+class SharedStep(Step):
+    """See `Step`."""
+
+    def __init__(self, branches: Branches, *, engine: Engine, paths: LaneTree, first_kept_step: int) -> None:
+        """Prepares steps; arguments are those of `Step`."""
+        super().__init__(branches, engine=engine, paths=paths, first_kept_step=first_kept_step)
+        self._tree = paths
+        # By lane of all slots.
+        slots = len(paths.step)
+        self._measure_of, self._asks_head = (np.tile(each, slots) for each in (branches.measure_of, branches.asks_head))
+        self._may_exit = np.tile(branches.may_exit, slots)
+        self._by_logits, self._by_tokens = branches.indices(Need.LOGITS), branches.indices(Need.TOKENS)
+        self._is_compared = np.isin(self._measure_of, self._by_tokens)
+
+    def run(
+        self, live: np.ndarray, *, previous: np.ndarray, thresholds: np.ndarray, known_exits: np.ndarray | None
+    ) -> StepOutputs:
+        """Returns what a step gives lanes."""
+        new, alive = StepOutputs.none(live.shape), live.copy()
+        # Views by lane of all slots.
+        is_alive, of_lane = alive.reshape(-1), thresholds.reshape(-1)
+        lanes = new.by_lane()
+        # First lane of each lane's group, by layer: where the group's state stands.
+        self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
+        # What each lane's layers below have predicted, the nearest first, for measures that compare it.
+        self._earlier = np.full((alive.size, self._branches.most_compared), -1, np.int32)
+        at_layers: list[Decisions] = []
+        for layer in range(1, self._layers + 1):
+            groups = self._tree.groups(layer, alive)
+            rows, members = groups.rows, groups.members
+            if not len(rows.lanes):
+                break
+            if layer == 1:
+                self._engine.embed(rows.lanes, previous.reshape(-1)[rows.lanes])
+            below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
+            measured = self._run_layers(range(layer, layer + 1), rows, below=below)[:, 0]
+            self._groups[layer, members] = rows.lanes[groups.of_member]
+            groups = self._that_may_exit(layer, groups)
+            members = groups.members
+            if not len(members):
+                continue
+            is_last, thresholds_here = layer == self._layers, of_lane[members]
+            known = None if known_exits is None else known_exits.flat[members]
+            decided = self._decide(layer, groups, thresholds=thresholds_here, known=known, measured=measured)
+            if self._branches.decides_after_last_layer:
+                at_layers.append(decided)
+                continue
+            leaves = (decided.low >= thresholds_here) | is_last
+            if known is not None:
+                leaves = np.where(known, known == layer, leaves)
+            # Of those that stay, a layer above writes again.
+            lanes.put(members, decided, layer=layer)
+            stays = members[~leaves]
+            lanes.max_rejected_confidence[stays] = np.fmax(lanes.max_rejected_confidence[stays], decided.high[~leaves])
+            is_alive[members[leaves]] = False
+        if at_layers:
+            self._leave_afterwards(lanes, np.flatnonzero(live), at_layers=at_layers, thresholds=of_lane)
+        self._read_tokens(new, known_exits)
+        return new
+
+    def propagate(self, exit_layers: np.ndarray, goes_on: np.ndarray) -> None:
+        """Gives the layers that tokens skipped what they keep of them."""
+        members, exits, passed_on = self._to_propagate(exit_layers, goes_on)
+        if not len(members) or self._passed_on is PassedOn.NOTHING:
+            return
+        layers, lanes, of_member = self._distinct(passed_on, members)
+        lowest = np.full(len(lanes), self._layers)
+        np.minimum.at(lowest, of_member, exits)
+        nodes = np.full((self._layers - 1, len(lanes)), self._tree.capacity, np.int32)
+        for layer in range(2, self._layers + 1):
+            is_skipped, skips = lowest < layer, exits < layer
+            if self._branches.decides_after_last_layer:
+                others = np.setdiff1d(np.flatnonzero(goes_on), members[skips])
+                self._tree.give_back_newest(layer, members[skips], others=others)
+            place = np.cumsum(is_skipped) - 1
+            nodes[layer - 2, is_skipped] = self._tree.keep(
+                layer, lanes[is_skipped], members=members[skips], of_member=place[of_member[skips]]
+            )
+        self._keep(layers, lanes, nodes, is_skipped=nodes < self._tree.capacity)
+
+    def _that_may_exit(self, layer: int, groups: Groups) -> Groups:
+        """Returns the groups of a layer with those of their members alone that may leave there."""
+        may_exit = self._may_exit[layer, groups.members]
+        if may_exit.all():
+            return groups
+        return Groups(groups.rows, groups.members[may_exit], groups.of_member[may_exit])
+
+    def _decide(
+        self,
+        layer: int,
+        groups: Groups,
+        *,
+        thresholds: np.ndarray,
+        known: np.ndarray | None,
+        measured: np.ndarray,
+    ) -> Decisions:
+        """Returns what is decided of every lane that may exit; the tokens are 0 where logits do not decide.
+
+        Args:
+          layer: Which.
+          groups: Of that layer.
+          thresholds: Of each of these lanes.
+          known: Where each leaves, if that is known already; else 0. None if none is.
+          measured: Confidences of every row by measures that need no logits, (measures, rows).
+        """
+        members, of_member = groups.members, groups.of_member
+        # [measures, rows]
+        low, high = measured, measured
+        tokens, is_finite = np.zeros(len(groups.rows.lanes), np.int32), np.ones(len(groups.rows.lanes), bool)
+        asks = self._asks(members, thresholds, is_last=layer == self._layers, known=known)
+        if asks is not None:
+            low, high = measured.copy(), measured.copy()
+            low[self._by_logits] = high[self._by_logits] = -np.inf
+            self._ask(layer, groups, asks, thresholds=thresholds, made=(tokens, low, high, is_finite))
+        measure = self._measure_of[members]
+        decided = Decisions(
+            tokens[of_member],
+            low=low[measure, of_member],
+            high=high[measure, of_member],
+            is_finite=is_finite[of_member],
+        )
+        if self._by_tokens:
+            self._compare_tokens(members, decided)
+        return decided
+
+    def _asks(
+        self, members: np.ndarray, thresholds: np.ndarray, *, is_last: bool, known: np.ndarray | None
+    ) -> np.ndarray | None:
+        """Returns which lanes need the head's decision, given their thresholds and the exits that are known.
+
+        The full model's lane asks at the last layer only, unless tokens of the layers below are compared. None if no
+        lane's measure asks it.
+        """
+        if not self._asks_head.any():
+            return None
+        asks: np.ndarray = self._asks_head[members]
+        if not is_last:
+            asks = asks & (np.isfinite(thresholds) | self._is_compared[members])
+        return asks if known is None else asks & (known == 0)
+
+    def _ask(
+        self, layer: int, groups: Groups, asks: np.ndarray, *, thresholds: np.ndarray, made: tuple[np.ndarray, ...]
+    ) -> None:
+        """Writes what heads decide of rows of asking lanes: tokens, ends of intervals of confidences, finiteness.
+
+        The ends are of shape (measures, rows).
+        """
+        tokens, low, high, is_finite = made
+        asking, is_asked = groups.of_member[asks], np.zeros(len(tokens), bool)
+        is_asked[asking] = True
+        asked, place = np.flatnonzero(is_asked), np.cumsum(is_asked) - 1
+        if not len(asked):
+            return
+        decided = self._project(
+            np.full(len(asked), layer),
+            groups.rows.lanes[asked],
+            # Lanes of a row may have different thresholds; what is open for one of them is for the row.
+            of_threshold=place[asking],
+            thresholds=thresholds[asks],
+        )
+        tokens[asked], is_finite[asked] = decided[0].tokens, decided[0].is_finite
+        for index, of_measure in zip(self._by_logits, decided, strict=False):
+            low[index, asked], high[index, asked] = of_measure.low, of_measure.high
+
+    def _compare_tokens(self, members: np.ndarray, decided: Decisions) -> None:
+        """Sets the confidences of lanes whose measure compares tokens, and puts these before those of layers below."""
+        for index in self._by_tokens:
+            of_measure = np.flatnonzero(self._measure_of[members] == index)
+            lanes, tokens = members[of_measure], decided.tokens[of_measure]
+            patience = self._branches.rules[index].patience
+            assert patience is not None, "the measure has one"
+            earlier = self._earlier[lanes]
+            confidences = self._branches.measures[index].confidence(tokens, earlier[:, : patience - 1])
+            decided.low[of_measure] = decided.high[of_measure] = confidences
+            if self._earlier.size:
+                self._earlier[lanes] = np.concatenate([tokens[:, None], earlier[:, :-1]], axis=1)
+
+    def _leave_afterwards(
+        self, lanes: StepOutputs, members: np.ndarray, *, at_layers: Sequence[Decisions], thresholds: np.ndarray
+    ) -> None:
+        """Writes where lanes have left, once all of them have been through the last layer.
+
+        Args:
+          lanes: As of `StepOutputs.by_lane`.
+          members: Those that generate.
+          at_layers: What is decided of each of these at every layer that may exit, ascending.
+          thresholds: Of all lanes.
+        """
+        tokens = np.stack([decided.tokens for decided in at_layers])
+        low, high = (np.stack([getattr(decided, name) for decided in at_layers]) for name in ("low", "high"))
+        is_finite = np.stack([decided.is_finite for decided in at_layers])
+        (measure,) = self._branches.measures
+        if measure.needs is Need.LAST_TOKEN:
+            low = high = measure.confidence(tokens, tokens[-1])
+        leaves = low >= thresholds[members]
+        leaves[-1] = True
+        first, each = leaves.argmax(axis=0), np.arange(len(members))
+        predicting = np.full_like(first, len(at_layers) - 1) if self._branches.takes_last_token else first
+        decided = Decisions(
+            tokens[predicting, each],
+            low=low[first, each],
+            high=high[first, each],
+            is_finite=is_finite[first, each] & is_finite[predicting, each],
+        )
+        lanes.put(members, decided, layer=np.array(self._branches.exit_layers)[first])
+        is_below = np.arange(len(at_layers))[:, None] < first
+        lanes.max_rejected_confidence[members] = np.fmax.reduce(np.where(is_below, high, -np.inf))
+
+    def _read_tokens(self, new: StepOutputs, known_exits: np.ndarray | None) -> None:
+        """Sets the tokens that are not known where logits do not decide, projecting the state of each exit once."""
+        members = np.flatnonzero(self._is_read(new, known_exits).reshape(-1) & ~self._asks_head)
+        if not len(members):
+            return
+        predicting = new.exit_layers.flat[members]
+        if self._branches.takes_last_token:
+            predicting = np.full_like(predicting, self._layers)
+        layers, lanes, of_member = self._distinct(predicting, members)
+        decided, *_ = self._project(layers, lanes)
+        new.tokens.flat[members] = decided.tokens[of_member]
+        new.is_finite.flat[members] &= decided.is_finite[of_member]
+
+    def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""
+        keys = self._groups[layers, members].astype(np.int64) * (self._layers + 1) + layers
+        distinct, of_member = np.unique(keys, return_inverse=True)
+        lanes, of_state = np.divmod(distinct, self._layers + 1)
+        return of_state, lanes, of_member
+
+
+# Rows of a layer that may be run for nothing, as expected, rather than to ask before it somebody who may stay.
+_MOST_AHEAD = 8.0
+
+
+class _Undecided(NamedTuple):
+    """Rows that have not left yet.
+
+    Attributes:
+      rows: Which.
+      thresholds: float32, shape (rows,).
+      asks: bool, likewise. Whether a layer that is not the last asks the head about it.
+      known_exits: int32, likewise; 0 where the exit is not known. None if none is.
+      earlier: int32, shape (rows, patience - 1). What the layers below have predicted, the nearest first. None if it is
+        not compared.
+    """
+
+    rows: Rows
+    thresholds: np.ndarray
+    asks: np.ndarray
+    known_exits: np.ndarray | None
+    earlier: np.ndarray | None
+
+    def some(self, chosen: np.ndarray) -> "_Undecided":
+        """Returns some of them."""
+        rows, known, earlier = self.rows, self.known_exits, self.earlier
+        lanes = rows.lanes[chosen]
+        return _Undecided(
+            Rows(lanes, lanes, rows.steps[chosen], rows.nodes[chosen]),
+            self.thresholds[chosen],
+            self.asks[chosen],
+            None if known is None else known[chosen],
+            None if earlier is None else earlier[chosen],
+        )
+
+
+class SingleStep(Step):
+    """See `Step`; a lane is the number of its slot."""
+
+    def __init__(self, branches: Branches, *, engine: Engine, paths: SingleLanes, first_kept_step: int) -> None:
+        """Prepares steps; arguments are those of `Step`, with the branch of the one lane."""
+        super().__init__(branches, engine=engine, paths=paths, first_kept_step=first_kept_step)
+        layers = branches.layers
+        (self._measure,), self._exit_layers = branches.measures, branches.exit_layers
+        self._decides_by_logits = self._measure.needs.asks_head
+        # How many rows heads are asked about at a time at most.
+        self._paths, self._most_asked = paths, 2 * len(paths.step)
+        # By layer: rows that came to where they might leave, and those of them that did.
+        self._came, self._left = [0] * (layers + 1), [0] * (layers + 1)
+
+    def run(
+        self, live: np.ndarray, *, previous: np.ndarray, thresholds: np.ndarray, known_exits: np.ndarray | None
+    ) -> StepOutputs:
+        """Returns what a step gives lanes."""
+        new = StepOutputs.none(live.shape)
+        of_lane = new.by_lane()
+        rows = self._paths.take(np.flatnonzero(live))
+        self._engine.embed(rows.lanes, previous[rows.lanes, 0])
+        if run_step := self._engine.whole_step:
+            self._work += run_step(rows, thresholds=thresholds, known_exits=known_exits, new=new)
+            return new
+        undecided = self._undecided(rows, thresholds, known_exits)
+        first = 1
+        while len(undecided.rows.lanes):
+            layers = self._run_before_asking(first, undecided)
+            undecided = self._run(layers, undecided, of_lane)
+            first = layers.stop
+        if not self._decides_by_logits:
+            lanes = np.flatnonzero(self._is_read(new, known_exits))
+            (decided,) = self._project(of_lane.exit_layers[lanes], lanes)
+            of_lane.tokens[lanes] = decided.tokens
+            of_lane.is_finite[lanes] &= decided.is_finite
+        return new
+
+    def propagate(self, exit_layers: np.ndarray, goes_on: np.ndarray) -> None:
+        """Gives the layers that tokens skipped what they keep of them."""
+        lanes, exits, passed_on = self._to_propagate(exit_layers, goes_on)
+        if not len(lanes):
+            return
+        is_skipped = exits < np.arange(2, self._layers + 1)[:, None]
+        nodes = np.where(is_skipped, self._paths.newest(exits, lanes), np.int32(self._paths.capacity))
+        self._keep(passed_on, lanes, nodes, is_skipped=is_skipped)
+
+    def _undecided(self, rows: Rows, thresholds: np.ndarray, known_exits: np.ndarray | None) -> _Undecided:
+        """Returns all rows of a step; what is given is by slot and lane."""
+        at = thresholds[rows.lanes, 0]
+        asks, known, earlier = np.isfinite(at), None, None
+        if self._measure.needs is Need.TOKENS:
+            # The full model's rows, too: tokens of the layers below are compared.
+            asks[:] = True
+            earlier = np.full((len(at), self._branches.most_compared), -1, np.int32)
+        if known_exits is not None:
+            known = known_exits[rows.lanes, 0]
+            asks &= known == 0
+        return _Undecided(rows, at, asks, known, earlier)
+
+    def _run_before_asking(self, first: int, undecided: _Undecided) -> range:
+        """Returns layers, from the first on, that are run before it is asked who has left; the last may be left at."""
+        rows = len(undecided.asks)
+        asking = rows if self._decides_by_logits and undecided.asks.any() else 0
+        staying, asked = float(rows), 0
+        for layer in self._exit_layers[:-1]:
+            if layer < first:
+                continue
+            # Of what is not known yet, the worst is expected.
+            staying *= 1 - (self._left[layer] + 1) / (self._came[layer] + 1)
+            asked += asking
+            # Where next to nobody stays, a question here is likely to be the last one.
+            most_ahead = _MOST_AHEAD * min(1.0, staying)
+            if rows - staying > most_ahead or asked + asking > self._most_asked:
+                return range(first, layer + 1)
+        return range(first, self._layers + 1)
+
+    def _run(self, layers: range, undecided: _Undecided, new: StepOutputs) -> _Undecided:
+        """Runs layers, writes what is decided there to `new`, by lane, and returns who goes on."""
+        rows, count = undecided.rows, len(undecided.asks)
+        (measured,) = self._run_layers(layers, rows, below=rows.lanes)
+        exits = [layer for layer in self._exit_layers if layer in layers]
+        asks = self._asks(exits, undecided)
+        if self._decides_by_logits:
+            decided = self._decide(np.array(exits), undecided, asks)
+        else:
+            decided = Decisions.measured(measured[np.array(exits) - layers.start].reshape(-1))
+        if undecided.earlier is not None:
+            undecided = undecided._replace(earlier=self._compare(decided, asks, undecided.earlier))
+        leaves = self._leaves(exits, decided, undecided)
+        stays = np.flatnonzero(~leaves.any(axis=0))
+        # The first layer that lets a row out. Of those that stay, a layer above writes again.
+        leaves[-1] = True
+        at = leaves.argmax(axis=0)
+        new.put(rows.lanes, decided.of_rows(at * count + np.arange(count)), layer=np.array(exits)[at])
+        self._count(exits, at, stays)
+        if len(layers) > 1:
+            self._count_ahead(layers.stop - 1 - np.array(exits)[at], asks, at)
+        at[stays] += 1
+        passed = np.where(np.arange(len(exits))[:, None] < at, decided.high.reshape(leaves.shape), np.float32(-np.inf))
+        rejected = new.max_rejected_confidence
+        rejected[rows.lanes] = np.fmax(rejected[rows.lanes], np.fmax.reduce(passed, axis=0))
+        return undecided.some(stays)
+
+    def _leaves(self, exits: Sequence[int], decided: Decisions, undecided: _Undecided) -> np.ndarray:
+        """Returns which rows a layer lets out, by what is decided there alone, (exits, rows)."""
+        leaves: np.ndarray = decided.low.reshape(len(exits), -1) >= undecided.thresholds
+        if exits[-1] == self._layers:
+            leaves[-1] = True
+        known = undecided.known_exits
+        return leaves if known is None else np.where(known > 0, known == np.array(exits)[:, None], leaves)
+
+    def _count(self, exits: Sequence[int], at: np.ndarray, stays: np.ndarray) -> None:
+        """Counts who came to layers and left there, given the place of each among these; `stays` have not."""
+        left = np.bincount(at, minlength=len(exits)).tolist()
+        left[-1] -= len(stays)
+        came = len(at)
+        for layer, number in zip(exits, left, strict=True):
+            self._came[layer] += came
+            self._left[layer] += number
+            came -= number
+
+    def _count_ahead(self, layers_above: np.ndarray, asks: np.ndarray, at: np.ndarray) -> None:
+        """Counts what was in vain: layers that were run above the one that rows left at, and what was asked there."""
+        in_vain = int(layers_above.sum())
+        if in_vain:
+            asked = int((asks & (np.arange(len(asks))[:, None] > at)).sum()) if self._decides_by_logits else 0
+            self._work += Work(ahead_rows=in_vain, ahead_decisions=asked)
+
+    def _asks(self, exits: Sequence[int], undecided: _Undecided) -> np.ndarray:
+        """Returns which rows the head is asked about at layers, (exits, rows), where logits decide."""
+        asks = np.repeat(undecided.asks[None], len(exits), axis=0)
+        if exits[-1] == self._layers:
+            asks[-1] = True if undecided.known_exits is None else undecided.known_exits == 0
+        return asks
+
+    def _decide(self, exits: np.ndarray, undecided: _Undecided, asks: np.ndarray) -> Decisions:
+        """Returns what heads decide of asking rows at every layer, one layer after the other."""
+        lanes = undecided.rows.lanes
+        layer, row = np.nonzero(asks)
+        if not len(row):
+            return Decisions.none(asks.size, confidence=-np.inf)
+        thresholds = undecided.thresholds[row]
+        (decided,) = self._project(exits[layer], lanes[row], of_threshold=np.arange(len(row)), thresholds=thresholds)
+        return decided.among(layer * len(lanes) + row, asks.size)
+
+    def _compare(self, decided: Decisions, asks: np.ndarray, earlier: np.ndarray) -> np.ndarray:
+        """Sets the confidences that are made of tokens of asking rows, (layers, rows); returns the newest tokens."""
+        for layer, of_rows in enumerate(asks):
+            rows, here = np.flatnonzero(of_rows), layer * len(earlier)
+            asking = here + rows
+            tokens, confidences = (
+                decided.tokens[asking],
+                self._measure.confidence(decided.tokens[asking], earlier[rows]),
+            )
+            decided.put(asking, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asking]))
+            newest = decided.tokens[here : here + len(earlier)]
+            earlier = np.concatenate([newest[:, None], earlier], axis=1)[:, : earlier.shape[1]]
+        return earlier

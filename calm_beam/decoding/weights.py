@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.certified_head import CertifiedHead, heads_of_form
 from calm_beam.exits.measures import Measure, Need
-from calm_beam.exits.quantised_head import CertifiedHead, heads_of_form
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, KeysValues, of_layer
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
 from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.model.partitioning import divided
 
@@ -43,7 +43,7 @@ class Head(NamedTuple):
     layer: int
     parameters: Any
     certified: CertifiedHead | None
-    native: calls.Head | None = None
+    native: library.Head | None = None
 
 
 class Weights:
@@ -105,7 +105,7 @@ class Weights:
         for layer in np.unique(layers).tolist():
             yield self._heads[layer - 1], np.flatnonzero(layers == layer)
 
-    def native_heads(self, layers: Collection[int]) -> list[calls.Head | None]:
+    def native_heads(self, layers: Collection[int]) -> list[library.Head | None]:
         """Returns the exact head for native code after each layer, None after others than these."""
         depth = len(self.layers)
         return [of_layer(self._heads, layer).native if layer in layers else None for layer in range(1, depth + 1)]

@@ -20,11 +20,11 @@ import math
 import re
 from typing import Self
 
-from calm_beam.arithmetic import Precision, held_type
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.model import ModelConfig, parameter_shapes
+from calm_beam.precision import Precision, held_type
 
 # Passes of bfloat16 products that a TPU makes for float32 ones of the highest precision.
 _TPU_PASSES = 6

@@ -1,17 +1,36 @@
-"""How much one wrong token costs, by its position (CALM, "Sensitivity to local errors", Figure 2a)."""
+"""How much one wrong token costs, by its position (CALM, "Sensitivity to local errors", Figure 2a).
+
+The full model's greedy outputs are decoded again with one token replaced, for many positions at once. What replaces a
+token is read from a pass over the full model's output. Each output with a replacement is decoded as a separate request,
+whose first tokens are given.
+"""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.branches import Branch, BranchResult, KnownOutput, Request
+from calm_beam.decoding.compilation import members_by_width
+from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
+from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import output_text
+from calm_beam.model import architecture_of, network_of
+from calm_beam.model.interface import EarlyExitModel, Taught
+from calm_beam.precision import FLOAT32, Precision
+from calm_beam.training.batches import BatchShape, pad_batch
 
-from .performance import Task
-from .sample import Estimate, estimated_mean
+from .performance import Estimate, Task, estimated_mean
 
 if TYPE_CHECKING:
-    from .perturbation import PerturbationDecoder, Perturbed
+    pass
+
 
 KINDS = ("sampling", "layer")
 """By what a token is replaced: the last layer's choice of a given rank, or the first layer's prediction."""
@@ -75,3 +94,167 @@ def _similarities(task: Task, index: int, *, perturbed: "Perturbed") -> dict[tup
     texts = {lane: output_text(tokens, task.vocabulary) for lane, tokens in perturbed.outputs.items()}
     scores = task.scores(example.id, texts.values(), references=(output_text(perturbed.unperturbed, task.vocabulary),))
     return {lane: scores[text] for lane, text in texts.items()}
+
+
+# Outputs of which all tokens are predicted at a time.
+_ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Perturbed:
+    """The outputs of one prompt. Token ids end with eos if it was generated.
+
+    Attributes:
+      unperturbed: The full model's greedy output.
+      outputs: By kind and position (from 0), the whole output if the token there is replaced. Only positions that the
+        unperturbed output has.
+      is_finite: Whether all logits that were used are finite numbers.
+    """
+
+    unperturbed: tuple[int, ...]
+    outputs: Mapping[tuple[str, int], tuple[int, ...]]
+    is_finite: bool
+
+
+class PerturbationDecoder:
+    """Decodes prompts with single tokens replaced."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        positions: Sequence[int],
+        rank: int,
+        max_decode_length: int,
+        max_input_length: int = 512,
+        batch_size: int | None = None,
+        precision: Precision = FLOAT32,
+    ) -> None:
+        """Prepares a decoder.
+
+        Args:
+          checkpoint: The model.
+          positions: Where to replace a token, from 0, each on its own.
+          rank: Rank of the last layer's token that replaces its first choice in the kind `sampling`, from 1.
+          max_decode_length: Most tokens to generate, eos included.
+          max_input_length: Most tokens of a prompt.
+          batch_size: Most outputs decoded at the same time; None for as many as memory and speed recommend.
+          precision: In which numbers the model computes.
+
+        Raises:
+          ValueError: If there is no position, one is outside [0, max_decode_length) or given twice, or there is no
+            token of that rank.
+        """
+        if not positions or len(set(positions)) < len(positions):
+            raise ValueError(f"positions must list one or more different values, got {list(positions)}.")
+        for position in positions:
+            if not 0 <= position < max_decode_length:
+                raise ValueError(f"positions must be in [0, {max_decode_length}), the output's room; got {position}.")
+        vocab_size = checkpoint.config.vocab_size
+        if not 1 <= rank <= vocab_size:
+            raise ValueError(f"rank must be in [1, {vocab_size}], the model's token ids; got {rank}.")
+        architecture_of(checkpoint.config).check_positions(
+            checkpoint.config, source=max_input_length, steps=max_decode_length
+        )
+        self._model = network_of(checkpoint.config, precision=precision)
+        self._parameters = jax.device_put({"params": checkpoint.parameters(precision)})
+        self._lanes = tuple((kind, position) for kind in KINDS for position in positions)
+        self._rank = rank
+        self._steps = max_decode_length
+        self._max_input_length = max_input_length
+        self._decoder = Decoder(
+            checkpoint,
+            [Branch.at(ExitRule(), None, max_decode_length=max_decode_length)],
+            max_input_length=max_input_length,
+            batch_size=batch_size,
+            precision=precision,
+        )
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Perturbed]]:
+        """Yields the outputs of every prompt, with its index, not in order.
+
+        Args:
+          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        unperturbed = dict(self._decoded(prompts))
+        replacements = self._replacements(prompts, unperturbed)
+        lanes = [
+            (index, (kind, position))
+            for index, result in sorted(unperturbed.items())
+            for kind, position in self._lanes
+            if position < result.length
+        ]
+        requests = [
+            Request(
+                prompts[index],
+                known=KnownOutput.beginning(
+                    [*_tokens(unperturbed[index])[:position], int(replacements[index][kind][position])],
+                    layers=self._model.config.num_decoder_layers,
+                ),
+            )
+            for index, (kind, position) in lanes
+        ]
+        missing = {index: sum(owner == index for owner, _ in lanes) for index in unperturbed}
+        found: dict[int, dict[tuple[str, int], BranchResult]] = {index: {} for index in unperturbed}
+        yield from (
+            (index, _perturbed(unperturbed[index], {})) for index, count in sorted(missing.items()) if not count
+        )
+        for request, result in self._decoded(requests):
+            index, lane = lanes[request]
+            found[index][lane] = result
+            if len(found[index]) == missing[index]:
+                in_order = {lane: found[index][lane] for lane in self._lanes if lane in found[index]}
+                yield index, _perturbed(unperturbed[index], in_order)
+
+    def _decoded(self, prompts: Sequence[Request | Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
+        for index, result in self._decoder.decode(prompts):
+            yield index, result.branch(0)
+
+    def _replacements(
+        self, prompts: Sequence[Sequence[int]], outputs: Mapping[int, BranchResult]
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Returns by prompt and kind what would replace each token of an output, int32 of shape (steps,)."""
+        architecture = architecture_of(self._model.config)
+        found = {}
+        for members in members_by_width(prompts, self._max_input_length).values():
+            pairs = [
+                (architecture.taught_source(prompts[i], tokens), tokens)
+                for i in members
+                for tokens in [_tokens(outputs[i])]
+            ]
+            longest = max(len(source) for source, _ in pairs)
+            shape = BatchShape(rows=_ROWS, source=longest, target=self._steps)
+            for start in range(0, len(members), _ROWS):
+                batch = pad_batch(pairs[start : start + _ROWS], shape)
+                ranked, lowest = jax.device_get(_predicted(self._model, self._rank, self._parameters, batch))
+                for row, index in enumerate(members[start : start + _ROWS]):
+                    found[index] = {"sampling": ranked[row], "layer": lowest[row]}
+        return found
+
+
+def _tokens(result: BranchResult) -> list[int]:
+    tokens: list[int] = result.tokens[: result.length].tolist()
+    return tokens
+
+
+def _perturbed(unperturbed: BranchResult, outputs: Mapping[tuple[str, int], BranchResult]) -> Perturbed:
+    return Perturbed(
+        unperturbed=tuple(_tokens(unperturbed)),
+        outputs={lane: tuple(_tokens(output)) for lane, output in outputs.items()},
+        is_finite=unperturbed.is_finite and all(output.is_finite for output in outputs.values()),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predicted(model: EarlyExitModel, rank: int, parameters: Any, batch: Taught) -> tuple[jax.Array, jax.Array]:
+    """Returns the last layer's token of a rank, and the first layer's token, after each beginning of an output.
+
+    Both int32, shape (rows, target).
+    """
+    apply = functools.partial(model.apply, parameters)
+    states = apply(batch, method="teacher_forced")
+    ranked = jax.lax.top_k(apply(states[-1], model.config.num_decoder_layers, method="head"), rank)[1][..., -1]
+    return ranked, jnp.argmax(apply(states[0], 1, method="head"), axis=-1).astype(jnp.int32)

@@ -1,20 +1,38 @@
-"""How a model serves where its time is measured: one prompt at a time, or so many together."""
+"""How fast a model serves on this machine, by the clock: one prompt at a time, or so many together.
+
+The wall-clock speedup of early exits is measured where they are served, encoder included. Source: CALM, "FLOPs and
+speedup computations" (batch size one, first execution ignored, times averaged).
+
+What a token costs in seconds, by the engine that serves, is measured in a short run of known exits. A few prompts are
+decoded by the full model, and by each measure at a few thresholds, which share what is compiled. How long each took,
+how many tokens it gave, how many layers these went through and how often they were tested are known afterwards; the
+seconds of each are those that explain all runs best. A layer skipped costs what makes its keys and values; that is paid
+for every layer that is not gone through, so that only the difference to a layer gone through can be known, and it
+stands in `layer`, with all the rest in `output`.
+"""
 
 import dataclasses
+import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, Self
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import jax
+import numpy as np
+from scipy.optimize import nnls
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, BranchResult
+from calm_beam.decoding.compilation import bucket_width
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine, chosen_engine
-from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.evaluation.performance import Estimate, estimated_ratio
+from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost, tests_at
 from calm_beam.manifest import EngineRecord
 from calm_beam.outputs.prepared import PreparedSweep
 
@@ -96,3 +114,197 @@ class Serving:
     def load(self) -> float:
         """Processes that run or wait to, by the mean of the last minute."""
         return os.getloadavg()[0]
+
+
+MEASURED = (Need.LOGITS, Need.STATES, Need.CLASSIFIER)
+"""What exit tests are made of whose time is measured; static layers test nothing."""
+# Nothing leaves at the first, some tokens do at the second, and all leave at the last, at the lowest exit layer.
+_THRESHOLDS = {Need.LOGITS: (1.0, 0.9, 0.0), Need.STATES: (1.0, 0.95, 0.0), Need.CLASSIFIER: (1.0, 0.9, 0.0)}
+_MOST_ROUNDS, _ENOUGH_SECONDS = 5, 2.0
+
+
+class _Run(NamedTuple):
+    """One way of decoding: what it does, and what all that comes to."""
+
+    rule: ExitRule
+    decoder: ServedDecoder
+    tokens: int
+    layers: int
+    tests: int
+
+
+def measured_cost(
+    serving: Serving,
+    prompts: Sequence[Sequence[int]],
+    *,
+    needs: Collection[Need],
+    exits: ExitRule,
+    clock: Callable[[], float] = time.perf_counter,
+) -> TokenCost:
+    """Returns what a token costs in seconds, of so many prompts at a time.
+
+    Args:
+      serving: How the model serves.
+      prompts: Token ids of each, at least one; the more, the less what else the machine does counts.
+      needs: Of `MEASURED`, at least one: tests that are measured.
+      exits: Where they are made: its lowest layer and its interval.
+      clock: Returns seconds.
+
+    Raises:
+      ValueError: If there are no prompts, or no tests.
+
+    Source: least squares of relative errors; seconds are not negative.
+    """
+    if not prompts:
+        raise ValueError("measuring needs at least one prompt, got none.")
+    if not needs:
+        raise ValueError("measuring needs at least one kind of exit test, got none.")
+    depth = serving.checkpoint.config.num_decoder_layers
+    ways: list[tuple[ExitRule, float | None]] = [(ExitRule(confidence="static"), None)]
+    for need in needs:
+        measure = next(each.name for each in MEASURES.values() if each.needs is need)
+        rule = ExitRule(confidence=measure, min_exit_layer=exits.min_exit_layer, exit_interval=exits.exit_interval)
+        ways += [(rule, threshold) for threshold in _THRESHOLDS[need]]
+    # Compiles, and counts what each does.
+    runs = [_counted(rule, serving.decoder(rule, threshold), prompts, depth=depth) for rule, threshold in ways]
+    # Of each part the fastest round counts: what else the machine does only adds to it.
+    parts = [prompts[start : start + serving.batch] for start in range(0, len(prompts), serving.batch)]
+    seconds = np.full((len(runs), len(parts)), np.inf)
+    began = clock()
+    for turn in range(_MOST_ROUNDS):
+        for at, part in enumerate(parts):
+            for index, run in enumerate(runs):
+                start = clock()
+                for _ in run.decoder.decode(part):
+                    pass
+                seconds[index, at] = min(seconds[index, at], clock() - start)
+        if turn and clock() - began > _ENOUGH_SECONDS:
+            break
+    rows = [
+        [
+            len(prompts),
+            run.tokens,
+            run.layers,
+            *(run.tests if run.rule.measure().needs is need else 0 for need in needs),
+        ]
+        for run in runs
+    ]
+    known = np.array(rows, float) / seconds.sum(axis=1)[:, None]
+    (prompt, token, layer, *tests), _ = nnls(known, np.ones(len(runs)))
+    return TokenCost(
+        layers=depth,
+        layer=float(layer),
+        # Of outputs as long as the full model's.
+        output=float(token + prompt * len(prompts) / max(1, runs[0].tokens)),
+        tests={need: float(test) for need, test in zip(needs, tests, strict=True)},
+    )
+
+
+def _counted(rule: ExitRule, decoder: ServedDecoder, prompts: Sequence[Sequence[int]], *, depth: int) -> _Run:
+    tests = [tests_at(layer, rule, layers=depth) for layer in range(1, depth + 1)]
+    layers = np.concatenate([result.exit_layers[: result.length] for result in decoder.decode(prompts)]).astype(int)
+    return _Run(
+        rule=rule,
+        decoder=decoder,
+        tokens=len(layers),
+        layers=int(layers.sum()),
+        tests=int(np.array(tests)[layers - 1].sum()),
+    )
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class TimedDecoder(Protocol):
+    """What is timed, such as `EarlyExitDecoder` with a batch size of 1."""
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterable[object]:
+        """Returns the outputs of the prompts, one by one."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """How much faster a decoder is than the full model.
+
+    Attributes:
+      factor: Time of the full model over that of the decoder, both summed over the prompts.
+      seconds: Mean time of the decoder for one prompt.
+      full_seconds: Mean time of the full model, measured in turns with it.
+      prompts: Prompts that both have decoded.
+    """
+
+    factor: Estimate
+    seconds: float
+    full_seconds: float
+    prompts: int
+
+
+def measure_speedups(
+    full: TimedDecoder,
+    early: Mapping[_Key, TimedDecoder],
+    *,
+    prompts: Sequence[Sequence[int]],
+    max_input_length: int,
+    together: int = 1,
+    most_seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[_Key, Speedup]:
+    """Returns the speedup of every decoder.
+
+    All decoders take turns, prompt by prompt or batch by batch, and each turn begins with another of them, so that what
+    else the machine does falls on all alike. Decoders compile at the first prompt of each width, or at the first batch:
+    such runs are not timed.
+
+    Args:
+      full: Decoder of the full model.
+      early: Decoders of what it is compared with.
+      prompts: Token ids of each prompt, at least one.
+      max_input_length: Of the decoders: it decides the widths.
+      together: Prompts that are decoded together.
+      most_seconds: Turns begin no later; there is at least one.
+      clock: Returns seconds.
+
+    Raises:
+      ValueError: If there are no prompts.
+    """
+    if not prompts:
+        raise ValueError("a speedup needs at least one prompt, got none.")
+    decoders = [full, *early.values()]
+    parts = [prompts[start : start + together] for start in range(0, len(prompts), together)]
+    for part in [[each] for each in _first_of_each_width(prompts, max_input_length)] if together == 1 else parts[:1]:
+        for decoder in decoders:
+            _run(decoder, part)
+    seconds: list[list[float]] = [[] for _ in decoders]
+    began, count = clock(), 0
+    for turn, part in enumerate(parts):
+        if turn and clock() - began > most_seconds:
+            break
+        count += len(part)
+        for place in range(len(decoders)):
+            index = (turn + place) % len(decoders)
+            start = clock()
+            _run(decoders[index], part)
+            seconds[index].append(clock() - start)
+    return {
+        key: Speedup(
+            factor=estimated_ratio(seconds[0], times),
+            seconds=sum(times) / count,
+            full_seconds=sum(seconds[0]) / count,
+            prompts=count,
+        )
+        for key, times in zip(early, seconds[1:], strict=True)
+    }
+
+
+def _first_of_each_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> list[Sequence[int]]:
+    first: dict[int, Sequence[int]] = {}
+    for prompt in prompts:
+        first.setdefault(bucket_width(len(prompt), max_input_length), prompt)
+    return list(first.values())
+
+
+def _run(decoder: TimedDecoder, prompts: Sequence[Sequence[int]]) -> None:
+    # The decoder is lazy; its outputs are on the host when they come.
+    for _ in decoder.decode(prompts):
+        pass

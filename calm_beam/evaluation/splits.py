@@ -1,5 +1,7 @@
 """Repeated random splits of one set of examples into a calibration and a test part, with everything summed in one pass.
 
+What is split are stored generations of several ways of exiting, of the same model and data, which are compared.
+
 Every independent unit (an example, or a cluster of them) draws for every trial whether it belongs to the calibration
 part, by itself: from a hash of the seed and its key. So membership needs no list of all units and does not depend on
 sharding or order, and equal data split equally whatever measure decoded them. The share is that of the expected sizes;
@@ -8,20 +10,28 @@ independent, so that, whatever the sizes, both parts are i.i.d. draws, independe
 its own n. An exact 80 : 20 would need all keys sorted for every trial.
 
 The trials of one set share its units: they are not independent of each other.
+
+What is counted of every output at every threshold are whole numbers, so that sums over any part of a set are exact.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import UsageError, naming
+from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import Objective
-from calm_beam.outputs.layout import Layout
-from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.metrics.corpus_bleu import NUM_COUNTS, bleu_counts
+from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, stored_examples
+from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs.totals import CalibrationTotals, Layout
+from calm_beam.risk.evidence import Evidence, RiskTotals
+from calm_beam.storage import absolute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,3 +163,190 @@ class SplitTotals:
 
     def _evidence(self, objective: Objective, *, n: np.int64, sums: np.ndarray) -> Evidence:
         return Evidence(n=int(n), sums=self.whole.layout.sums_of(objective, sums))
+
+
+_BASIC = ("tokens", "layers", "cut")
+_FLOPS = ("flops_appendix_b", "flops_calm_table", "flops_full")
+BLEU_ROWS = tuple(f"bleu_{index}" for index in range(NUM_COUNTS))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputCounter:
+    """Counts outputs: tokens, layers, outputs cut at the greatest length, and what else is asked for.
+
+    Attributes:
+      max_decode_length: Most tokens of an output.
+      end_ids: Token ids of which each ends an output.
+      rule: How exits are decided.
+      sizes: Of the model; None leaves FLOPs out.
+      with_bleu: Whether to count what BLEU is made of; all examples then have references.
+    """
+
+    max_decode_length: int
+    end_ids: tuple[int, ...]
+    rule: ExitRule
+    sizes: DecoderSizes | None = None
+    with_bleu: bool = False
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of what `counts` counts, in order. `flops_full` is what the same tokens cost at full depth."""
+        return (*_BASIC, *(_FLOPS if self.sizes else ()), *(BLEU_ROWS if self.with_bleu else ()))
+
+    def counts(self, generation: Generation, *, lanes: int, source_length: Callable[[], int]) -> np.ndarray:
+        """Returns the counts of one example; all 0 if it failed, since then it has no outputs.
+
+        Args:
+          generation: Outputs of the full model and at each threshold.
+          lanes: How many outputs that is.
+          source_length: Gives the tokens of the prompt as the encoder saw it; called if FLOPs are counted.
+
+        Returns:
+          shape (rows, lanes), int64.
+        """
+        counts = np.zeros((len(self.rows), lanes), np.int64)
+        if generation.failure is not None:
+            return counts
+        basic = [self._basic(output) for output in generation.outputs]
+        counts[: len(_BASIC)] = np.array(basic).T
+        start = len(_BASIC)
+        if self.sizes:
+            counts[start : start + len(_FLOPS)] = self._flops(generation, source_length())
+            start += len(_FLOPS)
+        if self.with_bleu:
+            texts = [output.text for output in generation.outputs]
+            # Many thresholds give the same text.
+            found = {text: bleu_counts(text, generation.example.references) for text in dict.fromkeys(texts)}
+            counts[start:] = np.stack([found[text] for text in texts], axis=1)
+        return counts
+
+    def _basic(self, output: Output) -> tuple[int, int, int]:
+        is_cut = len(output.tokens) >= self.max_decode_length and output.tokens[-1] not in self.end_ids
+        return len(output.tokens), sum(output.exit_layers), int(is_cut)
+
+    def _flops(self, generation: Generation, source_length: int) -> np.ndarray:
+        assert self.sizes is not None
+        full, *early = (output.exit_layers for output in generation.outputs)
+        complete = {
+            tokens: full_model_flops(tokens, self.sizes, source_length=source_length).sum()
+            for tokens in {len(exits) for exits in (full, *early)}
+        }
+        exits_found = {
+            exits: tuple(
+                count(exits, self.sizes, source_length=source_length, rule=self.rule).sum()
+                for count in (flops_appendix_b, flops_calm_table)
+            )
+            for exits in dict.fromkeys(early)
+        }
+        # The full model tests nothing.
+        columns = [(complete[len(full)],) * 3, *((*exits_found[exits], complete[len(exits)]) for exits in early)]
+        return np.array(columns, np.int64).T
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredMeasure:
+    """Complete generations of one way of exiting.
+
+    Attributes:
+      name: What tells it from the others: the confidence measure, and more where several have the same.
+      folder: Where they are.
+      job: What they are.
+      finished: That they are complete.
+    """
+
+    name: str
+    folder: str
+    job: DecodeJob
+    finished: FinishedSweep
+
+    @property
+    def rule(self) -> ExitRule:
+        """How exits are decided."""
+        return self.job.settings.rule
+
+
+def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
+    """Returns the generations of each directory.
+
+    Args:
+      directories: Folders of generations, or output directories of calibrations that hold just one.
+
+    Raises:
+      UsageError: If there are none, or they are not of one model and the same data, decoded alike but for the exits.
+      OutputsError: If they are not complete.
+    """
+    found = []
+    for directory in directories:
+        with naming("--generations"):
+            folder = SweepHome(absolute(directory)).only_folder()
+        job = DecodeJob.read(folder)
+        found.append((folder, job, FinishedSweep.read(folder, job)))
+    names = _names([job.settings.rule for _, job, _ in found])
+    first_folder, first, _ = found[0]
+    for folder, job, _ in found[1:]:
+        for what, theirs, ours in zip(_ALIKE, _alike(job), _alike(first), strict=True):
+            if theirs != ours:
+                raise UsageError(
+                    f"--generations: {what} is {theirs!r} in {folder}, but {ours!r} in {first_folder}. Measures are "
+                    "compared on the same model and data."
+                )
+    return tuple(
+        StoredMeasure(name=name, folder=folder, job=job, finished=finished)
+        for name, (folder, job, finished) in zip(names, found, strict=True)
+    )
+
+
+_ALIKE = (
+    "model",
+    "vocabulary",
+    "data",
+    "cluster_key",
+    "max_decode_length",
+    "max_input_length",
+    "task_prefix",
+    "dtype",
+    "matmul_precision",
+)
+
+
+def _alike(job: DecodeJob) -> tuple[object, ...]:
+    """Returns what generations have to have in common, in the order of `_ALIKE`."""
+    settings: DecodeSettings = job.settings
+    return (
+        job.model.fingerprint,
+        job.vocabulary_identity(),
+        job.files,
+        job.cluster_key,
+        settings.max_decode_length,
+        settings.max_input_length,
+        settings.task_prefix,
+        settings.precision.dtype,
+        settings.precision.matmul_precision,
+    )
+
+
+def _names(rules: Sequence[ExitRule]) -> list[str]:
+    """Returns short names: the confidence measure, with what else is special where several have the same."""
+    plain = ExitRule()
+    names = []
+    for rule in rules:
+        name = rule.confidence
+        if sum(other.confidence == rule.confidence for other in rules) > 1:
+            others = [
+                f"{field.name} {getattr(rule, field.name)}"
+                for field in dataclasses.fields(rule)
+                if field.name != "confidence" and getattr(rule, field.name) != getattr(plain, field.name)
+            ]
+            name = ", ".join([name, *others])
+        names.append(name)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--generations: {twice} is there twice. Name each way of exiting once.")
+    return names
+
+
+def have_references(measure: StoredMeasure) -> bool:
+    """Returns whether every example has references."""
+    return all(
+        example.has_references for path in DecodeJob.shard_files(measure.folder) for example in stored_examples(path)
+    )

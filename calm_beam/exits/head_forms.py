@@ -1,7 +1,7 @@
 """The forms that the output head comes in: exact, or in 8 bits by native code (`certified_head`)."""
 
-from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
+from calm_beam.precision import Precision
 
 from .measures import Measure, Need
 

@@ -2,7 +2,7 @@
 
     cost = output + layers gone through * layer + layers skipped * skipped + exit tests * test
 
-In seconds that were measured (`evaluation/measured_cost.py`) or are forecast of a device
+In seconds that were measured (`evaluation/serving_speed.py`) or are forecast of a device
 (`evaluation/device_forecast.py`), in operations (`evaluation/flops.py`), or in layers. What is cheapest at the same
 promise differs between them: a test of logits may cost as much as several layers.
 """

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .formats import parts_of as parts_of
     from .formats import place_of as place_of
     from .formats import read_examples as read_examples
-    from .parts import FilePart as FilePart
     from .reading import AS_USUAL as AS_USUAL
+    from .reading import FilePart as FilePart
     from .reading import Reading as Reading
-    from .seqio_names import is_seqio as is_seqio
-    from .seqio_names import seqio_name as seqio_name
-    from .seqio_tasks import seqio_shards as seqio_shards
+    from .reading import is_seqio as is_seqio
+    from .reading import seqio_name as seqio_name
+    from .tensorflow_formats import seqio_shards as seqio_shards
 
 __getattr__ = on_first_use(
     __name__,

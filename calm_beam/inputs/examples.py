@@ -1,4 +1,7 @@
-"""Calibration examples: what a row of any format must be, and their JSONL form."""
+"""Calibration examples: what a row of any format must be, and their JSONL form.
+
+A row may hold a chat instead of a prompt: `messages`, as chat models and their data sets have them.
+"""
 
 import dataclasses
 import gzip
@@ -7,14 +10,57 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, AnyStr, BinaryIO, Protocol, TypeVar
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.storage import strict_json
 
-from .messages import KEY as MESSAGES
-from .messages import of_one_turn
+CHAT = "messages"
+"""What a row has them under."""
+
+_EXPECTED = 'expected [{"role": "user", "content": "..."}], with or without the assistant\'s answer behind it'
+
+
+def of_one_turn(messages: Any) -> tuple[str, str | None]:
+    """Returns what a user says, and what an assistant answers, if that is there.
+
+    Args:
+      messages: One of a user, and one of an assistant or none; the content of each is a text, or parts of type text.
+
+    Raises:
+      ValueError: If they are others; says which.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ValueError(f"{CHAT} is no list; {_EXPECTED}")
+    said = [role_and_text(message) for message in messages]
+    roles = [role for role, _ in said]
+    if any(role in ("system", "developer") for role in roles):
+        raise ValueError(
+            f"{CHAT} has a {roles[0]} message. What every chat begins with is said once, with --system, and not in rows"
+        )
+    if roles not in (["user"], ["user", "assistant"]):
+        raise ValueError(
+            f"{CHAT} are of {', '.join(roles) or 'nobody'}; {_EXPECTED}: answers to one text of a user are calibrated"
+        )
+    return said[0][1], (said[1][1] if len(said) > 1 else None)
+
+
+def role_and_text(message: Any) -> tuple[str, str]:
+    """Returns who says what in a message: its content is a text, or parts that are texts.
+
+    Raises:
+      ValueError: If it is no such message.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"each of {CHAT} must be an object with role and content")
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text") or "") for part in content)
+    if not isinstance(content, str):
+        raise ValueError("the content of a message must be a text, or parts of type text")
+    return message["role"], content
+
 
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
@@ -267,7 +313,7 @@ def example_of_row(
     Raises:
       DataError: If the row has no such values, or texts hold a NUL character; names the place.
     """
-    if MESSAGES in row and keys.inputs not in row and "input_ids" not in row:
+    if CHAT in row and keys.inputs not in row and "input_ids" not in row:
         row = _of_messages(row, keys, where=where)
     if (keys.inputs in row) == ("input_ids" in row):
         found = sorted(row)
@@ -322,7 +368,7 @@ def mixed_prompts(text: str, ids: str) -> str:
 def _of_messages(row: Mapping[str, Any], keys: RowKeys, *, where: str) -> Mapping[str, Any]:
     """Returns a row with the input that its messages are, and the reference if there is one."""
     try:
-        text, answer = of_one_turn(row[MESSAGES])
+        text, answer = of_one_turn(row[CHAT])
     except ValueError as error:
         raise DataError(f"{where}: {error}.") from error
     if answer is None:

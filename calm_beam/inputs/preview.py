@@ -1,18 +1,27 @@
-"""Looking at the examples of a data set, or at the first of them, before work starts."""
+"""Looking at a data set before work starts: its first examples, about how many it has, or all of them.
+
+The estimate of the number takes no time: no file is read beyond its beginning. The same files give the same number on
+every machine. All examples are read at once only from a data set that is small enough to be held.
+"""
 
 import collections
 import contextlib
 import dataclasses
+import gzip
+import io
 import itertools
+import zlib
 from collections.abc import Sequence
 
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError, mixed_prompts
-from calm_beam.inputs.seqio_names import SeqIOShard, is_seqio, seqio_name
+from calm_beam.inputs.reading import SeqIOShard, is_seqio, seqio_name
+from calm_beam.storage import open_input, size
 from calm_beam.text import counted
 
+from .examples import DataError, Example, mixed_prompts
 from .files import DataFiles
-from .formats import place_of, read_examples
+from .formats import FORMATS, format_of, place_of, read_examples
 from .reading import Reading
 from .set_parts import CALIBRATING, Split
 
@@ -117,3 +126,125 @@ def check_parts_of_data(data: DataFiles, part: Split) -> None:
         f"--holdout_share={part.confirm_share:g}: all of the {counted(sum(seen.values()), 'example')} were drawn to "
         f"{drawn}. Take more examples."
     )
+
+
+# Of what is unpacked of a file.
+_READ_BYTES = 2**20
+# Files looked at; the others are taken to be as these.
+_MOST_FILES = 32
+# Length and its checksum, 8 and 4 bytes, come before a record, its checksum behind it.
+_HEAD_BYTES, _TAIL_BYTES = 12, 4
+
+
+def estimated_examples(data: DataFiles) -> int | None:
+    """Returns about how many examples files hold; None where nothing tells.
+
+    That is for no files, and for SeqIO tasks, of which sources and preprocessors do not say.
+
+    Args:
+      data: The files. What is wrong with them is not found here.
+
+    Raises:
+      OSError: If one cannot be read.
+    """
+    if not data.files or any(is_seqio(path) for path in data.files):
+        return None
+    looked_at = _spread(data.files)
+    estimates = [_examples_in_file(path, data.reading) for path in looked_at]
+    return round(sum(estimates) * len(data.files) / len(looked_at))
+
+
+def _spread(files: Sequence[str]) -> list[str]:
+    count = min(len(files), _MOST_FILES)
+    return [files[index * len(files) // count] for index in range(count)]
+
+
+def _examples_in_file(path: str, reading: Reading) -> float:
+    """Returns the rows of a file, estimated from its beginning unless that is all of it."""
+    form = format_of(path, reading)
+    if form is FORMATS["parquet"]:
+        return _parquet_rows(path)
+    with open_input(path) as raw:
+        head = raw.read(_READ_BYTES)
+    taken = len(head)
+    if path.endswith(".gz"):
+        head, taken = _unpacked(head)
+    rows = _records(head) if form is FORMATS["tfrecord"] else _lines(head)
+    whole = size(path)
+    if taken >= whole or not rows:
+        return rows
+    return max(1.0, rows * whole / taken)
+
+
+def _parquet_rows(path: str) -> float:
+    import pyarrow.parquet
+
+    try:
+        with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
+            return float(file.metadata.num_rows)
+    except (pyarrow.ArrowException, OSError):
+        # Whoever reads the data says what is wrong.
+        return 0.0
+
+
+def _unpacked(packed: bytes) -> tuple[bytes, int]:
+    """Returns the first bytes of what was packed by gzip, and how many bytes of the file these take."""
+    raw = io.BytesIO(packed)
+    content = bytearray()
+    try:
+        with gzip.GzipFile(fileobj=raw) as file:
+            while len(content) < _READ_BYTES and (block := file.read1(2**16)):
+                content += block
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        # The beginning of a file ends somewhere.
+        taken = len(packed)
+    else:
+        taken = raw.tell()
+    return bytes(content), max(1, taken)
+
+
+def _lines(head: bytes) -> float:
+    """Returns the lines that begin in some bytes, of the last of which a part may be missing."""
+    return head.count(b"\n") + (0 if head.endswith(b"\n") or not head else 1)
+
+
+def _records(head: bytes) -> float:
+    """Returns how many records of a TFRecord file begin in some bytes."""
+    count, place = 0, 0
+    while place + _HEAD_BYTES <= len(head):
+        length = int.from_bytes(head[place : place + 8], "little")
+        place += _HEAD_BYTES + length + _TAIL_BYTES
+        count += 1
+    return count
+
+
+def read_all_examples(paths: Sequence[str], reading: Reading) -> list[Example]:
+    """Returns the examples of all files, each id of its own once, and with references either all or none.
+
+    Raises:
+      DataError: If they are otherwise; names two examples.
+      OSError: If a file cannot be read.
+    """
+    examples = [
+        example for index, path in enumerate(paths) for example in read_examples(path, reading, file_index=index)
+    ]
+    seen: dict[str, Example] = {}
+    for example in examples:
+        other = seen.setdefault(example.id, example)
+        if other is not example and (example.has_own_id or other.has_own_id):
+            places = " and ".join(
+                place_of(paths[each.file_index], each.line, reading=reading) for each in (other, example)
+            )
+            raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
+        if (example.input is None) != (examples[0].input is None):
+            both = sorted((example, examples[0]), key=lambda each: each.input is None)
+            raise DataError(
+                mixed_prompts(*(place_of(paths[each.file_index], each.line, reading=reading) for each in both))
+            )
+        if example.has_references != examples[0].has_references:
+            raise DataError(
+                f"example {example.id} has {'' if example.has_references else 'no '}references, example "
+                f"{examples[0].id} differs: a mean over some of them would be of another sample. Give all examples "
+                "references, or none."
+            )
+    return examples

@@ -1,7 +1,13 @@
-"""What decides, besides the bytes of data files, which examples they hold."""
+"""What readers of data files are given: how to read, and which part.
+
+`Reading` holds what decides, besides the bytes of the files, which examples they hold. A `FilePart` can be read
+independently of the other parts. SeqIO data stand among the files by name: `seqio:TASK/SPLIT`, and each shard of it.
+"""
 
 import dataclasses
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from calm_beam.inputs.examples import RowKeys
 
@@ -53,3 +59,83 @@ class Reading:
 
 
 AS_USUAL = Reading()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """A data file, or a part of one.
+
+    Attributes:
+      path: The file.
+      file_index: Which of the data files it is.
+      row_group: Number of the Parquet row group; None for a whole file.
+      first: Position of its first row in the file, from 1.
+      version: What the file's version was when it was divided, to tell whether it was replaced; empty for a whole file.
+    """
+
+    path: str
+    file_index: int
+    row_group: int | None = None
+    first: int = 1
+    version: str = ""
+
+
+class WholeFiles:
+    """What formats have in common whose files have no index, so that a file is one part."""
+
+    def check_installed(self) -> None:
+        """Nothing is needed, unless a format says otherwise."""
+
+    def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
+        """Returns the whole file."""
+        return (FilePart(path=path, file_index=file_index),)
+
+
+SEQIO_PREFIX = "seqio:"
+_SEQIO_NAME = re.compile(rf"{SEQIO_PREFIX}([^/]+)/([^/]+)(?:/(\d+)-of-(\d+))?")
+
+
+class SeqIOShard(NamedTuple):
+    """One of `shards` parts of a task's split; `number` counts from 0."""
+
+    task: str
+    split: str
+    number: int
+    shards: int
+
+    def name(self) -> str:
+        """Returns the name by which it goes among data files.
+
+        >>> SeqIOShard("wmt", "validation", 3, 16).name()
+        'seqio:wmt/validation/00003-of-00016'
+        """
+        return f"{seqio_name(self.task, self.split)}/{self.number:05d}-of-{self.shards:05d}"
+
+    @classmethod
+    def named(cls, name: str) -> "SeqIOShard":
+        """Returns the shard of that name."""
+        match = _SEQIO_NAME.fullmatch(name)
+        assert match is not None
+        return cls(match[1], match[2], int(match[3]), int(match[4]))
+
+
+def is_seqio(path: str) -> bool:
+    """Returns whether a name among data files is one of SeqIO data."""
+    return path.startswith(SEQIO_PREFIX)
+
+
+def seqio_name(task: str, split: str) -> str:
+    """Returns the name of all of a split."""
+    return f"{SEQIO_PREFIX}{task}/{split}"
+
+
+def task_and_split(name: str) -> tuple[str, str]:
+    """Returns what `seqio_name` was made of.
+
+    Raises:
+      ValueError: If the name is not of that form.
+    """
+    match = _SEQIO_NAME.fullmatch(name)
+    if match is None or match[3]:
+        raise ValueError(f"{name}: expected {SEQIO_PREFIX}TASK/SPLIT, such as {seqio_name('wmt', 'validation')}.")
+    return match[1], match[2]

@@ -5,17 +5,35 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from calm_beam.errors import ManifestError
-from calm_beam.inputs.vocabularies.record import VocabularyRecord
+from calm_beam.inputs.vocabularies import VocabularyRecord
 from calm_beam.manifest.notebook import html_of
-from calm_beam.storage.digest import content_digest
 from calm_beam.storage.record_values import Items, Text, UtcTime, shown
 from calm_beam.storage.records import Record, checked_keys
+from calm_beam.storage.strict_json import content_digest
 
-from ._choice import ANY_ENTRY, PROMISE, EntryChoice, EntryWords
 from ._data import ConfirmationRecord, CountedData, DataRecord, ElsewhereRecord, SettingDataRecord, SettingRecord
-from ._entries import Calibration, PathEntry, SettingCalibration
-from ._guarantee import GUARANTEE, SETTINGS, THRESHOLDS
-from ._model import DecodeRecord, EngineRecord, ModelRecord, Variant, check_positions
+from ._entries import (
+    ANY_ENTRY,
+    GUARANTEE,
+    PROMISE,
+    SETTINGS,
+    THRESHOLDS,
+    Calibration,
+    EntryChoice,
+    EntryWords,
+    PathEntry,
+    SettingCalibration,
+)
+from ._model import (
+    CostRecord,
+    DecodeRecord,
+    EngineRecord,
+    ModelRecord,
+    SpeedRecord,
+    Variant,
+    check_positions,
+    check_speeds,
+)
 from ._plan import EarlierPlans, Plan, SettingPlan, SettledPlan
 from ._rounds import (
     SequentialPlan,
@@ -24,7 +42,6 @@ from ._rounds import (
     check_rounds,
     rules_of_ends,
 )
-from ._speed import CostRecord, SpeedRecord, check_speeds
 from ._tests import OF_VARIANTS
 
 SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}

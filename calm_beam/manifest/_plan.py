@@ -8,13 +8,12 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from calm_beam.errors import ManifestError
 from calm_beam.inputs.losses import DIRECTIONS
-from calm_beam.risk.handing_on import joint_levels
+from calm_beam.risk.rules import joint_levels
 from calm_beam.storage.record_values import AtLeast, Count, Items, OneOf, Share, Text, Unit, UtcTime, shown
 from calm_beam.storage.records import DigestedRecord, Record
 
-from ._model import Variant
+from ._model import OBJECTIVES, Variant
 from ._rounds import SequentialPlan, SettingSequentialPlan, WatchedPlan
-from ._speed import OBJECTIVES
 from ._tests import CONSISTENCIES, EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest, PlannedTest, SettingTest, TestedEntry
 
 ON_ERROR = ("fail", "worst_case")
@@ -111,7 +110,7 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
       salt: Decides the order of examples, for p-values that need one.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
       joint_procedure: `hand_on` where promises that hold together hand on the epsilon of those that have nothing left
-        to test (`calm_beam.risk.handing_on`). None where each keeps its own, as with early writers and in rounds, and
+        to test (`calm_beam.risk.rules`). None where each keeps its own, as with early writers and in rounds, and
         where each holds alone.
     """
 

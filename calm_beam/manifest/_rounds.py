@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 from calm_beam.errors import ManifestError
-from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN, Proved, StopRule
+from calm_beam.risk.rules import ROUNDS_WITHOUT_GAIN, Proved, StopRule
 from calm_beam.storage.record_values import AtLeast, Cost, Layers, OneOf, Positive, Share, Text, Unit, shown
 from calm_beam.storage.records import Record
 

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from calm_beam.errors import ManifestError
-from calm_beam.risk.stopping import Proved
-from calm_beam.risk.tails import TAILED, split_tail, tail_in_words
+from calm_beam.risk.rules import TAILED, Proved, split_tail, tail_in_words
 from calm_beam.storage.record_values import (
     Count,
     Finite,
@@ -57,7 +56,7 @@ class Objective:
       consistency: `textual` (the early output against the full model's; CALM Definition 1) or `risk` (both against the
         references; CALM Definition 2).
       metric: Name of a metric.
-      loss: One of `LOSSES_OF[consistency]`, or a tail of one (`calm_beam.risk.tails`); see `calm_beam.risk.losses`.
+      loss: One of `LOSSES_OF[consistency]`, or a tail of one (`calm_beam.risk.rules`); see `calm_beam.risk.losses`.
     """
 
     consistency: str
@@ -111,7 +110,7 @@ class _LossOrTail:
 
 
 LossName = Annotated[str, _LossOrTail()]
-"""One of `LOSSES`, or a tail of one (`calm_beam.risk.tails`)."""
+"""One of `LOSSES`, or a tail of one (`calm_beam.risk.rules`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +171,7 @@ class PlannedTest(ThresholdTest):
     Attributes:
       loss: What is made of the metric's scores: 1 - score (`dissimilarity`), the full model's score minus the early
         output's (`signed`), or that where it is positive and else 0 (`relu`); or, written as in `relu>0.3`, 1 where
-        such a loss exceeds a number and else 0 (`calm_beam.risk.tails`).
+        such a loss exceeds a number and else 0 (`calm_beam.risk.rules`).
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("consistency", "metric", "loss")

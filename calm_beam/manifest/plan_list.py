@@ -16,13 +16,10 @@ from typing import Self
 
 from calm_beam.errors import ManifestError, UsageError, os_error_in_words
 from calm_beam.storage import base_name, is_file, joined, list_files, make_folder, parent
-from calm_beam.storage.digest import content_digest
-from calm_beam.storage.sealed_json import read_sealed, write_sealed
+from calm_beam.storage.strict_json import content_digest, read_sealed, write_sealed
 
 from ._plan import EarlierPlan, Plan, SettingPlan
-from .file_names import MANIFEST
-from .reader import read_any_manifest
-from .writer import time_of_now
+from .files import MANIFEST, read_any_manifest, time_of_now
 
 PLANS = "plans"
 _SCHEMA = "calm-beam/plan-list/v1"

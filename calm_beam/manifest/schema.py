@@ -9,7 +9,7 @@ from typing import Any
 
 from calm_beam.storage.records import DigestedRecord, OrNone, Record, definition_name, kinds_of
 
-from ._guarantee import SETTINGS, THRESHOLDS
+from ._entries import SETTINGS, THRESHOLDS
 from ._manifest import SCHEMA, Manifest, SettingManifest, WrittenManifest
 
 SCHEMA_FILE = "manifest.schema.json"

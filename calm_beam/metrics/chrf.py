@@ -1,13 +1,23 @@
-"""chrF: how many short runs of characters two texts share."""
+"""chrF: how many short runs of characters two texts share, as the sacrebleu package scores single texts."""
 
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.sight import Sight
+from calm_beam.extras import imported
+from calm_beam.metrics import Sight, best_over_references
 
-from .by_sacrebleu import fraction_score, sacrebleu_metrics
+
+def sacrebleu_metrics(*, needed_for: str) -> Any:
+    """Returns sacrebleu's module of metrics; raises MissingExtraError if the package is missing."""
+    return imported("sacrebleu.metrics", extra="metrics", needed_for=f'the metric "{needed_for}"')
+
+
+def fraction_score(scorer: Any, candidate: str, *, reference: str) -> float:
+    """Returns the score of a candidate against one reference, as a fraction in [0, 1]."""
+    # Equal words give 100.00000000000004.
+    return float(min(1.0, scorer.sentence_score(candidate, [reference]).score / 100))
+
 
 CHRF_SIGHT = Sight(tokens=str.split)
 """All but white space."""

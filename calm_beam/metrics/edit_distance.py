@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from calm_beam.extras import imported
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.sight import Sight
+from calm_beam.metrics import Sight, best_over_references
 
 EDIT_DISTANCE_SIGHT = Sight(tokens=iter)
 """Every character, spaces too."""

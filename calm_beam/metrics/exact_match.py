@@ -1,9 +1,93 @@
-"""Exact match: whether two answers are the same once case, punctuation and articles are set aside."""
+"""Exact match: whether two answers are the same once case, punctuation and articles are set aside.
 
-from collections.abc import Sequence
+Answers are compared under SQuAD's normalisation of text, except that numbers keep signs and decimal points. Token-F1
+uses the same normalisation.
+"""
 
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.squad_text import SQUAD_SIGHT, normalize_squad_text
+import itertools
+import re
+import string
+from collections.abc import Iterator, Sequence
+
+from calm_beam.metrics import Sight, best_over_references
+
+_PUNCTUATION = frozenset(string.punctuation)
+_MINUS = "\N{MINUS SIGN}"
+_OPERATORS = rf"[-{_MINUS}+*/^=<>!]*[-{_MINUS}+*/^=<>][-{_MINUS}+*/^=<>!]*"
+_LETTER = r"[^\W\d]"
+# The sides of an operator: numbers, and letters that are no part of a word, as in x, 2x, (x), $5, .5 and -3.
+_LEFT = rf"(?:\d|(?<!{_LETTER})[a-z\u03b1-\u03c9])[)\]}}%]*"
+_RIGHT = rf"[(\[{{]*[-{_MINUS}]?[$€£¥]?(?:\.?\d|[a-z\u03b1-\u03c9](?!{_LETTER}|[\u0300-\u036f]))"
+
+_KEPT = (
+    # 3.14, 3,14, 3:14
+    re.compile(r"(?<=\d)(?P<kept>[.,:])(?=\d)"),
+    # .5
+    re.compile(r"(?<![\w.])(?P<kept>\.)(?=\d)"),
+    # -5, -$5, -x
+    re.compile(rf"(?<![\w.)\]}}%])(?P<kept>[-{_MINUS}])(?={_RIGHT})"),
+    # x-y, 3-5, 5 * 3, x<=2
+    re.compile(rf"{_LEFT}(?P<kept>{_OPERATORS}| {_OPERATORS} )(?={_RIGHT})"),
+    # tax+tip; words are not written with these.
+    re.compile(r"(?<=[^\W_])(?P<kept>[+*^=<>]+)(?=[^\W_])"),
+)
+# 1,000 and 1,00,000, which are 1000 and 100000.
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?![\d,]*\d)")
+
+# Of a formula, an article is a variable: a+b, x - a. Every mark that is left is of a number or a formula.
+_MARK = r"[-+*/^=<>!.,:]"
+_ARTICLES = re.compile(rf"(?<!{_MARK})(?<!{_MARK} )\b(?:a|an|the)\b(?!{_MARK}| {_MARK}+ )")
+
+
+def normalize_squad_text(text: str) -> str:
+    """Returns the text in lower case, without most ASCII punctuation and without English articles, single-spaced.
+
+    Punctuation goes before articles and leaves no space behind ("a.m." becomes "am"), as in the official script. This
+    keeps some characters that the script removes, since they distinguish numbers and formulas:
+
+    * what divides digits: "3.14" does not become "314", nor "3-5" "35"; but "1,000" becomes "1000";
+    * a minus, or a point, in front of a number: "-5" and ".5" do not become "5"; "+5" does;
+    * operators between numbers and single letters: "x+y" and "x-y" stay apart; "well-known" becomes "wellknown".
+
+    The Unicode minus sign is a minus there. Signs of currencies and of per cent go, as in the official script.
+
+    Args:
+      text: Any text.
+
+    Returns:
+      Words separated by single spaces; may be empty.
+
+    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `normalize_answer`; numbers are ours.
+
+    >>> normalize_squad_text("The  U.S.A., a country"), normalize_squad_text("-$3.50.")
+    ('usa country', '-3.50')
+    """
+    spaced = " ".join(text.lower().split())
+    kept = set(_places_kept(spaced)) - set(_places_of_grouping(spaced))
+    bare = "".join(
+        character.replace(_MINUS, "-") if place in kept else character
+        for place, character in enumerate(spaced)
+        if place in kept or character not in _PUNCTUATION
+    )
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def _places_kept(text: str) -> Iterator[int]:
+    found = itertools.chain.from_iterable(pattern.finditer(text) for pattern in _KEPT)
+    return itertools.chain.from_iterable(range(*match.span("kept")) for match in found)
+
+
+def _places_of_grouping(text: str) -> Iterator[int]:
+    return (place for match in _GROUPED.finditer(text) for place in range(*match.span()) if text[place] == ",")
+
+
+def _tokens(text: str) -> Iterator[str]:
+    return iter(normalize_squad_text(text).split())
+
+
+# No letter is lost to the normalisation but those of articles, which is meant.
+SQUAD_SIGHT = Sight(tokens=_tokens, read=str.split)
+"""Words, without articles and most punctuation."""
 
 
 def exact_match(candidate: str, references: Sequence[str]) -> float:

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.sight import Sight
+from calm_beam.metrics import Sight, best_over_references
 
 _ENGLISH_TOKEN = re.compile("[a-z0-9]+")
 

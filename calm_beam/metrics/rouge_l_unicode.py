@@ -3,9 +3,8 @@
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics import Sight, best_over_references
 from calm_beam.metrics.rouge_l import rouge_l_score
-from calm_beam.metrics.sight import Sight
 
 
 class UnicodeTokenizer:

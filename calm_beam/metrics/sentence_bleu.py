@@ -5,10 +5,9 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.sight import Sight
+from calm_beam.metrics import Sight, best_over_references
 
-from .by_sacrebleu import sacrebleu_metrics
+from .chrf import sacrebleu_metrics
 
 _CONTEXT = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN)
 

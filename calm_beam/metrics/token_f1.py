@@ -3,8 +3,8 @@
 import collections
 from collections.abc import Sequence
 
-from calm_beam.metrics.best_reference import best_over_references
-from calm_beam.metrics.squad_text import SQUAD_SIGHT, normalize_squad_text
+from calm_beam.metrics import best_over_references
+from calm_beam.metrics.exact_match import SQUAD_SIGHT, normalize_squad_text
 
 
 def token_f1(candidate: str, references: Sequence[str]) -> float:

@@ -1,10 +1,17 @@
-"""What an architecture provides, beside its network; needs no JAX."""
+"""What an architecture provides apart from its network, and what the configs of all architectures have in common.
+
+Decoder layers below the last may have parameters of their own to predict with: a norm, and the kernel of a head.
+Where they have none, the final norm and the output head are those of every layer. For these, layers are counted from
+0, as in names of parameters. Source: EE-LLM (Chen et al., 2024), which calls them exit norms and untied exit output
+weights. Token ids in a config are checked here, too. Nothing here needs JAX.
+"""
 
 import abc
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import Precision
 
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
@@ -167,3 +174,91 @@ class Architecture(abc.ABC):
     @abc.abstractmethod
     def prefill_numbers(self, config: Any, *, rows: int, source: int) -> int:
         """Returns how many numbers going through prompts of so many tokens takes at a time, its results apart."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# By field of the config, the array that each layer has.
+_ARRAYS = {"exit_norms": "scale", "exit_heads": "kernel"}
+_OWN = re.compile(r"decoder/(exit_norms|exit_heads)_\d+/.*")
+
+
+def exit_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Returns name and shape of every parameter that layers have of their own, such as `decoder/exit_norms_0/scale`.
+
+    Args:
+      config: Has `exit_norms` and `exit_heads`, which say whether there are any. Kernels are [width, vocabulary].
+    """
+    shapes = {"exit_norms": (config.emb_dim,), "exit_heads": (config.emb_dim, config.vocab_size)}
+    return {
+        name: shape
+        for field, shape in shapes.items()
+        if getattr(config, field)
+        for name in _names(field, config.num_decoder_layers)
+    }
+
+
+def exit_fields(shapes: Shapes, num_layers: int) -> dict[str, bool]:
+    """Returns which fields of a config are true of a parameter tree.
+
+    Args:
+      shapes: Name and shape of every array.
+      num_layers: Decoder depth L.
+
+    Raises:
+      ValueError: If some of the layers below the last have what others have not, or the last has it.
+    """
+    found: dict[str, set[str]] = {field: set() for field in _ARRAYS}
+    for name in shapes:
+        if match := _OWN.fullmatch(name):
+            found[match.group(1)].add(name)
+    for field, names in found.items():
+        expected = set(_names(field, num_layers))
+        missing, unknown = sorted(expected - names), sorted(names - expected)
+        if names and (missing or unknown):
+            wrong = f"{missing[0]} is missing" if missing else f"{unknown[0][:100]} is unknown"
+            raise ValueError(
+                f"{wrong}: of {num_layers} decoder layers, each below the last has {_singular(field)} of its own "
+                f"({field}_0 and on), or none has."
+            )
+    return {field: bool(names) for field, names in found.items()}
+
+
+def check_exit_fields(config: Any) -> None:
+    """Refuses a config of a single layer whose lower layers have something.
+
+    Raises:
+      ValueError: If it is one.
+    """
+    for field in _ARRAYS:
+        if getattr(config, field) and config.num_decoder_layers < 2:
+            raise ValueError(f"{field} is true, but needs at least 2 decoder layers: it is about those below the last.")
+
+
+def _names(field: str, num_layers: int) -> list[str]:
+    return [f"decoder/{field}_{index}/{_ARRAYS[field]}" for index in range(num_layers - 1)]
+
+
+def _singular(field: str) -> str:
+    return "a norm" if field == "exit_norms" else "a head"
+
+
+_LONGEST_SHOWN = 100
+
+
+def check_ids(name: str, ids: object, *, below: int) -> None:
+    """Refuses what is not a tuple of ascending whole numbers.
+
+    Args:
+      name: What they are called, for the message.
+      ids: The numbers.
+      below: All must be from 0 to below it.
+
+    Raises:
+      ValueError: If they are not.
+    """
+    is_of_numbers = isinstance(ids, tuple) and all(type(index) is int and 0 <= index < below for index in ids)
+    if not is_of_numbers or list(ids) != sorted(set(ids)):  # type: ignore[call-overload]
+        shown = repr(ids)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+        raise ValueError(f"{name} must be different whole numbers from 0 to {below - 1}, ascending; got {shown}.")

@@ -1,7 +1,8 @@
-"""What predicts from states, whatever the architecture: the output head after any layer, and the exit classifier.
+"""Early exits of a network, whatever the architecture: the output head after any layer, and the exit classifier.
 
-All layers share the final norm and the output head, unless those below the last have a norm or a head's kernel of their
-own (`exit_parameters.py`).
+All layers share the final norm and the output head, unless those below the last have a norm or a head's kernel of
+their own (`architecture.py`). In training, layer dropout makes lower layers better at predicting: rows pass decoder
+layers by, deeper ones more often.
 """
 
 import functools
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import Precision
 
 from .architecture import ModelConfig
 from .numerics import matrix_product, widened
@@ -155,3 +156,31 @@ def exit_probability(classifier: nn.Dense, states: jax.Array) -> jax.Array:
     if classifier.features == 1:
         return jax.nn.sigmoid(logits[..., 0])
     return jax.nn.softmax(logits)[..., 1]
+
+
+def layer_dropout_rates(num_layers: int, most: float) -> list[float]:
+    """Returns how often a row passes each decoder layer by: never at the first, `most` at the last.
+
+    Args:
+      num_layers: Decoder depth, at least 1.
+      most: In [0, 1).
+
+    Source: LayerSkip (Elhoushi et al., 2024), section "Layer Dropout": exp(l ln 2 / (L - 1)) - 1 times the maximum.
+
+    >>> [round(rate, 3) for rate in layer_dropout_rates(3, 0.2)]
+    [0.0, 0.083, 0.2]
+    """
+    return [most * (2 ** (layer / max(1, num_layers - 1)) - 1) for layer in range(num_layers)]
+
+
+def passed_by(before: jax.Array, after: jax.Array, *, rate: float, key: jax.Array) -> jax.Array:
+    """Returns a layer's output, (batch, ...), but its input where a row passes it by. Nothing is scaled to make up.
+
+    Args:
+      before: Input of the layer.
+      after: Its output.
+      rate: Chance of a row to pass it by.
+      key: Decides which do.
+    """
+    passes = jax.random.bernoulli(key, rate, before.shape[:1])
+    return jnp.where(passes.reshape(-1, *(1,) * (before.ndim - 1)), before, after)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import Precision
 
 # Keys and values, each of shape (..., heads of keys, positions, head_dim), or of one position without that axis.
 KeysValues = tuple[jax.Array, ...]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.arithmetic import Precision
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
+from calm_beam.precision import Precision
 
 from .architecture import ModelConfig
 
@@ -67,11 +67,11 @@ class Packing:
         self._kept.append(held)
         return int(held.ctypes.data)
 
-    def matrix(self, kernel: Any) -> calls.Matrix:
+    def matrix(self, kernel: Any) -> library.Matrix:
         """Returns a kernel, [in, out], packed."""
-        panels = calls.packed(np.asarray(kernel))
+        panels = library.packed(np.asarray(kernel))
         self._kept.append(panels)
-        return calls.matrix(panels, kernel.shape[1])
+        return library.matrix(panels, kernel.shape[1])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class NativeDecoder:
       classifier: float32, the kernel, (width, 1 or 2), and the bias of the exit classifier; None if there is none.
     """
 
-    layers: Sequence[calls.Layer]
+    layers: Sequence[library.Layer]
     _: dataclasses.KW_ONLY
     embedding: np.ndarray
     norms: Sequence[np.ndarray]
@@ -116,10 +116,10 @@ class NativeDecoder:
         angles = positions[:, None].astype(np.float32) * self.frequencies
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.turn_factor)
 
-    def head(self, layer: int, weights: tuple[Any, int]) -> calls.Head:
+    def head(self, layer: int, weights: tuple[Any, int]) -> library.Head:
         """Returns the head after a layer, of the network's `head_weights`."""
         kernel, vocab_axis = weights
-        return calls.Head(
+        return library.Head(
             self.packing.matrix(np.moveaxis(np.asarray(kernel), vocab_axis, 1)),
             self.packing.address(self.norms[layer - 1]),
             self.epsilon,

@@ -1,13 +1,13 @@
-"""How products are made, rounded and masked, whatever the architecture.
+"""How products are made, rounded and masked, whatever the architecture, and the dense layer that makes them.
 
-bfloat16 is computed with as T5X does with `dtype=bfloat16`: weights and the factors of every product are bfloat16, and
-so is the residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is at hand
-anyway. A product's float32 sums stay so through what follows elementwise (the bias and the softmax, the activation and
-its gate, the residual, a norm's scale), and are rounded once, where they become a factor or a state; T5X rounds each of
-these. Relative and rotary positions and masks are float32, T5X's are bfloat16. The head multiplies bfloat16 weights,
-T5X's float32 ones by float32 states.
+bfloat16 is computed with as T5X does with `dtype=bfloat16`: weights and the factors of every product are bfloat16,
+and so is the residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is at
+hand anyway. A product's float32 sums stay so through what follows elementwise (the bias and the softmax, the
+activation and its gate, the residual, a norm's scale), and are rounded once, where they become a factor or a state;
+T5X rounds each of these. Relative and rotary positions and masks are float32, T5X's are bfloat16. The head multiplies
+bfloat16 weights, T5X's float32 ones by float32 states.
 
-So the only thing that tells two decoders apart is the order in which float32 sums are made, in bfloat16 as in float32.
+So two decoders differ only in the order in which float32 sums are made, in bfloat16 as in float32.
 """
 
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import FLOAT32, Precision
 
 # Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
 MASKED = np.float32(-1e10)
@@ -76,3 +77,33 @@ def widened(values: jax.Array) -> jax.Array:
 def added(stream: jax.Array, values: jax.Array, precision: Precision) -> jax.Array:
     """Returns the residual stream with float32 values added to it, rounded once."""
     return rounded(widened(stream) + values, precision)
+
+
+class Dense(nn.Module):
+    """A dense layer whose weights are used in a precision's type; its sums, and its bias, are float32.
+
+    Attributes:
+      features: Width of its output.
+      precision: Of its products.
+      use_bias: Whether it has a bias.
+    """
+
+    features: int
+    precision: Precision = FLOAT32
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the output as float32, (..., features), of inputs in the precision's type."""
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs.shape[-1], self.features))
+        sums = product(
+            inputs,
+            kernel.astype(self.precision.dtype),
+            (((inputs.ndim - 1,), (0,)), ((), ())),
+            precision=precision_of(self.precision),
+        )
+        if self.use_bias:
+            sums = sums + self.param("bias", nn.initializers.zeros, (self.features,)).reshape(
+                (1,) * (inputs.ndim - 1) + (-1,)
+            )
+        return sums

@@ -1,10 +1,10 @@
-"""The architectures that can be decoded, by the kind of their configs."""
+"""The architectures that can be decoded, by the kind of their configs, and how long prompts are by default."""
 
 import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from calm_beam.arithmetic import FLOAT32, Precision
+from calm_beam.precision import FLOAT32, Precision
 
 from .architecture import Architecture, ModelConfig
 from .llama.architecture import LlamaArchitecture
@@ -14,6 +14,7 @@ from .t5.config import T5Config
 
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
+
 
 ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType(
     {T5Config: T5Architecture(), LlamaConfig: LlamaArchitecture()}
@@ -59,3 +60,18 @@ def network_of(
 def packed_layer_of(model: "EarlyExitModel") -> "PackedLayer":
     """Returns a decoder layer of a network for packed rows; loads JAX."""
     return architecture_of(model.config).packed_layer(model.config, precision=model.precision)
+
+
+USUAL_INPUT_LENGTH = 512
+"""Most tokens of a prompt, where the model has room for them."""
+
+
+def default_input_length(config: ModelConfig, *, steps: int) -> int:
+    """Returns the most tokens of a prompt where nobody says how many: 512, or what the model has room for.
+
+    Args:
+      config: Of the model.
+      steps: Most tokens of an output, which need room, too.
+    """
+    room = architecture_of(config).room_for_prompts(config, steps=steps)
+    return USUAL_INPUT_LENGTH if room is None else min(USUAL_INPUT_LENGTH, room)

@@ -6,25 +6,25 @@ lose, and the exact sums of that which tests are made of, are here too (`scoring
 `calm_beam.decoding` and `calm_beam.serving`, and how work is spread over workers in `calm_beam.transforms`.
 """
 
-from .answers import read_answers as read_answers
 from .finished import COMPLETE as COMPLETE
 from .finished import STOPPED as STOPPED
 from .finished import FinishedAnswers as FinishedAnswers
 from .finished import FinishedSettings as FinishedSettings
 from .finished import FinishedSweep as FinishedSweep
-from .generations import Generation as Generation
-from .generations import Output as Output
-from .generations import read_generations as read_generations
-from .generations import stored_examples as stored_examples
-from .generations import stored_failures as stored_failures
-from .generations import stored_groups as stored_groups
-from .generations import stored_prompts as stored_prompts
-from .generations import write_generations as write_generations
 from .job import AnswerJob as AnswerJob
 from .job import DecodeJob as DecodeJob
 from .job import OutputsError as OutputsError
+from .job import SettingJob as SettingJob
 from .job import StoredGenerations as StoredGenerations
-from .setting_job import SettingJob as SettingJob
+from .rows import Generation as Generation
+from .rows import Output as Output
+from .rows import read_answers as read_answers
+from .rows import read_generations as read_generations
+from .rows import stored_examples as stored_examples
+from .rows import stored_failures as stored_failures
+from .rows import stored_groups as stored_groups
+from .rows import stored_prompts as stored_prompts
+from .rows import write_generations as write_generations
 from .shards import StoredShard as StoredShard
 from .shards import open_shard as open_shard
 from .shards import stored_shard as stored_shard

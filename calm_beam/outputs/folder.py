@@ -32,7 +32,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.inputs.set_parts import CONFIRMING
-from calm_beam.manifest.file_names import FAILURES, MANIFEST
+from calm_beam.manifest.files import FAILURES, MANIFEST
 from calm_beam.storage import (
     base_name,
     is_cloud_path,
@@ -48,8 +48,7 @@ from calm_beam.storage import (
 from calm_beam.text import counted
 
 from .finished import COMPLETE, STOPPED
-from .job import PARTS, AnswerJob, DecodeJob, Job, OutputsError, SweptJob
-from .setting_job import SettingJob
+from .job import PARTS, AnswerJob, DecodeJob, Job, OutputsError, SettingJob, SweptJob
 
 _GENERATIONS = "generations"
 _LOSSES_NAME = re.compile(r"losses(-\d{5,})?\.jsonl")

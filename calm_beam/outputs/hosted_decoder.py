@@ -18,8 +18,8 @@ from calm_beam.inputs.examples import Example
 from calm_beam.inputs.prompts import with_reference_texts
 from calm_beam.text import counted
 
-from .generations import Generation, Output
-from .shard_order import duplicate_prompts
+from .rows import Generation, Output
+from .sharding import duplicate_prompts
 
 Setting = str | int | float
 """What a setting is called."""

@@ -1,8 +1,8 @@
 """All that decides what outputs are, besides the content of the data files: a sealed file in their folder.
 
-A sweep's is `decode.json`, and what it makes are generations: every prompt by every branch, or under every setting of a
-decoder of the user's (`setting_job.py`). That of `calm-beam generate` is `generate.json`, and what it makes are
-answers: every prompt by the one branch that a manifest promises.
+A sweep's is `decode.json`, and what it makes are generations: every prompt by every branch, or an output of every
+prompt under every setting of a decoder of the user's. That of `calm-beam generate` is `generate.json`, and what it
+makes are answers: every prompt by the one branch that a manifest promises.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from calm_beam.arithmetic import Precision
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import CalmBeamError
 from calm_beam.exits.rule import ExitRule
@@ -21,9 +20,9 @@ from calm_beam.inputs.examples import Example
 from calm_beam.inputs.set_parts import Split
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.manifest import EngineRecord, ModelRecord, VocabularyRecord, engine_difference
+from calm_beam.precision import Precision
 from calm_beam.storage import base_name, joined, list_files
-from calm_beam.storage.digest import content_digest
-from calm_beam.storage.sealed_json import differences, read_sealed, write_sealed
+from calm_beam.storage.strict_json import content_digest, differences, read_sealed, write_sealed
 from calm_beam.text import check_count
 
 FORMATS = {"parquet": "parquet", "jsonl": "jsonl.gz"}
@@ -475,3 +474,84 @@ class AnswerJob(Job):
         if not all(isinstance(text, str) for text in texts) or not isinstance(job.group_key, str | None):
             raise TypeError("a name is no text")
         return job
+
+
+_DIGITS = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingJob(SweptJob):
+    """A job whose outputs are generations of a decoder that is not ours.
+
+    Nothing here can tell one such decoder from another, or from itself after a change: its name does.
+
+    Attributes:
+      decoder: What decodes, as its user calls it.
+      settings: Names of all settings, the safest first: outputs under the first are what the others are compared with.
+    """
+
+    SCHEMA = "calm-beam/settings/v1"
+
+    decoder: str
+    settings: tuple[str, ...]
+
+    @property
+    def decoded_by(self) -> None:
+        """No engine of ours."""
+        return None
+
+    def outputs(self) -> str:
+        """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
+        digest = content_digest({"decoder": self.decoder, "settings": list(self.settings)})
+        return digest.removeprefix("sha256:")[:_DIGITS]
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "schema": self.SCHEMA,
+            "outputs": self.outputs(),
+            "decoder": self.decoder,
+            "settings": list(self.settings),
+            "patterns": list(self.patterns),
+            "files": list(self.files),
+            "reading": dict(self.reading),
+            "group_key": self.group_key,
+            "cluster_key": self.cluster_key,
+            "num_shards": self.num_shards,
+            "software": dict(self.software),
+        }
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> Self:
+        job = cls(
+            **cls._common(content),
+            decoder=content["decoder"],
+            settings=tuple(content["settings"]),
+            cluster_key=content["cluster_key"],
+        )
+        check_count("num_shards", job.num_shards)
+        if not all(isinstance(text, str) for text in (job.decoder, *job.settings, *job.patterns, *job.files)):
+            raise TypeError("a name is no text")
+        return job
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingAssignment:
+    """Which of these outputs a worker is to make, and what is not part of what they are.
+
+    Attributes:
+      directory: Where they go.
+      job: What they are.
+      on_error: `fail`, or `worst_case`, which lets prompts fail.
+      max_failures: Most examples that may fail; None as in `failure_limit`.
+      batch_size: Most prompts of a call; None for all of a shard.
+    """
+
+    directory: str
+    job: SettingJob
+    on_error: str = "fail"
+    max_failures: int | None = None
+    batch_size: int | None = None
+
+    def shard_path(self, shard: int) -> str:
+        """Returns the Parquet file of a shard."""
+        return self.job.shard_path(self.directory, shard)

@@ -7,17 +7,14 @@ import numpy as np
 
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import COUNT_NEAR_TIES, WORST_NEAR_TIES, Objective
+from calm_beam.metrics import NO_SETTINGS, MetricSettings, sight_of
 from calm_beam.metrics.registry import Metric, MetricError, checked_score, get_metric
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.metrics.sight import sight_of
-from calm_beam.risk.fixed_point import to_signed_fixed_point
-from calm_beam.risk.losses import losses_of_scores
+from calm_beam.risk.losses import losses_of_scores, to_signed_fixed_point
 
-from .contrast import Contrast
-from .failures import check_failures, failure_limit
-from .generations import Generation
+from .finished import check_failures, failure_limit
 from .job import OutputsError
-from .unseen import Unseen
+from .metric_checks import Contrast, Unseen
+from .rows import Generation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.serving.tally import Tally
+from calm_beam.serving.answer import Tally
 from calm_beam.storage import open_input, replacing, strict_json
 from calm_beam.text import check_count, counted
 

@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.manifest.file_names import FAILURES
+from calm_beam.manifest.files import FAILURES
 from calm_beam.storage import is_cloud_path, is_file, is_folder, joined, remove_file, replacing
 from calm_beam.text import counted
 
-from .answers import publish_rows, write_outcomes
-from .assignment import AnswerAssignment, Assignment, SweepAssignment
-from .failures import check_failures, failure_limit
-from .finished import Finished, each_once, finished_of, mixed_engines
-from .generations import Generation, read_generations, stored_examples, stored_failures, write_generations
-from .job import DecodeJob, Job, OutputsError
-from .setting_job import SettingAssignment
+from .finished import Finished, check_failures, each_once, failure_limit, finished_of, mixed_engines
+from .job import DecodeJob, Job, OutputsError, SettingAssignment
+from .request import AnswerAssignment, Assignment, SweepAssignment
+from .rows import (
+    Generation,
+    publish_rows,
+    read_generations,
+    stored_examples,
+    stored_failures,
+    write_generations,
+    write_outcomes,
+)
 from .shards import AnsweredShard, ProbedLoss, StoredShard, stored_shard, whole_shard
 
 AnyAssignment = Assignment | SettingAssignment

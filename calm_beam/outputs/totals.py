@@ -1,24 +1,146 @@
-"""What is summed over a calibration set, and of which examples: so that it can be checked that every one was, once."""
+"""What is summed over a calibration set, and of which examples: so that it can be checked that every one was, once.
+
+A layout says what is gathered from the losses of a run, and where it stands in the totals.
+
+Sets of examples are identified, whatever their order, by sums of digests and by a sample of ids small enough to store.
+The ids with the smallest digests are a sample that nobody chooses, and the same whatever the order. If a share s of the
+certified examples comes again, at least one of k in the sample does with probability 1 - (1 - s)^k, or more.
+"""
 
 import collections
 import dataclasses
+import hashlib
+import heapq
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import numpy as np
 
-from calm_beam.manifest import PlannedTest
-from calm_beam.risk.evidence import BettingTable, Evidence
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.inputs.examples import Example
+from calm_beam.manifest import MOST_SAMPLED_IDS, Objective, PlannedTest
+from calm_beam.risk.evidence import MODULUS, BettingTable, Evidence, Loss, RiskTotals, Statistic
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.testing import statistics_for
 from calm_beam.text import counted
 
-from .contrast import Contrast
-from .fingerprint import content_sum_of, fingerprint_text, merged_sums
 from .finished import FinishedSweep
-from .generations import Generation
 from .job import OutputsError
-from .layout import Layout
+from .metric_checks import Contrast
+from .rows import Generation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The rows of the sums, and the objectives whose single losses are kept.
+
+    Attributes:
+      objectives: Distinct objectives, in the order in which losses come.
+      rows: Objective and statistic of each row that is summed.
+      tabled: Objectives with a spec whose p-value needs every single loss.
+      thresholds: Size of the grid.
+      groups: Names of the groups that have sums of their own, in order of appearance among the specs; or of the parts
+        of the set, where one chooses what the other tests.
+    """
+
+    objectives: tuple[Objective, ...]
+    rows: tuple[tuple[Objective, Statistic], ...]
+    tabled: tuple[Objective, ...]
+    thresholds: int
+    groups: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, specs: Sequence[PlannedTest], *, thresholds: int, parts: Sequence[str] = ()) -> Self:
+        """Returns the layout that serves all specs: what their p-values need, and the losses for the risk table.
+
+        Args:
+          specs: The specs.
+          thresholds: Size of the grid.
+          parts: Names of the parts that have sums of their own, where no spec is about a group.
+        """
+        objectives = objectives_of(specs)
+        needed: list[tuple[Objective, Statistic]] = [(objective, Loss()) for objective in objectives]
+        for spec in specs:
+            needed.extend((spec.objective, statistic) for statistic in statistics_for([spec]))
+        return cls(
+            objectives=objectives,
+            rows=tuple(dict.fromkeys(needed)),
+            tabled=objectives_of([spec for spec in specs if P_VALUES[spec.p_value].needs_table]),
+            thresholds=thresholds,
+            groups=tuple(dict.fromkeys(spec.group for spec in specs if spec.group is not None)) or tuple(parts),
+        )
+
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns what is to be summed.
+
+        Args:
+          fixed_losses: shape (units, objectives, thresholds), int64 in units of 2^-32.
+
+        Returns:
+          Shape (units, rows, thresholds), int64.
+        """
+        by_objective = dict(zip(self.objectives, np.moveaxis(fixed_losses, 1, 0), strict=True))
+        return np.stack([statistic.values(by_objective[objective]) for objective, statistic in self.rows], axis=1)
+
+    def sums_of(self, objective: Objective, sums: np.ndarray) -> dict[Statistic, np.ndarray]:
+        """Returns the sums of one objective by statistic, each of shape (thresholds,).
+
+        Args:
+          objective: Which loss.
+          sums: shape (rows, thresholds): sums of `values`.
+        """
+        rows = zip(self.rows, sums, strict=True)
+        return {statistic: row for (each, statistic), row in rows if each == objective}
+
+    def tabled_losses(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns the losses that are kept one by one: those of `tabled`, in its order."""
+        return fixed_losses[:, [self.objectives.index(objective) for objective in self.tabled]]
+
+
+def objectives_of(specs: Sequence[PlannedTest]) -> tuple[Objective, ...]:
+    """Returns the distinct objectives of specs, in order of appearance; each is scored once for all its specs."""
+    return tuple(dict.fromkeys(spec.objective for spec in specs))
+
+
+def content_sum_of(examples: Iterable[Example]) -> int:
+    """Returns the sum of the examples' content digests modulo 2^256."""
+    return merged_sums(int.from_bytes(example.content_digest(), "big") for example in examples)
+
+
+def merged_sums(content_sums: Iterable[int]) -> int:
+    """Returns the content sum of several sets together.
+
+    >>> merged_sums([2**256 - 1, 3])
+    2
+    """
+    return sum(content_sums) % MODULUS
+
+
+def fingerprint_text(content_sum: int) -> str:
+    """Returns `sha256-sum:` and 64 digits."""
+    return f"sha256-sum:{content_sum:064x}"
+
+
+def id_sample(ids: Iterable[str]) -> tuple[str, ...]:
+    """Returns the smallest digests of ids, `MOST_SAMPLED_IDS` of them or all, ascending.
+
+    Source: bottom-k sketches (Cohen and Kaplan, 2007, "Summarizing data using bottom-k sketches").
+    """
+    return tuple(heapq.nsmallest(MOST_SAMPLED_IDS, set(map(_digest, ids))))
+
+
+def come_again(sample: Iterable[str], ids: Iterable[str]) -> int:
+    """Returns how many ids of a sample are among others.
+
+    >>> come_again(id_sample(["a", "b", "c"]), ["b", "c", "d"])
+    2
+    """
+    wanted = set(sample)
+    return len(wanted.intersection(map(_digest, ids)))
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, Pilot, fo
 from calm_beam.manifest.versions import certifying_versions
 from calm_beam.text import counted
 
-from .document import Document, Section
-from .elements import Cell, number, paragraphs, sentence, software_fact, table, tiles
+from .document import Cell, Document, Section, number, paragraphs, sentence, software_fact, table, tiles
 from .line_chart import FULL, Line, LineChart, plots
 
 # How many times as many workers are looked at besides.

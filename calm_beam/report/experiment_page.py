@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .document import Document, Section
-from .elements import Cell, number, paragraphs, sentence, short_place, software_fact, table
+from .document import Cell, Document, Section, number, paragraphs, sentence, short_place, software_fact, table
 from .line_chart import FULL, REFERENCE, Line, LineChart, around, measure_line, plots
 
 if TYPE_CHECKING:

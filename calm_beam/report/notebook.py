@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 from calm_beam.manifest import Calibration, Manifest, SettingCalibration, SettingManifest
 from calm_beam.text import counted, printable_line
 
-from .contents import facts
-from .document import file_text
-from .elements import details, shown
-from .palette import layer_styles
-from .plain import sentence_html
+from .document import details, file_text, layer_styles, shown
+from .page import facts
+from .plain import sentence_html, setting_chart
 from .promise import CONDITION, cautions, together_in_words
-from .proof_charts import setting_chart
 from .settings import promise_html as setting_promise_html
 from .settings import setting_cautions
 

@@ -1,23 +1,286 @@
-"""The page: one HTML file that asks the network for nothing."""
+"""The page of a calibration: one HTML file that asks the network for nothing.
+
+Its contents are JSON values: promises and curves, from the manifest and its risk table.
+"""
 
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
-from calm_beam.manifest import Calibration
-from calm_beam.text import printable
+from calm_beam.manifest import (
+    Calibration,
+    DecodeRecord,
+    Look,
+    Manifest,
+    Objective,
+    confirming_in_words,
+    engine_in_words,
+    near_ties_in_words,
+    rounds_in_words,
+)
+from calm_beam.storage import base_name, parent
+from calm_beam.text import counted, printable, printable_line
 
-from .contents import results, shown_thresholds
-from .document import LARGEST_PAGE, file_text, filled, framed
-from .elements import isolated, with_short_places
-from .examples import Dictionary, example_values, pieces_of
-from .exit_counts import counted_exits, counted_savings
-from .palette import layer_styles
+from .document import (
+    LARGEST_PAGE,
+    file_text,
+    filled,
+    framed,
+    isolated,
+    layer_styles,
+    short_place,
+    software_fact,
+    with_short_places,
+)
+from .examples import Dictionary, counted_exits, counted_savings, example_values, pieces_of
+from .promise import (
+    CONDITION,
+    cautions,
+    confirmation_of_test,
+    end_in_words,
+    operations_in_words,
+    promise_in_words,
+    together_in_words,
+)
 from .stored import Calibrated, ReportError, StoredOutputs
+
+# Of a finer grid the page shows some, evenly chosen: a finger cannot tell more apart.
+_MOST_THRESHOLDS = 100
+# The whole list stands in `failures.jsonl`.
+_MOST_FAILURES = 50
+_LONGEST_REASON = 300
+_MOST_LAYERS_NAMED = 12
+
+_NOT_TESTED, _ACCEPTED, _NOT_ACCEPTED = 0, 1, 2
+
+
+def shown_thresholds(calibrated: Calibrated) -> tuple[int, ...]:
+    """Returns the indices of the thresholds that the page shows: of each entry those where something was decided.
+
+    >>> from calm_beam.report.page import evenly
+    >>> evenly(10, 4)
+    {0, 9, 3, 6}
+    """
+    thresholds = calibrated.thresholds
+    if len(thresholds) <= _MOST_THRESHOLDS:
+        return tuple(range(len(thresholds)))
+    decided = {entry.threshold for entry in calibrated.manifest.calibrations}
+    decided |= {entry.path[-1].threshold for entry in calibrated.manifest.calibrations}
+    decided |= {entry.chosen.threshold for entry in calibrated.manifest.calibrations if entry.chosen}
+    indices = {index for index, threshold in enumerate(thresholds) if threshold in decided}
+    return tuple(sorted(indices | evenly(len(thresholds), _MOST_THRESHOLDS)))
+
+
+def evenly(count: int, most: int) -> set[int]:
+    """Returns `most` indices of `count`, the first and the last among them, as far apart as can be."""
+    return {round(index * (count - 1) / (most - 1)) for index in range(most)}
+
+
+def results(
+    calibrated: Calibrated, shown: Sequence[int], *, factors: Mapping[float, Sequence[float]] | None
+) -> dict[str, Any]:
+    """Returns what manifest and risk table say.
+
+    Args:
+      calibrated: The calibration.
+      shown: Places of the thresholds to show.
+      factors: By which operations fall at the promised thresholds, as `counted_savings` gives them.
+    """
+    manifest = calibrated.manifest
+    lines = [[rows[index] for index in shown] for rows in calibrated.table]
+    # Risks are the same for all entries of an objective and a group.
+    by_objective = dict(zip(map(_measured, manifest.calibrations), lines, strict=True))
+    objectives = list(by_objective)
+    return {
+        "created": manifest.created,
+        "model": short_name(manifest.model.uri),
+        "numLayers": manifest.model.layers,
+        "thresholds": [row.threshold for row in lines[0]],
+        "gridSize": len(calibrated.thresholds),
+        "planned": len(manifest.plan.thresholds) if manifest.plan else len(calibrated.thresholds),
+        "objectives": [
+            _objective(objective, rows, group=group, num_layers=manifest.model.layers)
+            for (objective, group), rows in by_objective.items()
+        ],
+        "entries": [
+            _entry(entry, rows, manifest=manifest, objective=objectives.index(_measured(entry)), factors=factors)
+            for entry, rows in zip(manifest.calibrations, lines, strict=True)
+        ],
+        "condition": CONDITION,
+        "together": together_in_words(manifest),
+        "rounds": rounds_in_words(manifest),
+        "cautions": [[caution.kind, caution.text] for caution in cautions(manifest)],
+        "counts": _counts(manifest),
+        "facts": facts(manifest),
+        "failures": _failures(calibrated),
+    }
+
+
+def short_name(uri: str) -> str:
+    """Returns what a model's folder is called; one that is named by a step alone, with the folder above."""
+    name = base_name(uri)
+    return printable_line(f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri)
+
+
+def _measured(entry: Calibration) -> tuple[Objective, str | None]:
+    """Returns what an entry's losses are, and of which prompts."""
+    return entry.objective, entry.group
+
+
+def _objective(objective: Objective, rows: Sequence[RiskRow], *, group: str | None, num_layers: int) -> dict[str, Any]:
+    return {
+        "group": None if group is None else printable_line(group),
+        # Of these prompts' tokens; the full model comes first, as everywhere.
+        "layers": [num_layers, *(row.layers for row in rows)],
+        "consistency": objective.consistency,
+        "metric": printable_line(objective.metric),
+        "loss": objective.loss,
+        "tail": objective.tail,
+        "risks": [0, *(row.risk for row in rows)],
+    }
+
+
+def _entry(
+    entry: Calibration,
+    rows: Sequence[RiskRow],
+    *,
+    manifest: Manifest,
+    objective: int,
+    factors: Mapping[float, Sequence[float]] | None,
+) -> dict[str, Any]:
+    # Operations were counted over the prompts of all groups.
+    operations = None
+    if factors is not None and entry.threshold is not None and entry.group is None:
+        operations = factors[entry.threshold]
+    refused = next((place for place, row in enumerate(rows, start=1) if row.confirmed is False), None)
+    chosen = [row.threshold for row in rows].index(entry.threshold) if entry.threshold is not None else None
+    return {
+        "objective": objective,
+        "delta": entry.delta,
+        "epsilon": entry.epsilon,
+        "procedure": entry.procedure,
+        "pValue": entry.p_value,
+        # As indices among the lanes, of which the full model's is 0.
+        "chosen": 0 if chosen is None else chosen + 1,
+        "unconfirmed": refused,
+        "threshold": entry.threshold,
+        "layers": entry.layers,
+        "risk": entry.risk,
+        "units": manifest.data.units_of(entry.group),
+        "sentence": [printable_line(part) for part in promise_in_words(entry, manifest, factors=operations)],
+        "operations": None if operations is None else operations_in_words(operations),
+        "end": end_in_words(entry) + confirmation_of_test(entry),
+        "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
+        "tests": [_NOT_TESTED, *(_test(row) for row in rows)],
+        "looks": None if entry.looks is None else [_look(look) for look in entry.looks],
+    }
+
+
+def _look(look: Look) -> dict[str, Any]:
+    return {
+        "n": look.n,
+        "threshold": look.threshold,
+        "layers": look.layers,
+        "risk": look.risk,
+        "logCapital": look.log_capital,
+    }
+
+
+def _test(row: RiskRow) -> int:
+    if not row.tested:
+        return _NOT_TESTED
+    return _ACCEPTED if row.rejected else _NOT_ACCEPTED
+
+
+def _counts(manifest: Manifest) -> list[list[Any]]:
+    """Returns what was counted: the name for one and for several, the number, and whether it should be looked at."""
+    data = manifest.data
+    clusters = [["cluster", "clusters", data.clusters, False]] if data.clusters is not None else []
+    confirming = []
+    if manifest.confirmation is not None:
+        confirming = [["example that confirms", "examples that confirm", manifest.confirmation.data.examples, False]]
+    return [
+        ["example", "examples", data.examples, False],
+        *clusters,
+        *confirming,
+        ["failed, loss 1", "failed, loss 1", data.failed, data.failed > 0],
+        ["repeated prompt", "repeated prompts", data.duplicates, data.duplicates > 0],
+        ["prompt cut", "prompts cut", data.truncated, data.truncated > 0],
+    ]
+
+
+def facts(manifest: Manifest) -> list[list[str]]:
+    """Returns what the guarantee is about, as pairs of a name and a value."""
+    model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
+    has_variants = plan is not None and plan.pareto is not None
+    schedule = decode.schedule if decode.tau is None or has_variants else f"{decode.schedule}, τ = {decode.tau:g}"
+    exits = _exits(decode, num_layers=model.layers)
+    if has_variants:
+        steps = f", in steps of {decode.exit_interval}" if decode.exit_interval > 1 else ""
+        exits = f"from the layer of the variant on{steps}"
+    near_ties = near_ties_in_words(manifest)
+    facts = [
+        ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer')})"],
+        ["Model fingerprint", model.fingerprint],
+        ["Confidence", decode.confidence],
+        ["Schedule", schedule],
+        ["State propagation", decode.state_propagation],
+        ["Exits", exits],
+        [
+            "Lengths",
+            f"prompts up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}",
+        ],
+        ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
+        ["Precision", decode.arithmetic_in_words()],
+        ["Engine", engine_in_words(manifest).removeprefix("Engine: ").removesuffix(".")],
+        *([["Near ties", near_ties.removeprefix("Near ties, ").removesuffix(".")]] if near_ties else []),
+        ["Calibration set", ", ".join(map(short_place, data.patterns))],
+        ["Fingerprint of the set", data.fingerprint],
+        ["Manifest", manifest.digest],
+    ]
+    if manifest.confirmation is not None:
+        facts.append(["Confirmed by", confirming_in_words(manifest)])
+        facts.append(["Their fingerprint", manifest.confirmation.data.fingerprint])
+    if plan is not None:
+        facts.append(["Plan", plan.digest])
+        if plan.cluster_key is not None:
+            facts.append(["Clusters named by", plan.cluster_key])
+        if plan.group_key is not None:
+            groups = ", ".join(f"{group.name} ({counted(group.examples, 'example')})" for group in data.groups or ())
+            facts.append([f"Groups named by {plan.group_key}", groups])
+        facts.append(["On failing examples", plan.on_error])
+    facts.append([*software_fact(manifest.software)])
+    return [[name, printable_line(value)] for name, value in facts]
+
+
+def _exits(decode: DecodeRecord, *, num_layers: int) -> str:
+    """Returns after which layers a token may exit."""
+    first, step = decode.min_exit_layer, decode.exit_interval
+    if first >= num_layers:
+        return "after the last layer only"
+    if step == 1:
+        return "after every layer" if first == 1 else f"after layer {first} and every later one"
+    layers = range(first, num_layers, step)
+    if len(layers) == 1:
+        return f"after layer {first} or the last one"
+    named = ", ".join(map(str, layers[:_MOST_LAYERS_NAMED]))
+    others = ", and so on in these steps" if len(layers) > _MOST_LAYERS_NAMED else ""
+    return f"after layers {named}{others}, or the last one"
+
+
+def _failures(calibrated: Calibrated) -> list[list[str]]:
+    ids = calibrated.manifest.data.failed_ids or ()
+    failures = calibrated.failures or tuple((name, "") for name in ids)
+    return [
+        [printable_line(name[:_LONGEST_REASON]), printable(with_short_places(reason))[:_LONGEST_REASON]]
+        for name, reason in failures[:_MOST_FAILURES]
+    ]
+
 
 _SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")
 # Never exit: by neither formula.

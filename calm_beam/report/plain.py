@@ -1,16 +1,272 @@
-"""Pages of promises: what is guaranteed, a chart of the test behind it, the other promises, and all numbers."""
+"""Pages of promises: what is guaranteed, a chart of the test behind it, the other promises, and all numbers.
+
+There are two charts of what tests found. The first shows the risk of every setting in testing order, with the
+tolerance, what was proved and the costs. The second shows the proof of one setting, round by round: the capital that
+was won, and the risk.
+"""
 
 import dataclasses
 import html
+import math
 from collections.abc import Sequence
+from typing import Protocol
 
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, Manifest, SettingCalibration, SettingLook
 from calm_beam.risk.testing import TestedSetting
+from calm_beam.text import shortened
 
-from .document import Page, Section
-from .elements import cautions, details, paragraphs, prose, scrolled, sentence
+from .document import Page, Section, cautions, details, isolated, paragraphs, prose, scrolled, sentence
+from .line_chart import Frame, grid_lines, level_line, points_text, round_numbers
 from .promise import promise_in_words
-from .proof_charts import Tested, setting_chart
+
+_MOST_SETTINGS_NAMED = 14
+_MOST_SETTINGS_MARKED = 100
+_LONGEST_LABEL = 16
+# In pixels: of a letter of the widest usual font, and between two names.
+_LETTER_WIDTH, _LABEL_GAP = 6.8, 8
+_COST_HEIGHT = 46
+_PROOF_WIDTH, _TOP, _MIDDLE, _BOTTOM = 1056, 26, 230, 384
+_MOST_ROUNDS_NAMED = 12
+_MOST_ROUNDS_MARKED = 60
+_MOST_POWER = 300
+
+
+class Tested(Protocol):
+    """One setting under a test, as `calm_beam.calibration.certification.SettingRow` has it."""
+
+    @property
+    def setting(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def delta(self) -> float:
+        """Risk tolerance."""
+        ...
+
+    @property
+    def risk(self) -> float:
+        """Mean loss."""
+        ...
+
+    @property
+    def p_value(self) -> float:
+        """Of "the risk exceeds delta"."""
+        ...
+
+    @property
+    def tested(self) -> bool:
+        """Whether the procedure looked at it."""
+        ...
+
+    @property
+    def rejected(self) -> bool:
+        """Whether it was found safe."""
+        ...
+
+    @property
+    def cost(self) -> float | None:
+        """What it costs; None where nobody told."""
+        ...
+
+
+def setting_chart(
+    rows: Sequence[Tested], *, chosen: str | None, width: int, height: int, is_large: bool, costs: str = "cost"
+) -> str:
+    """Returns an SVG of one test: every setting's risk in testing order, with delta and the decisions.
+
+    Args:
+      rows: All settings in testing order.
+      chosen: The one that was chosen.
+      width: In pixels.
+      height: Of the part above the labels.
+      is_large: Whether settings have labels and costs bars.
+      costs: What costs are called.
+    """
+    delta = rows[0].delta
+    risks = [row.risk for row in rows]
+    frame = Frame(
+        left=52,
+        right=width - 12,
+        top=14,
+        bottom=height - 8,
+        # Each setting in the middle of its column.
+        x_ends=(-0.5, len(rows) - 0.5),
+        y_ends=(min(0.0, *risks), max(*risks, delta) * 1.06 or 1.0),
+    )
+    known = [row.cost for row in rows if row.cost is not None] if is_large else []
+    below = 30 + (_COST_HEIGHT + 12 if known else 0) if is_large else 6
+    parts = [
+        *grid_lines(frame, round_numbers(*frame.y_ends), written="{:g}".format),
+        *_curve(frame, rows, chosen=chosen),
+    ]
+    if is_large:
+        parts += _names(frame, rows, chosen=chosen)
+        if known:
+            parts += _costs(frame, rows, top=height + 24, highest=max(known), name=costs)
+    title = f"Risk of {len(rows)} settings against delta {delta:g}"
+    return (
+        f'<svg viewBox="0 0 {width} {height + below}" width="{width}" height="{height + below}" role="img" '
+        f'aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
+    )
+
+
+def proof_chart(entry: SettingCalibration) -> str:
+    """Returns an SVG of an entry's looks: capital above, risk below, over the units counted by then.
+
+    Args:
+      entry: With looks.
+    """
+    looks = entry.looks or ()
+    capitals = [look.log_capital / math.log(10) for look in looks]
+    risks = [look.risk for look in looks]
+    goal = -math.log10(entry.epsilon)
+    low, high = min(0.0, *capitals), max(goal, *capitals)
+    room = 0.08 * (high - low)
+    above = _proof_frame(_TOP, _MIDDLE, low - room, high + room, looks)
+    below = _proof_frame(_MIDDLE + 54, _BOTTOM, min(0.0, *risks), max(entry.delta, *risks) * 1.1, looks)
+    parts = [
+        *grid_lines(above, [power for power in round_numbers(*above.y_ends) if power == int(power)], written=_power),
+        *grid_lines(below, round_numbers(*below.y_ends), written="{:g}".format),
+        *level_line(above, goal, name=f"proved: capital × {1 / entry.epsilon:.4g}", is_at_end=False),
+        *level_line(below, entry.delta, name=f"δ = {entry.delta:g}", is_at_end=True),
+        *_proof_line(above, looks, capitals, entry),
+        *_proof_line(below, looks, risks, entry),
+        f'<text class="axis-name" x="{above.left}" y="{_TOP - 10}">capital against “not safe”</text>',
+        f'<text class="axis-name" x="{above.left}" y="{_MIDDLE + 30}">risk</text>',
+        *_round_counts(below, looks),
+    ]
+    label = html.escape(f"Capital and risk after each of {len(looks)} rounds")
+    return (
+        f'<svg viewBox="0 0 {_PROOF_WIDTH} {_BOTTOM + 48}" width="{_PROOF_WIDTH}" height="{_BOTTOM + 48}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+
+
+def capital_text(look: SettingLook) -> str:
+    """Returns the capital at a look in few digits; one that no float can hold, as a power of ten."""
+    power = look.log_capital / math.log(10)
+    return f"{10**power:.3g}" if abs(power) < _MOST_POWER else f"1e{power:.0f}"
+
+
+def _curve(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
+    delta, y = rows[0].delta, frame.y(rows[0].delta)
+    parts = [
+        f'<rect class="within" x="{frame.left}" y="{y:.1f}" width="{frame.right - frame.left:.1f}" '
+        f'height="{max(frame.bottom - y, 0):.1f}"/>'
+    ]
+    tested = [index for index, row in enumerate(rows) if row.tested]
+    last = max(tested, default=0)
+    for name, indices in (("path after", range(last, len(rows))), ("path", range(last + 1))):
+        points = points_text([(frame.x(index), frame.y(rows[index].risk)) for index in indices])
+        parts.append(f'<polyline class="{name}" points="{points}"/>')
+    # At the end where no risk comes near.
+    to_begin, to_end = (min(abs(row.risk - delta) for row in end) for end in (rows[: len(rows) // 3 + 1], rows[-2:]))
+    parts += level_line(frame, delta, name=f"δ = {delta:g}", is_at_end=to_end > to_begin)
+    if len(rows) <= _MOST_SETTINGS_MARKED:
+        parts += [_mark(frame, index, row, is_chosen=row.setting == chosen) for index, row in enumerate(rows)]
+    return parts
+
+
+def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
+    x, y = frame.x(index), frame.y(row.risk)
+    words = f"{isolated(row.setting)}: risk {row.risk:.4f}, p = {row.p_value:.2g}"
+    title = f"<title>{html.escape(words)}</title>"
+    if row.tested and not row.rejected:
+        return f'<path class="mark failed" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10">{title}</path>'
+    kind = "open" if not row.tested else "accepted choice" if is_chosen else "accepted"
+    return f'<circle class="mark {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{6 if is_chosen else 4.5}">{title}</circle>'
+
+
+def _names(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
+    """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
+    names = [shortened(row.setting, _LONGEST_LABEL) for row in rows]
+    room = (frame.right - frame.left) / (max(map(len, names), default=1) * _LETTER_WIDTH + _LABEL_GAP)
+    step = -(-len(rows) // max(1, min(_MOST_SETTINGS_NAMED, int(room))))
+    place = next((index for index, row in enumerate(rows) if row.setting == chosen), -step)
+    parts = []
+    for index, row in enumerate(rows):
+        if index != place and (index % step or abs(index - place) < step):
+            continue
+        now = " now" if row.setting == chosen else ""
+        parts.append(
+            f'<text class="tick{now}" x="{frame.x(index):.1f}" y="{frame.bottom + 22:.1f}" text-anchor="middle">'
+            f"{html.escape(isolated(names[index]))}</text>"
+        )
+    return parts
+
+
+def _costs(frame: Frame, rows: Sequence[Tested], *, top: float, highest: float, name: str) -> list[str]:
+    """Returns bars of what settings cost, below their names."""
+    width = min(28.0, (frame.right - frame.left) / len(rows) * 0.6)
+    parts = [f'<text class="tick" x="{frame.left - 8}" y="{top + _COST_HEIGHT:.1f}" text-anchor="end">{name}</text>']
+    step = -(-len(rows) // _MOST_SETTINGS_NAMED)
+    for index, row in enumerate(rows):
+        if row.cost is None:
+            continue
+        height = (_COST_HEIGHT - 14) * (row.cost / highest if highest else 0)
+        x, y = frame.x(index), top + _COST_HEIGHT - height
+        parts.append(
+            f'<rect class="strip" x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+        )
+        if index % step == 0:
+            parts.append(f'<text class="value" x="{x:.1f}" y="{y - 4:.1f}" text-anchor="middle">{row.cost:.4g}</text>')
+    return parts
+
+
+def _proof_frame(top: float, bottom: float, low: float, high: float, looks: Sequence[SettingLook]) -> Frame:
+    return Frame(
+        left=64,
+        right=_PROOF_WIDTH - 32,
+        top=top,
+        bottom=bottom,
+        # Rounds of a group may all be without an example of it.
+        x_ends=(0, max(1, looks[-1].n)),
+        y_ends=(low, high or 1.0),
+    )
+
+
+def _power(value: float) -> str:
+    """Returns a power of ten, given its exponent, in few letters.
+
+    >>> _power(-2), _power(4), _power(30)
+    ('×0.01', '×10,000', '×1e30')
+    """
+    exponent = int(value)
+    if 0 <= exponent <= 5:
+        return f"×{10**exponent:,}"
+    return f"×{10.0**exponent:g}" if -4 <= exponent < 0 else f"×1e{exponent}"
+
+
+def _proof_line(
+    frame: Frame, looks: Sequence[SettingLook], values: Sequence[float], entry: SettingCalibration
+) -> list[str]:
+    points = [(frame.x(look.n), frame.y(value)) for look, value in zip(looks, values, strict=True)]
+    parts = [f'<polyline class="path" points="{points_text(points)}"/>']
+    if len(looks) > _MOST_ROUNDS_MARKED:
+        return parts
+    for number, (look, (x, y)) in enumerate(zip(looks, points, strict=True), start=1):
+        is_proved = entry.setting is not None and look.setting == entry.setting
+        words = f"round {number}: {look.n:,} counted, capital × {capital_text(look)}, risk {look.risk:.4f}"
+        parts.append(
+            f'<circle class="mark {"accepted" if is_proved else "open"}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+            f"<title>{html.escape(words)}</title></circle>"
+        )
+    return parts
+
+
+def _round_counts(frame: Frame, looks: Sequence[SettingLook]) -> list[str]:
+    """Returns the numbers of units counted after rounds; of many rounds, after some, the last among them."""
+    step = -(-len(looks) // _MOST_ROUNDS_NAMED)
+    parts = [f'<line class="axis" x1="{frame.left}" x2="{frame.right}" y1="{frame.bottom}" y2="{frame.bottom}"/>']
+    for look in looks[::-1][::step]:
+        place = f'x="{frame.x(look.n):.1f}" y="{frame.bottom + 18}"'
+        parts.append(f'<text class="tick" {place} text-anchor="middle">{look.n:,}</text>')
+    parts.append(
+        f'<text class="axis-name" x="{frame.right}" y="{frame.bottom + 40}" text-anchor="end">counted by then →</text>'
+    )
+    return parts
+
 
 # Of more, those of the table have to do.
 _MOST_PANELS = 24

@@ -4,12 +4,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from calm_beam.manifest.versions import certifying_versions
-from calm_beam.risk.power import Curve
+from calm_beam.risk.sample_size import Curve
 
-from .document import Document, Section
-from .elements import Cell, paragraphs, sentence, software_fact, table
-from .figures import write_figure
-from .line_chart import Line, LineChart, plots
+from .document import Cell, Document, Section, paragraphs, sentence, software_fact, table
+from .line_chart import Line, LineChart, plots, write_figure
 
 _MOST_PANELS_IN_A_ROW = 3
 

@@ -20,7 +20,7 @@ from calm_beam.manifest import (
     too_few_in_words,
     unseen_in_words,
 )
-from calm_beam.risk.tails import split_tail
+from calm_beam.risk.rules import split_tail
 from calm_beam.text import counted
 
 Sentence = tuple[str, ...]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from calm_beam.calibration.risk_table import read_risk_table
-from calm_beam.calibration.settings import SettingRow
+from calm_beam.calibration.certification import SettingRow
+from calm_beam.calibration.result import read_risk_table
 from calm_beam.manifest import (
     MANIFEST,
     SettingCalibration,
@@ -15,14 +15,12 @@ from calm_beam.manifest import (
     read_setting_manifest,
     rounds_in_words,
 )
-from calm_beam.manifest.file_names import RISK_TABLE
+from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.storage import joined
 from calm_beam.text import counted, printable_line
 
-from .document import Section
-from .elements import Cell, details, isolated, number, scrolled, sentence, short_place, software_fact, table
-from .plain import Panel, PlainPage, verdict
-from .proof_charts import capital_text, proof_chart
+from .document import Cell, Section, details, isolated, number, scrolled, sentence, short_place, software_fact, table
+from .plain import Panel, PlainPage, capital_text, proof_chart, verdict
 from .stored import ReportError
 
 # Of more, the last of them.

@@ -19,13 +19,14 @@ from calm_beam.evaluation.outcomes import (
 )
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.risk.counts import binomial_interval
-from calm_beam.risk.tails import split_tail, tail_in_words
+from calm_beam.risk.rules import split_tail, tail_in_words
 from calm_beam.storage import joined
 from calm_beam.text import counted
 
-from .document import Document, Section
-from .elements import (
+from .document import (
     Cell,
+    Document,
+    Section,
     details,
     number,
     paragraphs,
@@ -36,8 +37,7 @@ from .elements import (
     threshold_cell,
     tiles,
 )
-from .figures import write_figure
-from .line_chart import Line, LineChart, measure_line, plots
+from .line_chart import Line, LineChart, measure_line, plots, write_figure
 
 _Row = tuple[str | Cell, ...]
 

@@ -7,15 +7,13 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from calm_beam.calibration.provenance import decode_record
-from calm_beam.calibration.publish import read_failures
-from calm_beam.calibration.result import RiskRow
-from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.calibration.publish import decode_record, read_failures
+from calm_beam.calibration.result import RiskRow, read_risk_table
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, read_manifest
-from calm_beam.manifest.file_names import RISK_TABLE
+from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, read_generations, stored_examples
-from calm_beam.outputs.fingerprint import content_sum_of, fingerprint_text, merged_sums
+from calm_beam.outputs.totals import content_sum_of, fingerprint_text, merged_sums
 from calm_beam.storage import joined, open_input, strict_json
 
 # Examples are counted and drawn from whole shards until they are so many. A shard holds the prompts of a hash, so some

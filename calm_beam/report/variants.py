@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words, not_proved_in_words
-from calm_beam.risk.tails import tail_in_words
+from calm_beam.risk.rules import tail_in_words
 from calm_beam.text import counted
 
-from .contents import facts, short_name
-from .elements import Cell, number, table, threshold_cell
+from .document import Cell, number, table, threshold_cell
+from .page import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, verdict
 from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
 from .stored import Calibrated

@@ -1,7 +1,9 @@
 """What a p-value is computed from: exact sums over the examples, or every single loss in a fixed order.
 
-What is summed are integers made of one loss, so that sums merge exactly in any order. Each p-value names the statistics
-that it needs (see `calm_beam.risk.pvalues.method`), and workers sum those only.
+Workers send each other totals over parts of a calibration set. What is summed are integers made of one loss, so that
+sums merge exactly in any order. Each p-value names the statistics that it needs (see `calm_beam.risk.pvalues.method`),
+and workers sum those only. Sums of digests modulo 2^256 do not depend on the order of the set either: they are a
+fingerprint of a set, added in batches.
 
 Some p-values bet on the examples one after the other. The order is fixed before any loss is known. It must not depend
 on the losses, nor on how work was split: we sort by a salted hash of each unit's key.
@@ -9,6 +11,7 @@ on the losses, nor on how work was split: we sort by a salted hash of each unit'
 
 import dataclasses
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, Self
 
@@ -16,7 +19,7 @@ import numpy as np
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.risk.elementary import log_capital
-from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper, squares_upper
+from calm_beam.risk.losses import LOSS_SCALE, loss_sum_upper, squares_upper
 
 _GIB = 2**30
 # What any machine can hold, next to the copies that sending and sorting it take.
@@ -223,3 +226,214 @@ def _sorted(keys: np.ndarray) -> np.ndarray:
 
 def _joined(chunks: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([keys for keys, _ in chunks]), np.concatenate([losses for _, losses in chunks])
+
+
+_INT64_MAX = int(np.iinfo(np.int64).max)
+# Integers below this are float64s, so that a sum of integers that stays below it is exact in any order of addition.
+_EXACT_IN_FLOAT = 2**53
+MODULUS = 2**256
+DIGEST_BYTES = 32
+# A digest is eight numbers of 32 bits; sums of 2^32 of them still fit into 64.
+_WORDS = np.dtype(">u4")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RiskTotals:
+    """The number of units seen (examples, or clusters of them) and exact sums of integers made of their losses.
+
+    So are the losses of the examples of one cluster summed, of which the mean is its loss.
+
+    What a row sums is up to the caller: see `calm_beam.risk.evidence`. Merging is exactly associative and
+    commutative, with `zero` as its unit, so the totals do not depend on how the calibration set was sharded, ordered or
+    retried. Values compare, hash and pickle by content; the arrays are read-only.
+
+    Attributes:
+      n: Number of units.
+      sums: shape (rows, thresholds), int64; with leading axes, several of these.
+
+    >>> totals = RiskTotals.of(np.array([[[1, 2]], [[3, 5]]])).merge(RiskTotals.of(np.array([[[0, -1]]])))
+    >>> totals.n, totals.sums
+    (3, array([[4, 6]]))
+    """
+
+    n: int
+    sums: np.ndarray
+
+    def __post_init__(self) -> None:
+        n = operator.index(self.n)
+        if n < 0:
+            raise ValueError(f"n must be at least 0, got {n}.")
+        given = np.asarray(self.sums)
+        if given.dtype != np.int64:
+            raise TypeError(f"sums must be int64 (see to_fixed_point), got dtype {given.dtype}.")
+        if given.ndim < 2:
+            raise ValueError(f"sums must have shape (rows, thresholds), got {given.shape}.")
+        # A copy of our own, so that nobody changes a value that has been compared, hashed or sent.
+        owned = given.copy()
+        owned.setflags(write=False)
+        object.__setattr__(self, "n", n)
+        object.__setattr__(self, "sums", owned)
+
+    @classmethod
+    def zero(cls, *, rows: int, thresholds: int, parts: int | None = None) -> Self:
+        """Returns the totals of no units.
+
+        Args:
+          rows: Number of rows, at least 1.
+          thresholds: Number of thresholds, at least 1.
+          parts: Number of parts that are summed at once, as by `of_parts`; None for the whole alone.
+
+        Returns:
+          Totals with n = 0 and sums of shape (rows, thresholds), or (parts, rows, thresholds).
+
+        Raises:
+          ValueError: If either number is below 1.
+
+        Source: ours.
+        """
+        for name, count in (("rows", rows), ("thresholds", thresholds)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}.")
+        of_each = () if parts is None else (parts,)
+        return cls(n=0, sums=np.zeros((*of_each, rows, thresholds), dtype=np.int64))
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Self:
+        """Returns the totals of some units.
+
+        Args:
+          values: shape (units, rows, thresholds), int64.
+
+        Raises:
+          ValueError: If the shape is another one.
+          TypeError: If the values are not int64.
+          OverflowError: If a sum may leave the int64 range.
+
+        Source: CALM Algorithm 1 (the sum inside the empirical average).
+        """
+        if values.ndim != 3:
+            raise ValueError(f"values must have shape (units, rows, thresholds), got {values.shape}.")
+        largest = _largest(values)
+        if largest * len(values) > _INT64_MAX:
+            raise OverflowError(f"the sum of {len(values)} values up to {largest} overflows int64.")
+        return cls(n=len(values), sums=values.sum(axis=0))
+
+    @classmethod
+    def of_parts(cls, values: np.ndarray, is_in_part: np.ndarray) -> Self:
+        """Returns the sums over many parts of some units at once, as repeated random splits need them.
+
+        Args:
+          values: shape (units, rows, thresholds), int64.
+          is_in_part: shape (units, parts), bool: which units each part holds.
+
+        Returns:
+          Totals whose n counts all of the units, and whose sums have shape (parts, rows, thresholds).
+
+        Raises:
+          ValueError: If the numbers of units differ.
+          OverflowError: If the largest value times the number of units is 2^53 or more; give fewer units at a time.
+        """
+        if len(values) != len(is_in_part):
+            raise ValueError(f"values are of {len(values)} units, is_in_part of {len(is_in_part)}.")
+        largest = _largest(values)
+        if largest * len(values) >= _EXACT_IN_FLOAT:
+            raise OverflowError(
+                f"the sum of {len(values)} values up to {largest} may pass 2^53. Add fewer units at a time."
+            )
+        # As products of float matrices, which are ten times as fast as those of integers, and as exact here. One for
+        # each row: matrix libraries give larger ones to several threads, which is slow where workers share the cores.
+        by_row = is_in_part.T.astype(np.float64) @ np.moveaxis(values, 1, 0).astype(np.float64)
+        return cls(n=len(values), sums=np.ascontiguousarray(np.moveaxis(by_row, 0, 1).astype(np.int64)))
+
+    def merge(self, other: Self) -> Self:
+        """Returns the totals of both sets of units together.
+
+        Args:
+          other: Totals over the same rows and thresholds, of other units.
+
+        Returns:
+          New totals, with the counts and the sums added exactly.
+
+        Raises:
+          ValueError: If the shapes differ.
+          OverflowError: If a sum leaves the int64 range: beyond two billion units of loss 1.
+
+        Source: ours.
+        """
+        if other.sums.shape != self.sums.shape:
+            raise ValueError(
+                f"other.sums has shape {other.sums.shape}, these totals have {self.sums.shape} (rows, thresholds). "
+                "Only totals over the same objectives and grid can be added."
+            )
+        merged = self.sums + other.sums
+        # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
+        has_overflowed = ((self.sums ^ merged) & (other.sums ^ merged)) < 0
+        if has_overflowed.any():
+            index = tuple(np.argwhere(has_overflowed)[0].tolist())
+            raise OverflowError(
+                f"sums{list(index)} overflows int64 at n = {self.n + other.n}: {int(self.sums[index])} + "
+                f"{int(other.sums[index])}. Use a smaller calibration set."
+            )
+        return type(self)(n=self.n + other.n, sums=merged)
+
+    def mean_up(self) -> np.ndarray:
+        """Returns the means of losses, rounded up to a multiple of 2^-32; the shape of `sums`, int64.
+
+        >>> RiskTotals(n=2, sums=np.array([[3, -3]])).mean_up()
+        array([[ 2, -1]])
+        """
+        return means_up(self.sums, np.asarray(self.n))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RiskTotals):
+            return NotImplemented
+        return self.n == other.n and np.array_equal(self.sums, other.sums)
+
+    def __hash__(self) -> int:
+        return hash((self.n, self.sums.shape, self.sums.tobytes()))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Through the constructor, since numpy forgets on the way that an array is read-only.
+        return (_restore, (type(self), self.n, self.sums))
+
+
+def means_up(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Returns means of losses of examples that belong together, rounded up to a multiple of 2^-32.
+
+    They are averaged since the cluster is what is drawn independently. Questions on one paragraph, or turns of one
+    conversation, resemble each other: counted one by one they would feign more independent draws than there were, and
+    the bound would not hold.
+
+    Args:
+      sums: Any shape, int64 in units of 2^-32.
+      sizes: Of how many losses, at least 1; of a shape that broadcasts to it.
+    """
+    # Integer division rounds down, so that of the negated sum rounds up.
+    return np.asarray(-(-sums // sizes))
+
+
+def _largest(values: np.ndarray) -> int:
+    """Returns the largest magnitude; 0 of no values."""
+    return max(int(values.max(initial=0)), -int(values.min(initial=0)))
+
+
+def _restore(cls: type[RiskTotals], n: int, sums: np.ndarray) -> RiskTotals:
+    return cls(n=n, sums=sums)
+
+
+def sum_of_digests(digests: bytes) -> int:
+    r"""Returns the sum of digests modulo 2^256, each a number with its highest byte first.
+
+    Args:
+      digests: Of 32 bytes each, one after the other; at most 2^32 of them.
+
+    Source: ours.
+
+    >>> sum_of_digests(bytes(31) + b"\x02" + b"\xff" * 32)
+    1
+    """
+    words = np.frombuffer(digests, _WORDS).reshape(-1, DIGEST_BYTES // _WORDS.itemsize)
+    total = 0
+    for word in words.sum(axis=0, dtype=np.uint64).tolist():
+        total = (total << 8 * _WORDS.itemsize) + word
+    return total % MODULUS

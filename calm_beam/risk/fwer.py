@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calm_beam.risk.fixed_point import require_unit_interval
+from calm_beam.risk.losses import require_unit_interval
 
 _DEFAULT_STARTS = 4
 # Weights such as 20 times 0.05 add up to 1 only almost.

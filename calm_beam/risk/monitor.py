@@ -29,12 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from calm_beam.risk import elementary
-from calm_beam.risk.fixed_point import (
-    LOSS_SCALE,
-    require_signed_unit_interval,
-    require_unit_interval,
-    to_signed_fixed_point,
-)
+from calm_beam.risk.losses import LOSS_SCALE, require_signed_unit_interval, require_unit_interval, to_signed_fixed_point
 from calm_beam.text import counted
 
 if TYPE_CHECKING:

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 from calm_beam.extras import on_first_use
 
 from .answer import Answer as Answer
+from .answer import GrowingText as GrowingText
 from .answer import OutputError as OutputError
 from .answer import ProbedAnswer as ProbedAnswer
 from .answer import PromptError as PromptError
+from .answer import ServedRequest as ServedRequest
 from .answer import Unanswered as Unanswered
-from .pieces import GrowingText as GrowingText
-from .pieces import token_texts as token_texts
-from .request import ServedRequest as ServedRequest
-from .rows import answer_row as answer_row
+from .answer import answer_row as answer_row
+from .answer import token_texts as token_texts
 
 if TYPE_CHECKING:
     from .continuous import BusyError as BusyError
     from .continuous import ContinuousGenerator as ContinuousGenerator
     from .generator import Generator as Generator
-    from .late_references import LateReferences as LateReferences
     from .loss_meter import AnsweredRequest as AnsweredRequest
     from .loss_meter import LossMeter as LossMeter
     from .loss_meter import MeasuredLoss as MeasuredLoss
+    from .probe import LateReferences as LateReferences
     from .probe import LossProbe as LossProbe
 
 # Modules that load JAX.

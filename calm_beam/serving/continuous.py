@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Self
 
 from calm_beam.decoding.batch import Batch, OnShape
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.branches import Request
+from calm_beam.decoding.engine import Work
 from calm_beam.errors import CalmBeamError
 
-from .answer import Answer, OutputError
+from .answer import Answer, AnyPrompt, OutputError, ServedRequest
 from .generator import Generator
-from .request import AnyPrompt, ServedRequest
 
 OnToken = Callable[[int, int], None]
 """Takes a token and its exit layer."""

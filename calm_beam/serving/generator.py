@@ -1,26 +1,28 @@
-"""The model as it is served: one threshold of a manifest, layers really skipped."""
+"""The model as it is served: one threshold of a manifest, layers really skipped.
+
+At a Python prompt or in a notebook, a line says what the model is doing: a compiler prints nothing for half a
+minute.
+"""
 
 import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Self, Unpack
 
 import jax
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, BranchResult, Request
+from calm_beam.decoding.compilation import bucket_width, widths_up_to
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
-from calm_beam.decoding.padding import bucket_width, widths_up_to
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
@@ -35,12 +37,35 @@ from calm_beam.manifest import (
     about_settings,
     read_manifest,
 )
+from calm_beam.precision import Precision
 
-from .agreement import agreed_settings, recorded_vocabulary
-from .answer import Answer, OutputError, PromptError
-from .engine import ServedEngine, check_exact, other_engine_in_words, served_engine
-from .request import AnyPrompt, ServedRequest, example_of
-from .waiting import named_while_waiting
+from .agreement import (
+    ServedEngine,
+    agreed_settings,
+    check_exact,
+    other_engine_in_words,
+    recorded_vocabulary,
+    served_engine,
+)
+from .answer import Answer, AnyPrompt, OutputError, PromptError, ServedRequest, example_of
+
+_PATIENCE_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def named_while_waiting(phase: str) -> Iterator[None]:
+    """Says on standard error what is waited for, if it takes long and somebody sits there; programs hear nothing."""
+    if not hasattr(sys, "ps1"):
+        yield
+        return
+    timer = threading.Timer(_PATIENCE_SECONDS, print, (phase,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 _LOGGER = logging.getLogger(__name__)
 _NOTHING = Declared()

@@ -6,21 +6,19 @@ import threading
 import time
 from typing import NamedTuple
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.recorded import recorded_arithmetic
+from calm_beam.decoding.settings import recorded_arithmetic
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, EntryChoice, Manifest, ManifestError, read_manifest
+from calm_beam.precision import Precision
 from calm_beam.risk.monitor import SampledLoss, WatchedPromise
 
-from .answer import Answer, OutputError, ProbedAnswer, PromptError, Unanswered
+from .answer import Answer, OutputError, ProbedAnswer, PromptError, ServedRequest, Unanswered, exit_tests
 from .generator import Generator, on_device
 from .loss_meter import AnsweredRequest, LossMeter, MeasuredLoss, check_watchable
 from .questions import HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
-from .request import ServedRequest
-from .tally import exit_tests
 
 # Each keeps what its decoder makes of the weights. More are forgotten, and made again when they are asked for.
 _MOST_KEPT = 32

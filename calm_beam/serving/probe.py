@@ -1,20 +1,29 @@
-"""Measuring losses in service, for `calm-beam monitor`: a sample of prompts is decoded by the full model too.
+"""Measuring losses in service, for `calm-beam monitor`: the full model also decodes a sample of prompts.
 
-How losses are sampled and measured stands in `loss_meter.py`; here they go to a file.
+`loss_meter.py` says how losses are sampled and measured; here they are written to a file.
+
+For promises of risk consistency, references may come later: answers are remembered until then, and none is left out.
+Which references come, and which come first, may depend on the output: a bad answer is corrected, a good one is not.
+So losses are added to the probe's file in the order in which the requests were answered, each once all before it
+have one, and the loss of an answer whose references never come is added as missing. It proves nothing:
+`calm-beam monitor` counts it as the lowest loss there is before it says that the risk exceeds delta, and as 1 before
+it says that the risk does or losses are missing.
 """
 
+import dataclasses
 import json
 import os
+import threading
 from collections.abc import Sequence
+from typing import Self
 
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.risk.monitor import SampledLoss, WatchedPromise
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
 
-from .answer import Answer
+from .answer import Answer, AnyPrompt
 from .generator import Generator
-from .loss_meter import LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
-from .request import AnyPrompt
+from .loss_meter import LONGEST_REASON, LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
 
 
 class LossProbe(LossMeter):
@@ -133,3 +142,182 @@ class LossProbe(LossMeter):
 
 def _group_in_words(group: str | None) -> str:
     return "all prompts" if group is None else f"group {group!r}"
+
+
+@dataclasses.dataclass
+class _Remembered:
+    """A sampled request.
+
+    Attributes:
+      prompt: As it was given to the generator; None if there is no answer.
+      answer: What that gave; None if there is none.
+      loss: None while its references are still to come.
+      is_being_measured: Whether they have come, and the loss is on its way.
+    """
+
+    prompt: AnyPrompt | None
+    answer: Answer | None
+    _: dataclasses.KW_ONLY
+    loss: MeasuredLoss | None = None
+    is_being_measured: bool = False
+
+
+class LateReferences:
+    """Remembers sampled answers until their references come, and then measures their losses; threads may share it.
+
+    What is remembered is in memory: `close` it, or use it in a `with` statement, so that all that still waits has a
+    loss when the process ends. One that is killed leaves `waiting` and `held_back` without.
+    """
+
+    def __init__(self, probe: LossProbe, *, most: int = 10_000) -> None:
+        """Prepares to remember.
+
+        Args:
+          probe: Measures the losses, and has the file that they are added to.
+          most: Requests that are remembered at a time. If another comes, the oldest is given up.
+
+        Raises:
+          ValueError: If `most` is below 1, or the probe's losses need no references.
+        """
+        if most < 1:
+            raise ValueError(f"most must be at least 1, got {most}.")
+        if not probe.needs_references:
+            raise ValueError("the entry is of textual consistency, whose losses need no references: call observe.")
+        self._probe = probe
+        self._most = most
+        # Oldest first.
+        self._remembered: dict[str, _Remembered] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Ids of the requests whose references have not come, oldest first."""
+        with self._lock:
+            return tuple(name for name, one in self._remembered.items() if not one.is_being_measured and not one.loss)
+
+    @property
+    def held_back(self) -> int:
+        """How many losses are measured, or being measured, and not in the file, since one before them is waiting."""
+        with self._lock:
+            return sum(one.is_being_measured or one.loss is not None for one in self._remembered.values())
+
+    def remember(self, request_id: str, prompt: AnyPrompt, *, answer: Answer) -> None:
+        """Remembers a sampled request that has been answered.
+
+        Args:
+          request_id: Of the request.
+          prompt: As it was given to the generator.
+          answer: What that gave.
+
+        Raises:
+          ValueError: If a request of that id is remembered, or the answer was made for another group than the probe's
+            entry is about.
+          OSError: If the file cannot be written, where this makes room; the request is remembered all the same.
+        """
+        self._probe.check_group(request_id, answer)
+        self._take(request_id, _Remembered(prompt, answer))
+
+    def remember_failure(self, request_id: str, error: Exception) -> None:
+        """Remembers a sampled request that should have been answered and has no output; `Raises` is as of `remember`.
+
+        Its loss is missing, which is known, and takes its turn.
+        """
+        self._take(request_id, _Remembered(None, None, loss=MeasuredLoss.of_failure(error)))
+
+    def observe(self, request_id: str, references: Sequence[str | Sequence[int]]) -> float:
+        """Measures the loss of a request whose references have come, by the full model, and returns it.
+
+        Args:
+          request_id: Of a request that is `waiting`.
+          references: As in `LossProbe.observe`.
+
+        Returns:
+          The loss that counts: 1 if it is missing, as it cannot be measured or the request was given up meanwhile.
+
+        Raises:
+          ValueError: If the request does not wait, or the references cannot be held against the answer. It waits on.
+          OSError: If the file cannot be written. The loss is known, and is added with the next one.
+        """
+        with self._lock:
+            one = self._of(request_id)
+            one.is_being_measured = True
+        assert one.prompt is not None
+        assert one.answer is not None
+        try:
+            measured = self._probe.measure(request_id, one.prompt, answer=one.answer, references=references)
+        except BaseException:
+            one.is_being_measured = False
+            raise
+        with self._lock:
+            one.is_being_measured = False
+            # Whoever gave it up has counted it.
+            one.loss = one.loss or measured
+            self._add_known()
+            return one.loss.value
+
+    def give_up(self, request_id: str, reason: str) -> None:
+        """Counts the loss of a request as missing whose references will not come.
+
+        Args:
+          request_id: Of a request that is `waiting`.
+          reason: Why they will not; stands in the file.
+
+        Raises:
+          ValueError: If the request does not wait.
+          OSError: As in `observe`.
+        """
+        with self._lock:
+            self._of(request_id).loss = _given_up(reason)
+            self._add_known()
+
+    def close(self) -> None:
+        """Gives up all requests that wait, and adds all losses to the file.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        with self._lock:
+            self._give_up_oldest(len(self._remembered), "none had come when the probe was closed")
+
+    def _of(self, request_id: str) -> _Remembered:
+        one = self._remembered.get(request_id)
+        if one is None or one.loss is not None or one.is_being_measured:
+            raise ValueError(
+                f"request {request_id}: does not wait for references. It was never remembered, has its loss already, "
+                f"or was given up as {self._most} others came after it."
+            )
+        return one
+
+    def _take(self, request_id: str, one: _Remembered) -> None:
+        with self._lock:
+            if request_id in self._remembered:
+                raise ValueError(f"request {request_id}: is remembered already. Ids of requests must differ.")
+            self._remembered[request_id] = one
+            self._give_up_oldest(
+                max(0, len(self._remembered) - self._most), f"none had come {self._most} requests later"
+            )
+
+    def _give_up_oldest(self, count: int, reason: str) -> None:
+        for one in list(self._remembered.values())[:count]:
+            one.loss = one.loss or _given_up(reason)
+        self._add_known()
+
+    def _add_known(self) -> None:
+        """Adds losses from the oldest on, up to the first request that still waits."""
+        while self._remembered:
+            name, one = next(iter(self._remembered.items()))
+            if one.loss is None:
+                return
+            self._probe.add(name, one.loss)
+            # Not before it is in the file.
+            del self._remembered[name]
+
+
+def _given_up(reason: str) -> MeasuredLoss:
+    return MeasuredLoss(value=1.0, failure=f"no references: {reason}"[:LONGEST_REASON])

@@ -5,10 +5,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.engine import Work
 from calm_beam.manifest import EntryChoice
-from calm_beam.options.entries import ExactEngine
-from calm_beam.options.groups import Decoding
+from calm_beam.options.groups import Decoding, ExactEngine
 
 from .answer import Answer, Unanswered
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from . import _google, _local
-from ._error import StorageError
-from ._paths import AnyPath, base_name, is_cloud_path
+from ._paths import AnyPath, StorageError, base_name, is_cloud_path
 
 _MAKE_ROOM = "Make room there, or choose a folder on another disk."
 _DISK_ERRORS = {

@@ -1,4 +1,7 @@
-"""Local files: atomic writes, optionally only where no file exists."""
+"""Local files: atomic writes, optionally only where no file exists.
+
+Lines are appended atomically, from several threads and processes, and a directory is filled atomically.
+"""
 
 import contextlib
 import errno
@@ -13,8 +16,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from ._error import StorageError
-from ._paths import AnyPath
+from ._paths import AnyPath, StorageError, is_cloud_path
 
 _KINDS = {
     stat.S_ISDIR: "directory",
@@ -204,3 +206,86 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+# Longer than any line that is written.
+_TAIL = 2**16
+
+
+def append_line(path: str | os.PathLike[str], line: str) -> None:
+    """Adds a line to a local file, and creates the file if needed.
+
+    Readers find complete lines only. A partial line of a process that was killed is removed.
+
+    Args:
+      path: The file.
+      line: Without a line break.
+
+    Raises:
+      OSError: If the line cannot be written; the file is then as it was.
+    """
+    # Here, since Windows has none.
+    import fcntl
+
+    assert "\n" not in line
+    content = f"{line}\n".encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        # Held until the file is closed; the system releases it if the process dies.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size = _without_torn_line(descriptor)
+        try:
+            if os.write(descriptor, content) < len(content):
+                raise OSError(errno.ENOSPC, "no room for a whole line", os.fspath(path))
+        except BaseException:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _without_torn_line(descriptor: int) -> int:
+    """Removes the bytes after the last line break, and returns the remaining size."""
+    size = os.fstat(descriptor).st_size
+    start = max(0, size - _TAIL)
+    tail = os.pread(descriptor, size - start, start)
+    if start and b"\n" not in tail:
+        raise OSError(errno.EINVAL, f"no line ends in the last {_TAIL} bytes: this is not a file of short lines")
+    whole = start + tail.rfind(b"\n") + 1
+    if whole < size:
+        os.ftruncate(descriptor, whole)
+    return whole
+
+
+@contextlib.contextmanager
+def staged(path: str) -> Iterator[str]:
+    """Gives an empty directory to write to, whose entries replace those of `path` once the block has succeeded.
+
+    Until then `path` stays as it was, also if the block raises.
+
+    Args:
+      path: The directory to fill; need not exist.
+
+    Yields:
+      A directory on the same disk. On Cloud Storage, where nothing can be moved in one step, `path` itself.
+    """
+    if is_cloud_path(path):
+        yield path
+        return
+    output = pathlib.Path(path)
+    existing = next(folder for folder in output.parents if folder.is_dir())
+    staging = existing / f".{output.name}.{os.urandom(6).hex()}.partial"
+    staging.mkdir()
+    try:
+        yield str(staging)
+        output.mkdir(parents=True, exist_ok=True)
+        for entry in staging.iterdir():
+            target = output / entry.name
+            if target.is_symlink():
+                # The link, not what lies behind it.
+                target.unlink()
+            elif target.is_dir():
+                shutil.rmtree(target)
+            os.replace(entry, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,10 +1,19 @@
-"""Paths as text, local or `gs://bucket/name`."""
+"""Paths as text, local or `gs://bucket/name`; and errors of a store or a disk that Python has no class for."""
 
 import os
 import posixpath
 import re
 
-from ._error import StorageError
+from calm_beam.errors import CalmBeamError
+
+
+class StorageError(CalmBeamError, OSError):
+    """An object store cannot be used (no client, no credentials, an address it does not have, no answer), or a disk.
+
+    Objects that are missing, there already, or not permitted are `FileNotFoundError`, `FileExistsError` and
+    `PermissionError`, as on a disk.
+    """
+
 
 _CLOUD_PREFIXES = ("gs:/", "s3:/", "hdfs:/")
 # pathlib takes one of two slashes.

@@ -1,11 +1,18 @@
-"""JSON as RFC 8259 has it, without the silences of Python's parser. Standard library only: manifests are read by it."""
+"""JSON as RFC 8259 has it, without the silences of Python's parser, and JSON files with a schema name and a checksum.
+
+The digest ties a manifest's content to the moment it was written. It catches accidents and edits by hand. It does not
+stop an attacker, who can recompute the digest. Standard library only: manifests are read by this.
+"""
 
 import collections
+import hashlib
 import json
 import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.storage import open_input, replacing
 from calm_beam.text import shortened
 
 # Far more than any file of calm-beam has, and few enough to walk or print the value without exhausting the stack.
@@ -99,3 +106,96 @@ def _check_depth(value: Any) -> None:
 
 def _too_deep() -> StrictJSONError:
     return StrictJSONError(f"not JSON that we read: nested deeper than {_MOST_LEVELS} levels")
+
+
+def content_digest(content: Mapping[str, object]) -> str:
+    """Returns the digest of a manifest's content, `"sha256:"` and 64 hexadecimal digits.
+
+    Hashes the JSON without the key "digest", keys sorted at every level, separators "," and ":", UTF-8 unescaped.
+
+    Args:
+      content: The manifest as plain JSON values. A key "digest", if there is one, is left out.
+
+    Returns:
+      The digest as a string of 71 characters, the same however the keys are ordered or the file is indented.
+
+    Raises:
+      ValueError: If a number is NaN or infinite, or a string holds half a surrogate pair.
+      TypeError: If a value has no form in JSON.
+
+    >>> content_digest({"b": 1, "a": "é", "digest": "anything"})
+    'sha256:aa58fba8483623bed37c1b02edfccbdd9a53123837c20bfa4cb4049993a2872e'
+    """
+    hashed = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def write_sealed(path: str, content: Mapping[str, Any], *, replaces: str | None = None) -> None:
+    """Writes values with their digest, atomically.
+
+    Args:
+      path: Where to.
+      content: The values, `schema` among them.
+      replaces: The `version` that the file must still have, empty for none; None for any.
+
+    Raises:
+      FileExistsError: If it has another.
+      OSError: If it cannot be written.
+    """
+    text = json.dumps({**content, "digest": content_digest(content)}, indent=1, ensure_ascii=False) + "\n"
+    with replacing(path, replaces=replaces) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, again: str) -> dict[str, Any]:
+    """Returns the values of a file, its digest among them.
+
+    Args:
+      path: The file.
+      schema: The form that it must have.
+      kind: The exception if the file is missing, damaged or of another form.
+      of: The data that the file is about, for messages.
+      again: How to make these again, as an imperative.
+
+    Raises:
+      CalmBeamError: Of that kind.
+    """
+    try:
+        with open_input(path) as file:
+            content = loads(file.read())
+        if not isinstance(content, dict) or content.get("schema") != schema:
+            raise kind(f"{path}: is not of the form {schema}, the only one that this calm-beam knows. {again}.")
+        is_unchanged = content.get("digest") == content_digest(content)
+    except FileNotFoundError as error:
+        raise kind(f"{path}: no such file, so nothing says what the {of} beside it are.") from error
+    # Half a surrogate pair, which JSON can write, cannot be hashed as UTF-8.
+    except (StrictJSONError, UnicodeEncodeError) as error:
+        raise kind(f"{path}: {error}.") from error
+    if not is_unchanged:
+        raise kind(f"{path}: was changed after it was written: its digest is another.")
+    return content
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Collection[str] = ()) -> tuple[str, ...]:
+    """Returns where nested values differ, each as `NAME is THEIRS there, OURS here`, in order of their names.
+
+    Args:
+      ours: The values here.
+      theirs: Those there.
+      but: Names of what is not told.
+    """
+    here, there = _flat(ours), _flat(theirs)
+    return tuple(
+        f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
+        for name in sorted(here | there)
+        if name not in but and there.get(name) != here.get(name)
+    )
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by names of their own, such as `settings.rule.confidence`."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

@@ -1,12 +1,29 @@
-"""New models that `train` can make, by architecture: sizes, and the kind of vocabulary. Needs no JAX."""
+"""New models that `train` can make, by architecture: sizes, a vocabulary, and random weights. Needs no JAX.
+
+A vocabulary is SentencePiece's with T5's conventions, or a `tokenizer.json` for a decoder-only model. Norms and heads
+of exits that a model did not have begin as what all layers shared until then.
+"""
 
 import dataclasses
+import io
+import json
+import os
+import pathlib
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
-from calm_beam.model import ModelConfig, T5Config
+import numpy as np
+import sentencepiece
+
+from calm_beam.checkpoints import Array, Arrays, StoredArrays
+from calm_beam.extras import imported
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
+from calm_beam.model import ModelConfig, T5Config, architecture_of, parameter_shapes
+from calm_beam.model.architecture import exit_shapes
 from calm_beam.model.llama import LlamaConfig
+from calm_beam.storage import writing
+from calm_beam.text import counted
 
 # Of a tokenizer that is made for a new decoder-only model, in the order of their ids: the first ends every prompt, so
 # that the model can tell where the answer begins, and the second every output.
@@ -61,3 +78,159 @@ NEW_MODELS: Mapping[str, NewModel] = types.MappingProxyType(
         ),
     }
 )
+
+
+_BYTES = 256
+
+
+def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, vocab_size: int) -> pathlib.Path:
+    """Writes a vocabulary of the given texts, of the kind that the name of its file says.
+
+    Args:
+      texts: What the model will read and write; each is taken whole, however long.
+      path: The file to write: a `tokenizer.json`, or else a SentencePiece model.
+      vocab_size: Number of ids in all.
+
+    Returns:
+      The path.
+
+    Raises:
+      VocabularyError: If the texts cannot fill, or do not fit, a vocabulary of that size.
+      MissingExtraError: If the package that makes a `tokenizer.json` is not installed.
+    """
+    path, sentences = pathlib.Path(path), [text for text in texts if text.strip()]
+    if not sentences:
+        raise VocabularyError("vocabulary: there is no text to train it on, every text is empty.")
+    train = _train_tokenizer if path.suffix == ".json" else _train_sentence_piece
+    train(sentences, path, vocab_size=vocab_size)
+    return path
+
+
+def _train_sentence_piece(sentences: list[str], path: pathlib.Path, *, vocab_size: int) -> None:
+    """Writes a unigram SentencePiece model of the given texts: pad 0, eos 1, unknown 2, no beginning-of-sentence.
+
+    The same texts in the same order give the same file.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            pad_id=PAD_ID,
+            eos_id=EOS_ID,
+            unk_id=UNK_ID,
+            bos_id=-1,
+            # A rare character left out is one that the model can never write.
+            character_coverage=1.0,
+            # In bytes; longer ones would be skipped silently.
+            max_sentence_length=max(len(sentence.encode()) for sentence in sentences) + 1,
+            # Threads add up expected counts in any order.
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise VocabularyError(f"{_too_little(sentences, vocab_size)}: {error}") from error
+    with writing(path):
+        path.write_bytes(model.getvalue())
+
+
+def _train_tokenizer(sentences: list[str], path: pathlib.Path, *, vocab_size: int) -> None:
+    """Writes a byte-level BPE: id 0 ends every prompt, 1 every output, and any text has ids.
+
+    The same texts give the same file.
+    """
+    tokenizers = imported("tokenizers", extra="tokenizers", needed_for="the vocabulary of a new decoder-only model")
+    least = _BYTES + len((ANSWER, END))
+    if vocab_size < least:
+        raise VocabularyError(
+            f"vocabulary: vocab_size must be at least {least} (each byte has an id), got {vocab_size}."
+        )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[ANSWER, END],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        found = counted(tokenizer.get_vocab_size(), "id")
+        raise VocabularyError(f"{_too_little(sentences, vocab_size)}: they give {found}.")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"$A {ANSWER}", special_tokens=[(ANSWER, tokenizer.token_to_id(ANSWER))]
+    )
+    config = path.with_name("tokenizer_config.json")
+    with writing(path):
+        tokenizer.save(str(path))
+    with writing(config):
+        config.write_text(json.dumps({"eos_token": END}, indent=2) + "\n", encoding="utf-8")
+
+
+def _too_little(sentences: list[str], vocab_size: int) -> str:
+    texts = counted(len(sentences), "text does", several="texts do")
+    return f"vocabulary: {texts} not give one of vocab_size={vocab_size}"
+
+
+def initialize_parameters(config: ModelConfig, *, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns random weights, normal with the scales of `Architecture.initial_distribution`.
+
+    Args:
+      config: Sizes of the model. Its exit classifier, if any, starts at 0, which scores every state 1/2.
+      generator: Source of the draws.
+
+    Returns:
+      float32 arrays by name, names and shapes as in `parameter_shapes`.
+    """
+    architecture, arrays = architecture_of(config), {}
+    for name, shape in parameter_shapes(config).items():
+        mean, deviation = architecture.initial_distribution(config, name, shape=shape)
+        drawn = mean + generator.standard_normal(shape) * deviation if deviation else np.full(shape, mean)
+        arrays[name] = drawn.astype(np.float32)
+    return arrays
+
+
+def with_own_exits(
+    config: ModelConfig, arrays: Arrays, *, exit_norms: bool, exit_heads: bool
+) -> tuple[ModelConfig, Arrays]:
+    """Returns a model whose layers below the last have norms, or heads, of their own, and which predicts what it did.
+
+    Args:
+      config: Of the model.
+      arrays: Its weights by name.
+      exit_norms: Whether each of these layers is to have a norm; what a model has, it keeps.
+      exit_heads: Whether each is to have the kernel of a head.
+
+    Returns:
+      The new config, and its weights: those that were given, and copies of the final norm and the output head.
+
+    Raises:
+      ValueError: If there is one layer only.
+
+    Source: EE-Tuning (Pan et al., 2024), where added exits begin as copies of the final one.
+    """
+    changes = {"exit_norms": config.exit_norms or exit_norms, "exit_heads": config.exit_heads or exit_heads}
+    changed: ModelConfig = dataclasses.replace(cast(Any, config), **changes)
+    names = [name for name in exit_shapes(changed) if name not in arrays]
+    if not names:
+        return changed, arrays
+    kernel = _head(config, arrays) if changed.exit_heads and not config.exit_heads else None
+    added: dict[str, Any] = {}
+    for name in names:
+        added[name] = kernel if name.endswith("/kernel") else arrays["decoder/decoder_norm/scale"]
+    # Stored arrays stay on disk, and are read again for each copy.
+    all_arrays: dict[str, Array] = {**arrays, **added}
+    return changed, arrays.of(all_arrays) if isinstance(arrays, StoredArrays) else all_arrays
+
+
+def _head(config: ModelConfig, arrays: Arrays) -> Array:
+    """Returns the output head as a kernel, [width, vocabulary], of states that are not scaled."""
+    if not config.tied_head:
+        return arrays["decoder/logits_dense/kernel"]
+    kernel = arrays["token_embedder/embedding"].T
+    if not architecture_of(config).scales_tied_head:
+        return kernel
+    return np.asarray(kernel) / np.float32(np.sqrt(config.emb_dim))

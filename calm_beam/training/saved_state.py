@@ -1,22 +1,31 @@
 """The state of a run on disk, so that a run that was killed can go on as if it had not been.
 
-One safetensors file a state: arrays of weights and optimiser, and everything else as JSON in the file's metadata.
+One safetensors file a state: arrays of weights and optimiser, and everything else as JSON in the file's metadata. A run
+is identified by the settings and data that must not change when it resumes.
 """
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from calm_beam.checkpoints import Arrays, fingerprint
 from calm_beam.errors import UsageError
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
+from calm_beam.model import ModelConfig
 from calm_beam.storage import replacing, strict_json
+from calm_beam.training.validation import GenerationScore
 
+from .batches import Pair
+from .config import TrainingConfig
 from .validation import Validation
 
 _FORMAT = "calm-beam/training-state/v1"
@@ -24,7 +33,7 @@ _FILE = re.compile(r"state_(\d+)\.safetensors")
 # The second newest is what is left if a disk damages the newest.
 _KEPT_STATES = 2
 
-Arrays = Mapping[str, np.ndarray]
+SavedArrays = Mapping[str, np.ndarray]
 
 
 # Settings that states of earlier versions lack, with their values then.
@@ -46,7 +55,7 @@ class TrainedModel:
     """
 
     step: int
-    arrays: Arrays
+    arrays: SavedArrays
     validation: Validation | None
 
 
@@ -68,8 +77,8 @@ class SavedState:
     step: int
     target_tokens: int
     unreported_losses: Sequence[float]
-    parameters: Arrays
-    optimizer: Arrays
+    parameters: SavedArrays
+    optimizer: SavedArrays
     best: TrainedModel | None
 
 
@@ -139,7 +148,7 @@ class StateFolder:
 
 
 def _serialize(state: SavedState) -> bytes:
-    groups: dict[str, Arrays] = {"parameters": state.parameters, "optimizer": state.optimizer}
+    groups: dict[str, SavedArrays] = {"parameters": state.parameters, "optimizer": state.optimizer}
     best = None
     if state.best is not None:
         groups["best"] = state.best.arrays
@@ -186,3 +195,49 @@ def _read(path: pathlib.Path) -> SavedState:
         optimizer=group("optimizer"),
         best=best,
     )
+
+
+# They change what is reported and stored, but no weight.
+_WATCHING = ("progress_every", "save_every")
+
+
+def identify_run(
+    config: TrainingConfig,
+    model_config: ModelConfig,
+    *,
+    pairs: Sequence[Pair],
+    validation_pairs: Sequence[Pair],
+    end_id: int,
+    initial: Arrays | None,
+    score: GenerationScore | None,
+) -> dict[str, str]:
+    """Returns everything that decides the weights a run ends with, by name; arguments as those of `train`."""
+    settings = dataclasses.asdict(config)
+    for name in _WATCHING:
+        del settings[name]
+    # Options that are off are omitted, as in older states. With more devices, sums are rounded in another order.
+    for name, off in (("model_parallelism", 1), ("layer_dropout", 0.0), ("rotating_layers", 0)):
+        if settings[name] == off:
+            del settings[name]
+    settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
+    settings |= {f"model {name}": value for name, value in dataclasses.asdict(cast(Any, model_config)).items()}
+    for name in ("model exit_norms", "model exit_heads"):
+        if not settings[name]:
+            del settings[name]
+    settings["training data"] = _digest(pairs)
+    settings["validation data"] = _digest(validation_pairs)
+    if end_id != EOS_ID:
+        # T5's end, which older states do not name either.
+        settings["end of targets"] = end_id
+    settings["initial weights"] = "new" if initial is None else fingerprint(initial)
+    settings["best by"] = "loss" if score is None else score.name
+    return {name: str(value) for name, value in settings.items()}
+
+
+def _digest(pairs: Sequence[Pair]) -> str:
+    """Returns the number of pairs, and a digest of them in their order."""
+    digest = hashlib.sha256()
+    for pair in pairs:
+        for side in pair:
+            digest.update(len(side).to_bytes(8, "little") + np.asarray(side, "<i4").tobytes())
+    return f"{len(pairs)} pairs, {digest.hexdigest()[:16]}"

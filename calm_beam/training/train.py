@@ -1,6 +1,11 @@
-"""The training loop."""
+"""The training loop, and its log: a row for every report of the loop."""
 
+import contextlib
 import dataclasses
+import json
+import os
+import pathlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,19 +13,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, FloatArrays, StoredArray
 from calm_beam.decoding.device_groups import DeviceGroup, device_groups
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
+from calm_beam.precision import Precision
+from calm_beam.storage import replacing, writing
 from calm_beam.training.validation import GenerationScore
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
 from .config import TrainingConfig
-from .identity import identify_run
-from .initialize import initialize_parameters
-from .objective import rotating_layers, sample_layers
-from .saved_state import ResumeError, SavedState, TrainedModel, check_same_run
-from .step import Parameters, initial_optimizer_state, loss_and_gradients, spread_state, update
+from .new_model import initialize_parameters
+from .saved_state import ResumeError, SavedState, TrainedModel, check_same_run, identify_run
+from .step import (
+    Parameters,
+    initial_optimizer_state,
+    loss_and_gradients,
+    rotating_layers,
+    sample_layers,
+    spread_state,
+    update,
+)
 from .validation import Validation, validation_losses
 
 # Draws of one seed, each with a stream of its own: another number of sampled layers must not change the batches.
@@ -275,3 +287,66 @@ def _check_inputs(
                 f"initial must hold the {len(expected)} arrays of the model; {', '.join(wrong[:4])} "
                 f"{'is' if len(wrong) == 1 else 'are'} missing, unknown or of another shape."
             )
+
+
+class TrainingLog:
+    """A JSONL file with a row for every report: what people plot."""
+
+    def __init__(self, path: pathlib.Path, *, after_step: int) -> None:
+        """Prepares a log, and touches nothing.
+
+        Args:
+          path: The file.
+          after_step: The last step of an earlier process, whose rows up to there are kept; 0 starts a new log.
+        """
+        self._path = path
+        self._after_step = after_step
+        self._earlier_seconds = 0.0
+        self._start = 0.0
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Makes the file, with its folder if needed, or drops the rows of an earlier one that are made again."""
+        self.has_begun = True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in _read_rows(self._path) if row["step"] <= self._after_step]
+        with replacing(self._path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._earlier_seconds = kept[-1]["seconds"] if kept else 0.0
+        self._start = time.monotonic()
+
+    def append(self, progress: Progress) -> None:
+        """Adds a row."""
+        row: dict[str, Any] = {
+            "step": progress.step,
+            "loss": progress.loss,
+            "target_tokens": progress.target_tokens,
+            "seconds": round(self._earlier_seconds + time.monotonic() - self._start, 3),
+        }
+        if progress.validation is not None:
+            row["validation_losses"] = progress.validation.losses
+            if progress.validation.score is not None:
+                row["validation_score"] = progress.validation.score
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def move_to(self, path: pathlib.Path) -> None:
+        """Moves the file to its final place, and deletes its folder if nothing else is in it."""
+        os.replace(self._path, path)
+        self._remove_folder()
+
+    def delete(self) -> None:
+        """Deletes the file, and its folder if nothing else is in it."""
+        self._path.unlink(missing_ok=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.parent.rmdir()
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    # A process that was killed may have written half of its last row.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]

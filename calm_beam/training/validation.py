@@ -13,20 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
+from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.registry import checked_score, get_metric
-from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.model import ModelConfig
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
+from calm_beam.precision import Precision
 from calm_beam.training.batches import BatchShape, Pair, make_batches
 from calm_beam.training.config import TrainingConfig
-from calm_beam.training.objective import token_cross_entropy_sums
-from calm_beam.training.step import Parameters, variables
+from calm_beam.training.step import Parameters, token_cross_entropy_sums, variables
 
 _BATCH_SIZE = 32
 

@@ -49,7 +49,7 @@ import time
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed_with_beam, request_parser
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 from .request import CalibrateRequest
 
@@ -85,6 +85,6 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     request, options = parsed_with_beam(CalibrateRequest, argv, parser=parser)
     # Here, since it loads Beam, and help does without.
-    from .command import calibrate
+    from .command import calibrate_and_report
 
-    return calibrate(request, options, began=began)
+    return calibrate_and_report(request, options, began=began)

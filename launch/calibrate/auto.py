@@ -1,33 +1,118 @@
-"""`--exits=auto`: which ways of exiting are tried, and what a token costs by each, settled before any loss is seen.
+"""`--exits=auto`: which exit rules are tried, and what a token costs with each, settled before any loss is seen.
 
-Candidates follow from the model, from how many examples there are, and from what a token costs: no loss has a part in
-it. Layers may exit at quarters of the depth, since a test at every layer often costs more than it saves.
+Candidates follow from the model, from the number of examples, and from the cost of a token: losses play no part.
+Layers may exit at quarters of the depth, since a test at every layer often costs more than it saves.
+
+Times are measured on a few prompts of the calibration set, before and after it is calibrated. The cost of a token
+is kept in the output directory, so that a resumed run chooses by the same cost; it is in no digest.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+import json
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from calm_beam.calibration.pareto import CHOOSING, MOST_BY_THEMSELVES, SELECTION_SHARE
-from calm_beam.calibration.variant_costs import VariantCosts, tests_by_name
-from calm_beam.errors import CalmBeamError
+import numpy as np
+
+from calm_beam.calibration.pareto import CHOOSING, MOST_BY_THEMSELVES, SELECTION_SHARE, part_of
+from calm_beam.calibration.variants import VariantCosts, tests_by_name
+from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
+from calm_beam.evaluation.performance import encoded_prompts, sampled
 from calm_beam.exits.measures import MEASURES, measure_named
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.exits.token_cost import TokenCost
+from calm_beam.inputs import read_examples
 from calm_beam.inputs.preview import count_examples
+from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import FLOPS, LATENCY, LAYERS, UNITS, CostRecord, Variant
 from calm_beam.options import listed
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.storage import joined
+from calm_beam.storage import is_file, joined, open_input, replacing, strict_json
 from calm_beam.text import counted
 
-from .kept_cost import COST_FILE, read_cost
-from .prompts import first_prompts, made_prompts
 from .request import CalibrateRequest
+
+COST_FILE = "token_cost.json"
+
+
+def write_cost(output: str, cost: CostRecord, *, model: str) -> None:
+    """Keeps what a token costs in an output directory; `model` is the fingerprint of the model."""
+    with replacing(joined(output, COST_FILE), overwrite=True) as temporary:
+        temporary.write_text(json.dumps({"model": model, **cost.to_dict()}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_cost(output: str, *, model: str) -> CostRecord | None:
+    """Returns what a token costs as an earlier run has settled it; None if none has, of this model.
+
+    Raises:
+      UsageError: If the file is not as it was written.
+    """
+    path = joined(output, COST_FILE)
+    if not is_file(path):
+        return None
+    try:
+        with open_input(path) as file:
+            content = strict_json.loads(file.read())
+        return CostRecord.from_dict(content) if content.pop("model") == model else None
+    except (AttributeError, KeyError, ValueError) as error:
+        raise UsageError(f"{path}: is not as calm-beam writes it ({error}). Begin anew with --overwrite.") from error
+
+
+# Rows that they are drawn from, by a hash of their ids.
+_DRAWN_FROM = 2000
+# As many tokens as short prompts have; those before the first id are T5's own: padding, the end, what is unknown.
+_MADE_TOKENS, _FIRST_ID = 24, 3
+
+
+def first_prompts(
+    request: CalibrateRequest,
+    sweep: PreparedSweep,
+    *,
+    count: int,
+    parts: Collection[str],
+    selection_share: float | None,
+) -> list[Sequence[int]]:
+    """Returns prompts of the first rows, as the model sees them.
+
+    Args:
+      request: Says which examples confirm, and of them none is taken.
+      sweep: Says what data there are, and how prompts are encoded.
+      count: How many, at most.
+      parts: Of those that choose and test, from which prompts are taken.
+      selection_share: The share of examples that chooses; None where none does.
+
+    Raises:
+      UsageError: If there is no example.
+    """
+    salt = salt_of(request.seed)
+    examples = itertools.chain.from_iterable(
+        read_examples(path, sweep.reading, file_index=index) for index, path in enumerate(sweep.paths)
+    )
+    found = [
+        example
+        for example in itertools.islice(examples, _DRAWN_FROM)
+        if (request.part is None or request.part.takes(example))
+        and (
+            selection_share is None
+            or part_of(example.cluster or example.id, salt=salt, selection_share=selection_share) in parts
+        )
+    ]
+    if not found:
+        raise UsageError("--exits=auto: no example chooses. Take more examples.")
+    return [prompt.ids for prompt in encoded_prompts(sweep, sampled(found, count))]
+
+
+def made_prompts(sweep: PreparedSweep, *, count: int) -> list[Sequence[int]]:
+    """Returns so many prompts of random token ids, always the same: to be timed where every example tests."""
+    width = min(_MADE_TOKENS, sweep.settings.max_input_length)
+    ids = np.random.default_rng(0).integers(_FIRST_ID, sweep.checkpoint.config.vocab_size, size=(count, width))
+    return [tuple(map(int, row)) for row in ids]
+
 
 # Examples from which on so many candidates are taken. Up to six are tested each by itself, at an equal share of
 # epsilon; of more, some examples choose.
@@ -170,8 +255,7 @@ def _measured(
     """Returns what a token costs in seconds on this machine."""
     # Here, since they load JAX.
     from calm_beam.decoding.compilation import use_compilation_cache
-    from calm_beam.evaluation.measured_cost import MEASURED, measured_cost
-    from calm_beam.evaluation.serving_speed import Serving
+    from calm_beam.evaluation.serving_speed import MEASURED, Serving, measured_cost
 
     use_compilation_cache()
     serving = Serving.of(sweep, batch=request.objective_batch)

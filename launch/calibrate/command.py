@@ -1,26 +1,387 @@
-"""What `calm-beam calibrate` does once its flags are parsed: run, and tell what was found."""
+"""A calibration from request to report: the job that `calm-beam calibrate` and `calm_beam.calibrate` both run.
 
+The command then prints what was found, what the exit tests at the chosen thresholds cost, and what to do with the
+manifest next, as commands that can be pasted.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import shlex
 import time
+from collections.abc import Iterator, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from calm_beam.calibration.guarantee import Guarantee, default_tests_in_words
+from calm_beam.calibration.plan import earlier_forms, gone_on_with
+from calm_beam.decoding.settings import recorded_settings
+from calm_beam.errors import UsageError
+from calm_beam.evaluation.flops import DecoderSizes, share_at_mean
+from calm_beam.exits.measures import MEASURES
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs import read_examples
 from calm_beam.inputs.demo import embedded
+from calm_beam.inputs.set_parts import CALIBRATING, Split
+from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.report.command import report_after
 from calm_beam.launch.report.request import ReportRequest
+from calm_beam.launch.runners import make_runner
 from calm_beam.launch.terminal import give, say, tell
 from calm_beam.launch.terminal.summary import print_summary
-from calm_beam.manifest import MANIFEST
-from calm_beam.manifest.file_names import REPORT, RISK_TABLE
+from calm_beam.manifest import (
+    MANIFEST,
+    PROMISE,
+    Calibration,
+    EarlierPlan,
+    Manifest,
+    Plan,
+    plans_in_words,
+    read_manifest,
+)
+from calm_beam.manifest.files import REPORT, RISK_TABLE
+from calm_beam.manifest.plan_list import PlanList
+from calm_beam.outputs import DecodeJob, FinishedSweep
+from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs.sharding import shard_in_order, with_unique_ids
 from calm_beam.outputs.timing import RunTiming
+from calm_beam.outputs.totals import content_sum_of, fingerprint_text
 from calm_beam.storage import is_file, joined
+from calm_beam.text import printable_line
 
-from .job import Done, run_calibration
-from .next_steps import next_commands
-from .price import price_of_tests, shares_of_operations
+from .auto import write_cost
+from .confirm import ConfirmedRun
+from .prepare import prepare
 from .request import CalibrateRequest
+from .run import CalibrationRun, SequentialRun, VariantsRun, can_continue
+from .sources import Block
 
 
-def calibrate(request: CalibrateRequest, options: PipelineOptions, *, began: float | None = None) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Done:
+    """A calibration that has come to its end.
+
+    Attributes:
+      run: What was run.
+      manifest: What it found.
+      folder: Its generations; None where nothing was left to do.
+      seconds: What it took.
+    """
+
+    run: CalibrationRun
+    manifest: Manifest
+    folder: str | None
+    seconds: float
+
+
+def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done | str:
+    """Prepares and runs a calibration, and publishes its result; the main job of the command, and of Python.
+
+    Args:
+      request: What is asked for.
+      options: Of the pipelines, among them their runner; what they leave open is filled in.
+
+    Returns:
+      What was found; or where the job is written down as a template, which has not run.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong; nothing has been written.
+      PipelineError: If a pipeline fails; says what is left, and how to go on.
+      KeyboardInterrupt: If it is interrupted; says the same.
+    """
+    with as_usage():
+        run = prepare(request, options)
+        continued = None
+        if request.resume and run.earlier.manifest:
+            manifest = read_manifest(joined(run.output, MANIFEST))
+            if not can_continue(manifest, run.plan):
+                _check_is_done(run, request, manifest)
+                return Done(run=run, manifest=manifest, folder=None, seconds=0)
+            continued = manifest
+        make_runner(options)
+        # Before an earlier result is taken away, which shows what was asked for it.
+        plans = PlanList(run.source.home)
+        if request.resume:
+            plan = gone_on_with(run.plan, plans.plans(), is_open=request.leaves_tests_open)
+            run = dataclasses.replace(run, plan=plan)
+        first = run.source.next_block()
+        asked = run.source.data.asked(run.plan, plans, command=run.source.command)
+        earlier = plans.ask(asked, is_answered=_shows_losses_early(run, request))
+        run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
+        if run.provenance.cost is not None:
+            write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
+    # Now, so that a log can show later what had been settled by then.
+    _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
+    start = time.monotonic()
+    if request.holdout_share is None:
+        finished = _executed(run, request, first=first, continued=continued)
+    else:
+        finished = ConfirmedRun(run).execute(lambda chooses: _executed(chooses, request, first=first))
+    if finished is None:
+        assert run.workers.template is not None
+        return run.workers.template
+    try:
+        plans.answer(asked)
+    except UsageError as error:
+        # The manifest stands, and shows by itself that there was an answer.
+        say(f"caution: {error}")
+    manifest, folder = finished
+    seconds = time.monotonic() - start
+    if manifest.cost is not None and manifest.cost.was_measured:
+        # Here, since it loads JAX.
+        from .speed import with_speeds
+
+        manifest = with_speeds(run, manifest, request)
+    return Done(run=run, manifest=manifest, folder=folder, seconds=seconds)
+
+
+def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:
+    """Says what is settled, and what was asked of the outputs before; `is_default` if no p-value is named."""
+    say(f"plan {plan.digest}")
+    if is_default:
+        say(default_tests_in_words(plan.tests))
+    if words := plans_in_words(earlier):
+        say(words)
+    if len(plan.tests) > 1 and plan.serve is None and plan.joint_epsilon is None:
+        say(
+            f"{len(plan.tests)} entries hold each alone, and the plan does not say which is served. To pick one "
+            "after seeing them voids its guarantee: name it now with --serve, or pass --joint."
+        )
+
+
+def _shows_losses_early(run: CalibrationRun, request: CalibrateRequest) -> bool:
+    """Returns whether something of what is found may be seen before the run has ended."""
+    return run.source.is_stored or request.sequential or request.sweep == "lazy" or request.holdout_share is not None
+
+
+def _executed(
+    run: CalibrationRun, request: CalibrateRequest, *, first: Block, continued: Manifest | None = None
+) -> tuple[Manifest, str] | None:
+    """Decodes and calibrates; returns what `CalibrationRun.execute` does."""
+    if request.sequential:
+        return SequentialRun(run, continued=continued).execute(first)
+    if run.plan.pareto is not None:
+        return VariantsRun(run).execute(first)
+    return run.execute(first)
+
+
+def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Manifest) -> None:
+    """Says that there is nothing left to do.
+
+    Raises:
+      UsageError: If what is done is something else.
+    """
+    path, job, plan = joined(run.output, MANIFEST), run.source.job, run.plan
+    if manifest.plan is not None and manifest.plan.most_confirmed == 1:
+        # As an earlier version asked it: of the chosen threshold alone.
+        plan = dataclasses.replace(plan, confirm_path=None)
+    if manifest.plan in earlier_forms(plan, is_open=request.leaves_tests_open):
+        plan = manifest.plan
+    if manifest.plan != plan or manifest.data.patterns != job.patterns:
+        ended = manifest.sequential
+        if manifest.plan is not None and manifest.plan.confirm_share is not None:
+            raise UsageError(
+                f"--resume: {path} is finished, and was asked for something else. The examples that confirm have been "
+                "looked at, and could not confirm what is chosen now: take fresh data and another --output. "
+                "--overwrite begins anew, which proves something only if nobody has seen what was found here."
+            )
+        if ended is not None and ended.rounds < ended.of_rounds:
+            raise UsageError(
+                f"--resume: {path} stopped after {ended.rounds} of {ended.of_rounds} rounds, and was asked for "
+                "something else. Another rule to stop may take it further, with all else as it was; other tests need "
+                "another --output, or --overwrite."
+            )
+        raise UsageError(
+            f"--resume: {path} is finished, and was asked for something else. Whatever is asked after its results were "
+            "seen needs fresh examples and another --output. --overwrite begins anew, and the manifest then says what "
+            "had been asked before."
+        )
+    confirmed, part = manifest.confirmation, request.part
+    confirms = None if part is None else part.that_confirms()
+    if manifest.data.fingerprint != _data_fingerprint(run, request, part=part) or (
+        confirmed is not None and confirmed.data.fingerprint != _data_fingerprint(run, request, part=confirms)
+    ):
+        raise UsageError(
+            f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
+            "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
+        )
+    say(f"--resume: {path} is finished; nothing is left to do.")
+    # It may have been killed while it wrote its report.
+    SweepHome(run.output).remove_temporary_files()
+
+
+def _data_fingerprint(run: CalibrationRun, request: CalibrateRequest, *, part: Split | None) -> str:
+    """Returns what a manifest calls the data as they are now, or a part of them, or as much as was counted."""
+    job = run.source.job
+    reading = request.reading(
+        cluster_key=request.cluster_key,
+        # Generations may have groups that nothing was asked of.
+        group_key=job.group_key,
+        needs_references=request.needs_references,
+    )
+    examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
+    unique = with_unique_ids(itertools.chain.from_iterable(examples))
+    if part is not None:
+        unique = [example for example in unique if part.takes(example)]
+    if job.order is not None and (part is None or part.name == CALIBRATING):
+        folder = SweepHome(run.output).counted_folder()
+        counted = {shard.shard for shard in FinishedSweep.read(folder, DecodeJob.read(folder), or_stopped=True).shards}
+        shard_of = functools.partial(shard_in_order, salt=job.order, num_shards=job.num_shards)
+        unique = [example for example in unique if shard_of(example) in counted]
+    return fingerprint_text(content_sum_of(unique))
+
+
+# What guarantees and a rule say by themselves.
+_OF_GUARANTEES = ("consistency", "metric", "delta", "epsilon", "tail", "risk_loss", "p_value", "procedure")
+_OF_RULE = (
+    *("confidence", "tau", "min_exit_layer", "exit_interval"),
+    *("schedule", "state_propagation", "token_from", "patience"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateCall(CalibrateRequest):
+    """A calibration as Python asks for it: every option of the command, and values that stand for several.
+
+    Attributes:
+      model: Folder of the model, as `checkpoint`.
+      exits: `auto`, the default unless another argument says how tokens exit, or goes with one way of exiting alone; or
+        how tokens exit, instead of `confidence`, `schedule` and what goes with them.
+      candidates: Variants that are swept, instead of every combination of lists; what `exits="auto"` comes to.
+      guarantees: What is asked for, one by one, instead of lists of `consistency`, `metric`, `delta` and `epsilon`.
+      options: Of the pipelines, among them their runner; in this process if omitted.
+    """
+
+    model: str | os.PathLike[str] | None = None
+    guarantees: Sequence[Guarantee] | None = None
+    options: PipelineOptions | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.checkpoint is not None:
+            raise UsageError("model and checkpoint both name the model: leave one of them out.")
+        for value, names in (("guarantees", _OF_GUARANTEES), ("exits", _OF_RULE)):
+            given = None if getattr(self, value) in (None, self.AUTO) else next(filter(self.is_given, names), None)
+            if given is not None:
+                raise UsageError(f"{value} and {given} say the same: leave one of them out.")
+        super().__post_init__()
+
+    def has(self, partner: str) -> bool:
+        """Returns whether an option is given, in whatever form."""
+        return super().has(partner) or (partner == "checkpoint" and self.model is not None)
+
+    @property
+    def named_model(self) -> str | None:
+        """Folder of the model, where one was named."""
+        return super().named_model if self.model is None else os.fspath(self.model)
+
+    @property
+    def guarantees_asked(self) -> Sequence[Guarantee] | None:
+        """Guarantees that were given one by one."""
+        return self.guarantees
+
+    @property
+    def rules(self) -> tuple[ExitRule, ...]:
+        """The rule that was given, or every combination of the lists."""
+        return (self.exits,) if isinstance(self.exits, ExitRule) else super().rules
+
+
+@calling(CalibrateCall)
+def calibrate(request: CalibrateCall) -> Manifest:
+    """Calibrates a model on a data set, writes the result and returns its manifest.
+
+        manifest = calm.calibrate(
+            checkpoint="checkpoints/my_t5",
+            data="data/*.jsonl.gz",
+            guarantees=[calm.Guarantee("textual", "rouge_l_unicode", delta=0.1, epsilon=0.05)],
+            output="calibration",
+        )
+
+    It is what `calm-beam calibrate` runs, and takes all of its options, by the same names: `--delta=0.05,0.1` is
+    `delta=(0.05, 0.1)`, `--resume` is `resume=True`. The command also builds the report, which `calm-beam report` makes
+    of what is written. With neither model nor data, the demo model is calibrated on the demo data.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong; nothing has been written.
+      PipelineError: If the pipeline fails; `resume=True` goes on from what it has stored.
+
+    Source: CALM, section "Calibrating the confidence threshold", Algorithm "Learn-then-Test".
+    """
+    done = run_calibration(request, request.options if request.options is not None else PipelineOptions([]))
+    if isinstance(done, str):
+        raise UsageError(f"the job is written down in {done} as a template, and has not run: there is no manifest yet.")
+    return done.manifest
+
+
+_OWN_PROMPT = "Your prompt"
+
+
+def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT) -> Iterator[str]:
+    """Yields commands that show what a manifest promises, and answer a prompt under it where something was proved.
+
+    Args:
+      manifest: The result.
+      output: Directory that holds it.
+      prompt: What is answered.
+    """
+    yield f"calm-beam inspect {shlex.quote(output)}"
+    entry = manifest.served or next((each for each in manifest.calibrations if each.threshold is not None), None)
+    if entry is not None:
+        flags = {"manifest": output, **_naming(entry, manifest), "prompt": prompt}
+        words = (f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())
+        yield f"calm-beam generate {' '.join(words)} --show_layers"
+
+
+def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
+    """Returns flags that name an entry, each of which leaves fewer of the entries about the same prompts."""
+    left = [each for each in manifest.calibrations if each.group == entry.group]
+    named: dict[str, object] = {} if entry.group is None else {"group": entry.group}
+    for name in PROMISE:
+        value = getattr(entry, name)
+        alike = [each for each in left if getattr(each, name) == value]
+        if len(alike) < len(left) and value is not None:
+            named[name], left = value, alike
+    # Code of the user's runs only where it is named.
+    own = manifest.decode.confidence not in MEASURES
+    return {**named, "confidence": manifest.decode.confidence} if own else named
+
+
+def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tuple[float | None, ...]:
+    """Returns for each entry what decoding takes of the full model's operations, exit tests included.
+
+    Args:
+      manifest: The result.
+      sizes: Of the model; None if it was not loaded, and nothing can be counted.
+
+    Returns:
+      Shares, above 1 where tests cost more than exits save; None for an entry that never exits, and for all where the
+      mean of the layers does not tell how many tests there were.
+    """
+    decode = manifest.decode
+    # With variants there are several rules; with distances between exits, mean layers do not tell the tests.
+    is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
+    if sizes is None or not is_counted:
+        return (None,) * len(manifest.calibrations)
+    rule = recorded_settings(decode, (0.0,)).rule
+    return tuple(
+        None if entry.threshold is None else share_at_mean(entry.layers, sizes, rule=rule)
+        for entry in manifest.calibrations
+    )
+
+
+def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterator[str]:
+    """Yields that exit tests cost more than exits save, where a threshold is promised for which they do."""
+    dearest = max((share for share in shares if share is not None), default=0)
+    if dearest > 1:
+        yield (
+            f"At some thresholds, the tests of {printable_line(manifest.decode.confidence)} cost more operations than "
+            "exits save. calm-beam suitability forecasts which layers had better exit; calibrate those on other "
+            "examples, since these have been looked at."
+        )
+
+
+def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *, began: float | None = None) -> int:
     """Calibrates, tells about it and returns the exit status of the command.
 
     `began` is when the command was started, in seconds since 1970; now if omitted.

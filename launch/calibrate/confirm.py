@@ -14,18 +14,17 @@ import apache_beam as beam
 from calm_beam.calibration.confirmation import confirmed_outcome, thresholds_to_confirm
 from calm_beam.calibration.plan import set_part
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures
-from calm_beam.calibration.result import CalibrationOutcome, RiskRow
-from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.calibration.result import CalibrationOutcome, RiskRow, read_risk_table
 from calm_beam.errors import UsageError
 from calm_beam.inputs.set_parts import CONFIRMING
 from calm_beam.launch.run_sweep import decoded
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, Plan, Variant, read_manifest
-from calm_beam.manifest.file_names import RISK_TABLE
+from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.outputs import FinishedSweep, StoredGenerations
-from calm_beam.outputs.assignment import BATCH
 from calm_beam.outputs.folder import SweepHome
+from calm_beam.outputs.request import BATCH
 from calm_beam.outputs.scoring import Scoring
 from calm_beam.storage import joined, remove_folder
 from calm_beam.transforms import ConfirmThresholds, WriteManifest

@@ -9,7 +9,7 @@ from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, SELECTION_SHARE
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags.metrics import GUARANTEE, METRIC_NAMES
+from calm_beam.launch.flags.shared_options import GUARANTEE, METRIC_NAMES
 from calm_beam.manifest import (
     COUNT_NEAR_TIES,
     FLOPS,
@@ -38,7 +38,7 @@ from calm_beam.options.kinds import (
 )
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from calm_beam.risk.rules import ROUNDS_WITHOUT_GAIN
 
 ROUND_EXAMPLES = 500
 """Examples of a round by default."""

@@ -5,23 +5,21 @@ import os
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration.groups import groups_in_words
+from calm_beam.calibration.asked_data import groups_in_words
 from calm_beam.calibration.guarantee import specs_of
 from calm_beam.calibration.plan import PlanTerms, settled_plan
-from calm_beam.calibration.provenance import RunProvenance
-from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.publish import EarlierResult, RunProvenance
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.preview import check_parts_of_data
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.flags.data import find_data, find_folder
-from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
+from calm_beam.launch.flags.shared_options import checked_metrics, find_data, find_folder, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, CostRecord, too_few_in_words
-from calm_beam.manifest.file_names import FAILURES, REPORT, RISK_TABLE
+from calm_beam.manifest.files import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.scoring import Scoring
-from calm_beam.outputs.shard_count import default_shards
+from calm_beam.outputs.sharding import default_shards
 from calm_beam.storage import check_writable, joined
 
 from .confirm import refuse_left_confirmation

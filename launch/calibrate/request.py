@@ -11,13 +11,12 @@ from calm_beam.calibration.guarantee import PROCEDURE, Guarantee, every_guarante
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
-from calm_beam.exits.grid import uniform_grid
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.thresholds import uniform_grid
 from calm_beam.inputs import Reading
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, Split, salt_of
-from calm_beam.launch.flags.accelerators import Job
-from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.launch.flags.shared_options import Job, MetricFiles
 from calm_beam.launch.flags.task import TaskRequest, refuse_decoding
 from calm_beam.manifest import (
     LATENCY,

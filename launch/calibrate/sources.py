@@ -23,13 +23,12 @@ from calm_beam.launch.terminal import say
 from calm_beam.manifest import Plan
 from calm_beam.manifest.plan_list import home_of
 from calm_beam.outputs import DecodeJob, FinishedSweep, StoredGenerations
-from calm_beam.outputs.assignment import SweepAssignment
 from calm_beam.outputs.folder import SweepHome, check_may_choose
-from calm_beam.outputs.request import SweepRequest
+from calm_beam.outputs.request import SweepAssignment, SweepRequest
 from calm_beam.outputs.scoring import Scoring
 from calm_beam.storage import absolute
 from calm_beam.transforms import CountRounds
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.metrics import ProgressLog
 
 from .request import CalibrateRequest
 
@@ -238,7 +237,7 @@ class StoredSource:
 def prepared_sweep(request: CalibrateRequest, output: str, *, workers: Workers) -> "PreparedSweep":
     """Returns the sweep of a request, of its first variant, with the weights of the model."""
     # Here, since it needs JAX, which calibrating stored generations does not.
-    from calm_beam.launch.setup_run import prepare_request
+    from calm_beam.launch.run_sweep import prepare_request
 
     asked = sweep_request(request, num_shards=begun_shards(request, output))
     return prepare_request(asked, request.patterns, reading=request.own_reading, runs_here=workers.are_here)

@@ -6,12 +6,9 @@ from typing import Any
 
 from calm_beam.calibration.pareto import PARTS
 from calm_beam.checkpoints import Declared, load_checkpoint
-from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.decoding.padding import members_by_width
-from calm_beam.decoding.recorded import recorded_rule, settings_of_variant
-from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.evaluation.serving_speed import Serving
-from calm_beam.evaluation.speedup import Speedup, measure_speedups
+from calm_beam.decoding.compilation import members_by_width, use_compilation_cache
+from calm_beam.decoding.settings import DecodeSettings, recorded_rule, settings_of_variant
+from calm_beam.evaluation.serving_speed import Serving, Speedup, measure_speedups
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
@@ -20,8 +17,8 @@ from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import joined
 from calm_beam.text import counted
 
+from .auto import first_prompts
 from .options import BATCH
-from .prompts import first_prompts
 from .request import CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource

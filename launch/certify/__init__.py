@@ -28,7 +28,7 @@ Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage, 4 no
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 from .request import CertifyRequest
 
@@ -60,6 +60,6 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     request = parsed(CertifyRequest, argv, parser=parser)
     # Here, since help does without what reads and tests.
-    from .command import tell_certification
+    from .run import tell_certification
 
     return tell_certification(request)

@@ -1,26 +1,26 @@
-"""Checking all of a certification that can be checked before it tells anything: what is refused is refused here.
+"""Checking all of a certification that can be checked before it prints anything, and the directory it writes to.
 
-All losses are read, and the plan is settled and said, so that a log can show later what had been settled by then.
+All losses are read, and the plan is settled and printed, so that a log can show later what had been settled by then.
+What is wrong with the files of the output directory, or whether it may be written, is found here too.
 
-With `--sequential`, somebody else evaluates, and every call computes all anew from the losses that are there. The
-ledger in the output directory only refuses what would void the result: another plan after losses were seen, or other
-losses of a round that was counted.
+With `--sequential`, somebody else evaluates, and every call computes everything anew from the losses that are there.
+The ledger in the output directory only refuses what would void the result: another plan after losses were seen, or
+other losses of a round that was counted.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from calm_beam.calibration.declared import DeclaredExamples, IdReading
-from calm_beam.calibration.evaluated import EvaluatedLosses
-from calm_beam.calibration.groups import MOST_GROUPS
+from calm_beam.calibration.asked_data import MOST_GROUPS
+from calm_beam.calibration.certification import check_names, settled_order
 from calm_beam.calibration.guarantee import default_tests_in_words
-from calm_beam.calibration.ledger import LEDGER, Ledger
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.calibration.settings_plan import check_names, settled_order
+from calm_beam.calibration.settings_rounds import LEDGER, DeclaredExamples, EvaluatedLosses, IdReading, Ledger
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.flags import UsageError, as_usage, naming
+from calm_beam.launch.flags.shared_options import find_folder
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import (
     MANIFEST,
@@ -31,12 +31,71 @@ from calm_beam.manifest import (
     read_setting_manifest,
     too_few_in_words,
 )
+from calm_beam.manifest.files import FAILURES, REPORT, RISK_TABLE
 from calm_beam.options import listed
-from calm_beam.storage import joined, version
+from calm_beam.storage import check_writable, is_cloud_path, is_file, joined, make_folder, remove_unfinished, version
 
-from .output import check_empty, checked_output, warn_of_counted
 from .request import CertifyRequest
 from .sources import Source, read_losses, read_outputs, read_scores, rows_of_losses
+
+NEXT_IDS = "next_ids.txt"
+"""The file that names which examples to evaluate next."""
+_SEEN_BEFORE = (
+    "caution: --overwrite begins anew where losses have been looked at, which have decided how many there are. For the "
+    "same examples, what follows proves nothing."
+)
+
+
+def checked_output(request: CertifyRequest) -> str:
+    """Returns the directory to write to, which can be written to.
+
+    Raises:
+      UsageError: If it cannot.
+    """
+    output = find_folder(request.output)
+    with naming("--output"):
+        # In a bucket nothing can be in the way of a name.
+        for path in (joined(output, MANIFEST),) if is_cloud_path(output) else _files_of(output):
+            check_writable(path)
+    return output
+
+
+def check_empty(output: str, earlier: EarlierResult) -> None:
+    """Refuses a directory with an earlier result, or with what leads to one.
+
+    Raises:
+      UsageError: If there is one.
+    """
+    if is_file(joined(output, LEDGER)):
+        raise UsageError(
+            f"--output {output}: holds a sequential certification. Its losses have been looked at, so that a test "
+            "for all examples at once proves nothing of them. Go on with --sequential, or choose another directory "
+            "for other examples."
+        )
+    earlier.check_may_go(output, overwrite=False)
+
+
+def warn_of_counted(output: str) -> None:
+    """Says so if the ledger that is to be taken away has counted a round, or cannot tell."""
+    try:
+        ledger = Ledger.read(joined(output, LEDGER))
+        has_counted = ledger is not None and bool(ledger.rounds)
+    except UsageError:
+        has_counted = True
+    if has_counted:
+        say(_SEEN_BEFORE)
+
+
+def prepare_output(output: str) -> None:
+    """Makes the directory, and takes away what calls that were killed have left of files that they were writing."""
+    make_folder(output)
+    for path in _files_of(output):
+        remove_unfinished(path)
+
+
+def _files_of(output: str) -> tuple[str, ...]:
+    """Returns the names of all files that a certification may write into a directory."""
+    return tuple(joined(output, name) for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT, LEDGER, NEXT_IDS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,25 +1,31 @@
-"""The certification itself: what `calm-beam certify` and `calm_beam.certify` both run."""
+"""The certification that `calm-beam certify` and `calm_beam.certify` both run.
+
+The command then prints what was found and builds the report.
+"""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.calibration.ledger import LEDGER
+from calm_beam.calibration.certification import SettingRow, entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, publish, withdraw
-from calm_beam.calibration.sequential import WatchedSettings, watched_settings
-from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
-from calm_beam.launch.terminal import say
-from calm_beam.manifest import EarlierPlan, SequentialRecord, SettingManifest, plans_in_words
+from calm_beam.calibration.rounds import WatchedSettings, watched_settings
+from calm_beam.calibration.settings_rounds import LEDGER
+from calm_beam.errors import CalmBeamError
+from calm_beam.launch.flags.requests import calling
+from calm_beam.launch.terminal import give, say, tell
+from calm_beam.launch.terminal.summary import print_certification
+from calm_beam.manifest import MANIFEST, EarlierPlan, SequentialRecord, SettingManifest, plans_in_words
+from calm_beam.manifest.files import REPORT, RISK_TABLE
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import certifying_versions, run_versions
 from calm_beam.metrics.registry import source_digests
 from calm_beam.options import listed
-from calm_beam.storage import joined, remove_file, replacing
+from calm_beam.storage import is_file, joined, remove_file, replacing
 from calm_beam.text import counted
 
-from .output import NEXT_IDS, prepare_output
-from .prepare import Rounds, WholeSweep, prepare
+from .prepare import NEXT_IDS, Rounds, WholeSweep, prepare, prepare_output
 from .request import CertifyRequest
 
 
@@ -195,3 +201,70 @@ def _manifest_of_rounds(
         ),
         earlier_plans=earlier_plans,
     )
+
+
+def tell_certification(request: CertifyRequest) -> int:
+    """Certifies, tells what was found, and returns the exit status of the command."""
+    done = run_certification(request)
+    if done.manifest is None:
+        return 0
+    proved = any(entry.setting is not None for entry in done.manifest.calibrations)
+    files = [joined(done.output, name) for name in (MANIFEST, RISK_TABLE, REPORT)]
+    give({"output": done.output, "manifest": done.manifest.to_dict()}, is_proved=proved, files=files)
+    if done.rows is None:
+        if not is_file(joined(done.output, REPORT)):
+            # It was killed between its result and its report.
+            _report(done.output)
+        say(f"{done.output} is finished; nothing is left to do. With --resume, another rule to stop takes it further.")
+        return 0
+    print_certification(done.manifest, done.rows)
+    _report(done.output)
+    say(f"{_counted(done.manifest)}: {joined(done.output, MANIFEST)}")
+    return 0
+
+
+def _counted(manifest: SettingManifest) -> str:
+    """Returns how much was counted, in words."""
+    settings = counted(len(manifest.plan.order), "setting")
+    if manifest.sequential is None:
+        return f"{counted(manifest.data.examples, 'example')} under {settings}"
+    return (
+        f"{manifest.data.examples:,} of {counted(manifest.sequential.of_examples, 'example')} under {settings} counted"
+    )
+
+
+def _report(output: str) -> None:
+    """Builds the report; says so if that fails, since the result stands without it."""
+    # Here, since it loads what draws the other kind of report too.
+    from calm_beam.launch.report.command import write_external_report
+
+    path = joined(output, REPORT)
+    try:
+        write_external_report(output, path)
+    except (CalmBeamError, OSError) as error:
+        again = f"calm-beam report --calibration={output}"
+        say(f"caution: no report ({error}). The result in {output} is whole; try: {again}")
+    else:
+        tell(f"Report: {path}")
+
+
+@calling(CertifyRequest)
+def certify(request: CertifyRequest) -> SettingManifest | None:
+    """Proves which settings of a sweep made elsewhere lose at most delta, writes the result and returns its manifest.
+
+        manifest = calm.certify(losses="losses-*.parquet", order=("8bit", "6bit", "4bit"), delta=0.05)
+
+    It is what `calm-beam certify` runs, and takes all of its options, by the same names: `--order=8bit,6bit` is
+    `order=("8bit", "6bit")`, `--costs=8bit=8,6bit=6` is `costs={"8bit": 8, "6bit": 6}`. The command also builds the
+    report, which `calm-beam report` makes of what is written.
+
+    With `sequential=True`, it returns None until enough is proved. Then `next_ids.txt` in `output` names the examples
+    to evaluate next: add their losses, and call it again.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong, or is not what was settled at the first call; nothing has
+        been written.
+      LossesError: If losses or scores are not whole; names them.
+      DataError: If a pattern matches no file, or one is damaged.
+    """
+    return run_certification(request).manifest

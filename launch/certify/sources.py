@@ -5,20 +5,17 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 
-from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.swept_settings import SweptSettings
+from calm_beam.calibration.loss_table import LossTable, SweptSettings
 from calm_beam.inputs.losses import HIGHER
-from calm_beam.inputs.losses.direction import known_direction, settled_direction
-from calm_beam.inputs.losses.rows import LossRow, RowReading
-from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
-from calm_beam.inputs.losses.tables import read_rows, table_files
+from calm_beam.inputs.losses.runs import Run, RunScores, known_direction, losses_of_runs, settled_direction
+from calm_beam.inputs.losses.tables import LossRow, RowReading, read_rows, table_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import DEFAULT_METRIC, get_metric, is_bleurt
 from calm_beam.options import listed
 
-from .options import SweepSource
+from .request import SweepSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,15 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.launch.flags import as_usage
-from calm_beam.launch.flags.data import find_data, find_output
-from calm_beam.launch.run_sweep import run_sweep
+from calm_beam.launch.flags.shared_options import find_data, find_output
+from calm_beam.launch.run_sweep import prepare_task, run_sweep
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
-from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
-from calm_beam.launch.setup_run import prepare_task
+from calm_beam.launch.runners.workers import passing_folder, shared_place
 from calm_beam.launch.terminal import tell
 from calm_beam.outputs import DecodeJob, Generation, read_generations
-from calm_beam.outputs.data_order import write_in_data_order
-from calm_beam.outputs.shard_count import default_shards
+from calm_beam.outputs.rows import write_in_data_order
+from calm_beam.outputs.sharding import default_shards
 from calm_beam.storage import base_name, replacing
 from calm_beam.text import counted
 

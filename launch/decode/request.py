@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
-from calm_beam.launch.flags.accelerators import Job
+from calm_beam.launch.flags.shared_options import Job
 from calm_beam.launch.flags.task import TaskRequest
 from calm_beam.options import again, option
 from calm_beam.options.groups import Engine, ExitGrid, Failures, OneRule, Replacing, Spread

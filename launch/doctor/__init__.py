@@ -15,7 +15,7 @@ Exit status: 0 everything is as it should be, 1 something is not: the table mark
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parse_own_flags
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:

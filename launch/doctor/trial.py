@@ -7,10 +7,9 @@ import time
 import numpy as np
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, BranchResult, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.launch.flags import FlagParser, add_request, parsed, parsed_with_beam, request_parser
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
-from .request import DESCRIPTIONS, REQUESTS, Experiment, SampleRequest, SweptRequest
+from .request import DESCRIPTIONS, REQUESTS, Experiment, SampleRequest, SplitsRequest, SweptRequest
 from .splits import splits_parser
-from .splits.request import SplitsRequest
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -57,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         request, of_beam = parsed_with_beam(kind, argv, parser=parser)
     else:
         request = parsed(kind, argv, parser=parser)
-    from .command import run_experiment
+    from .experiments import run_experiment
 
     return run_experiment(request, of_beam)
 

@@ -1,35 +1,38 @@
-"""The sweeps of experiments: of a sample, read back and gone; of a whole set, which stay."""
+"""What experiments decode and write. Sweeps of a sample are read back and removed; sweeps of a whole set stay.
+
+The output directory of an experiment holds its tables. It is replaced as a whole or not at all.
+"""
 
 import copy
+import csv
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.performance import Variant
 from calm_beam.inputs.examples import Example
-from calm_beam.launch.flags.data import find_data
-from calm_beam.launch.run_sweep import run_sweep
+from calm_beam.launch.flags import naming
+from calm_beam.launch.flags.shared_options import find_data, find_folder
+from calm_beam.launch.run_sweep import prepare_task, run_sweep
 from calm_beam.launch.runners import PipelineError, Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
-from calm_beam.launch.runners.metrics import metrics_in_words, work_in_words
-from calm_beam.launch.runners.shared_folder import passing_folder
-from calm_beam.launch.runners.what_is_left import what_is_left_told
-from calm_beam.launch.setup_run import prepare_task
+from calm_beam.launch.runners.run import metrics_in_words, what_is_left_told, work_in_words
+from calm_beam.launch.runners.workers import passing_folder
 from calm_beam.launch.terminal import say, say_detail
+from calm_beam.manifest import MANIFEST
 from calm_beam.outputs import DecodeJob, Generation, OutputsError, read_generations
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
-from calm_beam.outputs.shard_count import default_shards, shards_for
-from calm_beam.storage import joined
+from calm_beam.outputs.sharding import default_shards, shards_for
+from calm_beam.storage import check_writable, exists, joined, replacing
 from calm_beam.transforms.examples import DivideExamples
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.metrics import ProgressLog
 
-from .request import SampleRequest, SweptRequest
-from .splits.request import SplitsRequest
+from .request import Result, SampleRequest, SplitsRequest, SweptRequest
 
 _SWEEPS = "sweeps"
 
@@ -165,3 +168,31 @@ def _decode_into(
     say(metrics_in_words(metrics, seconds=time.monotonic() - start))
     if work := work_in_words(metrics):
         say_detail(work)
+
+
+Cell = str | int | float | None
+
+
+def checked_output(request: Result, files: Sequence[str]) -> str:
+    """Returns the directory to write to, which holds no calibration, and none of the files unless they may go.
+
+    Raises:
+      UsageError: If it cannot be written to, or holds what must stay.
+    """
+    output = find_folder(request.output)
+    with naming("--output"):
+        if exists(joined(output, MANIFEST)):
+            raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
+        found = [file for file in files if exists(joined(output, file))]
+        check_writable(joined(output, files[0]))
+    if found and not request.overwrite:
+        raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
+    return output
+
+
+def write_rows(path: str, rows: Sequence[Mapping[str, Cell]]) -> None:
+    """Writes a table as CSV, its columns those of the first row; the file appears whole or not at all."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,5 +1,9 @@
-"""Answering prompts in shards, by a Beam pipeline: check everything, run, tell."""
+"""Answering prompts in shards by a Beam pipeline, for `calm-beam generate` and `calm_beam.generate`.
 
+Everything is checked before the pipeline runs.
+"""
+
+import dataclasses
 import functools
 import shlex
 import time
@@ -7,33 +11,37 @@ from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from calm_beam.errors import UsageError
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.flags.data import find_files
-from calm_beam.launch.flags.manifest import check_precision, entry_choice, find_manifest
-from calm_beam.launch.flags.metrics import metric_settings
+from calm_beam.launch.flags.requests import calling
+from calm_beam.launch.flags.shared_options import (
+    check_precision,
+    entry_choice,
+    find_files,
+    find_manifest,
+    metric_settings,
+)
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import paths_by_flag
-from calm_beam.launch.runners.metrics import RunMetrics
-from calm_beam.launch.runners.what_is_left import what_is_left_told
+from calm_beam.launch.runners.run import RunMetrics, what_is_left_told
 from calm_beam.launch.terminal import say, say_detail, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.manifest.file_names import FAILURES
+from calm_beam.manifest.files import FAILURES
 from calm_beam.options.option import shared
 from calm_beam.outputs import COMPLETE, FinishedAnswers, OutputsError
-from calm_beam.outputs.assignment import AnswerAssignment
 from calm_beam.outputs.folder import AnswerHome
-from calm_beam.outputs.request import AnswerRequest
-from calm_beam.outputs.shard_count import prompt_shards
+from calm_beam.outputs.request import AnswerAssignment, AnswerRequest
+from calm_beam.outputs.sharding import prompt_shards
+from calm_beam.serving.answer import Tally
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.text import counted, printable_line
 from calm_beam.transforms.decode import DecodeExamples
-from calm_beam.transforms.prompts import ReadPrompts
+from calm_beam.transforms.examples import ReadPrompts
 
-from .request import SHOWS_WHAT_IS_PRINTED, GenerateRequest
-from .words import entry_with_layers, unknown_groups
+from .request import SHOWS_WHAT_IS_PRINTED, GenerateRequest, entry_with_layers, unknown_groups
 
 if TYPE_CHECKING:
-    from calm_beam.outputs.answer_prepared import PreparedAnswers
+    from calm_beam.outputs.prepared import PreparedAnswers
 
 
 def answer_all(request: GenerateRequest, options: PipelineOptions) -> int:
@@ -96,7 +104,7 @@ def _prepared(
 ) -> "tuple[Workers, PreparedAnswers, str]":
     """Returns who answers what, all of which has been found good that can be before a worker starts, and the folder."""
     # Here, since it needs JAX, and what is wrong with flags needs none of it.
-    from calm_beam.outputs.answer_prepared import prepare_answers
+    from calm_beam.outputs.prepared import prepare_answers
 
     output = _checked_output(request)
     assert request.input is not None, "it was checked"
@@ -209,3 +217,40 @@ def _work_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
         f"{tokens / seconds:.1f} tokens a second), {stored:,} {'was' if stored == 1 else 'were'} stored already; "
         f"{loaded}."
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateCall(GenerateRequest):
+    """Answers as Python asks for them.
+
+    Attributes:
+      options: Of the pipeline, among them its runner; in this process if omitted.
+    """
+
+    options: PipelineOptions | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.is_in_shards:
+            raise UsageError(
+                "output must be a folder for answers in shards, with a slash at its end. calm_beam.Generator answers "
+                "prompts at once."
+            )
+
+
+@calling(GenerateCall)
+def generate(request: GenerateCall) -> Tally:
+    """Answers files of prompts under a manifest, into a folder, and returns counts of what became of them.
+
+        counts = calm.generate(manifest="calibration", input="prompts/*.jsonl.gz", output="answers/")
+
+    It is what `calm-beam generate --output=answers/` runs, and takes all of its options, by the same names.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong; nothing has been written.
+      PipelineError: If the pipeline fails; `resume=True` answers the missing prompts only.
+    """
+    done = answer_in_shards(request, request.options if request.options is not None else PipelineOptions([]))
+    if isinstance(done, str):
+        raise UsageError(f"the job is written down in {done} as a template, and has not run: there are no answers yet.")
+    return done.total

@@ -1,27 +1,34 @@
-"""What `calm-beam generate` is asked for, in its three forms: a prompt, files at once, and answers in shards."""
+"""The request of `calm-beam generate` in its three forms: a prompt, whole files, and answers in shards.
+
+What the command prints about entries and groups is the same for all three.
+"""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 from calm_beam.errors import UsageError
 from calm_beam.inputs import Reading
 from calm_beam.launch.flags import naming
-from calm_beam.launch.flags.accelerators import Job
-from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.launch.flags.shared_options import Job, MetricFiles, entry_in_words
+from calm_beam.manifest import Calibration
 from calm_beam.options import Options, again, option, options_of, switch
-from calm_beam.options.entries import (
+from calm_beam.options.groups import (
     Answers,
+    DataSource,
+    Decoding,
     Entry,
     ExactEngine,
     NamedManifest,
     RecordedModel,
     RecordedPrecision,
+    Spread,
+    Telling,
     Trusted,
 )
-from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
 from calm_beam.options.kinds import utf8_text
 from calm_beam.storage import is_folder
+from calm_beam.text import printable_line
 
 SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output have exit_layers of themselves."
 
@@ -110,3 +117,16 @@ def option_of_shards(given: Collection[str]) -> str | None:
     of_groups = (name for group in (Answers, Shards) for name, _ in options_of(group))
     of_shards = {"max_cache_tokens", "accelerator", *of_groups}
     return next((name for name in given if name in of_shards), None)
+
+
+def entry_with_layers(entry: Calibration, *, num_layers: int) -> str:
+    """Returns by what prompts are answered, and how many of the model's layers that took in the calibration."""
+    return f"{entry_in_words(entry)}, calibrated at {entry.layers:.2f} of {num_layers} layers per token"
+
+
+def unknown_groups(names: Iterable[str]) -> str:
+    """Returns a caution about groups that no entry is about."""
+    return (
+        f"caution: the manifest knows no group {', '.join(map(printable_line, sorted(names)))}. Their prompts are "
+        "answered by its safest entry, which promises nothing about them."
+    )

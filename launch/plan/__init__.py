@@ -20,7 +20,7 @@ confidence measures can pay there at which exit layers.
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 from .request import PlanRequest
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     request = parsed(PlanRequest, argv, parser=parser)
     # Here, since each takes much that the others, and help, do without.
     if request.device is not None:
-        from .device import plan_device
+        from .cost import plan_device
 
         return plan_device(request, request.device)
     if request.is_about_run:

@@ -1,19 +1,29 @@
-"""The cost of a run, as it is forecast from a pilot, on the terminal."""
+"""The forecast cost on the terminal: of a run, from a pilot; of a model's step, as its least time on an accelerator."""
 
 import os
 from collections.abc import Sequence
 
+from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.cost import CONFIDENCE, Cost, Interval, Job, forecast
-from calm_beam.evaluation.pilot import PilotRun, is_same_device, read_pilot
-from calm_beam.evaluation.stop_forecast import StopForecast, round_examples, stop_forecasts
+from calm_beam.evaluation.device_forecast import device_forecast
+from calm_beam.evaluation.pilot import (
+    PilotRun,
+    StopForecast,
+    is_same_device,
+    read_pilot,
+    round_examples,
+    stop_forecasts,
+)
+from calm_beam.launch.device_times import device_times_in_words, device_times_record, device_times_table
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.terminal import PlainConsole, give, say, tell
-from calm_beam.launch.terminal.tables import PlainTable
-from calm_beam.outputs.shard_count import shards_for
+from calm_beam.launch.terminal.lines import PlainTable
+from calm_beam.outputs.sharding import shards_for
+from calm_beam.precision import Precision
 from calm_beam.report import write_page
 from calm_beam.report.cost_page import CostInWords, StopRow, cost_page, short_number, unit_of
-from calm_beam.report.elements import short_place
+from calm_beam.report.document import short_place
 from calm_beam.text import counted, printable_line
 
 from .request import PAGE, PlanRequest, checked_output
@@ -254,3 +264,19 @@ def _stop_row(each: StopForecast, run: PilotRun, job: Job) -> StopRow:
 
 def _share(share: float) -> str:
     return f"{share:.1%}" if 0.99 <= share < 1 else f"{share:.0%}"
+
+
+def plan_device(request: PlanRequest, device: str) -> int:
+    """Prints what a step takes on a device at the least; returns the exit status."""
+    if request.checkpoint is None:
+        raise UsageError(f"--checkpoint is missing: the model whose steps --device={device} is to take.")
+    positions, rows = request.positions, request.batch_size
+    with as_usage((ValueError, OSError)):
+        config = load_checkpoint(os.fspath(request.checkpoint)).config
+    forecast = device_forecast(config, device, Precision(dtype=request.dtype), positions=positions, rows=rows)
+    console = PlainConsole()
+    console.print(device_times_table(forecast))
+    for sentence in device_times_in_words(forecast, positions=positions, rows=rows):
+        console.say(sentence)
+    give(device_times_record(forecast, positions=positions, rows=rows))
+    return 0

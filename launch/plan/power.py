@@ -11,15 +11,14 @@ from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import bounded_lines, check_utf_8
 from calm_beam.launch.flags import as_usage, naming
 from calm_beam.launch.terminal import PlainConsole, give, say, tell
-from calm_beam.launch.terminal.tables import PlainTable
+from calm_beam.launch.terminal.lines import PlainTable
 from calm_beam.options.groups import DELTA, EPSILON
 from calm_beam.report import write_page
-from calm_beam.report.elements import short_place
-from calm_beam.report.figures import check_plots_available
+from calm_beam.report.document import short_place
+from calm_beam.report.line_chart import check_plots_available
 from calm_beam.report.power_page import power_page, write_power_figure
-from calm_beam.risk.power import Curve, GuessedLosses, PowerQuestion
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.sample_size import COIN_P_VALUES
+from calm_beam.risk.sample_size import COIN_P_VALUES, Curve, GuessedLosses, PowerQuestion
 from calm_beam.storage import is_file, open_input, why_no_file
 from calm_beam.text import counted, written_float
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from calm_beam.errors import UsageError
+from calm_beam.launch.device_times import Device
 from calm_beam.launch.flags import naming
-from calm_beam.launch.flags.data import check_parent
-from calm_beam.launch.flags.device import Device
+from calm_beam.launch.flags.shared_options import check_parent
 from calm_beam.options import Options, again, option, options_of
 from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, PrecisionOptions, Spread
 from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, texts, whole_number

@@ -8,10 +8,10 @@ from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
 from calm_beam.launch.flags import naming
-from calm_beam.launch.flags.model import declared
+from calm_beam.launch.flags.shared_options import declared
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SettingManifest, read_any_manifest
-from calm_beam.manifest.file_names import REPORT
+from calm_beam.manifest.files import REPORT
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.report import (
     Calibrated,

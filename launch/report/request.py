@@ -4,10 +4,9 @@ import dataclasses
 import os
 
 from calm_beam.manifest import MANIFEST
-from calm_beam.manifest.file_names import REPORT
+from calm_beam.manifest.files import REPORT
 from calm_beam.options import Options, again, option
-from calm_beam.options.entries import Trusted
-from calm_beam.options.groups import FactsOfAny, ModelSource
+from calm_beam.options.groups import FactsOfAny, ModelSource, Trusted
 from calm_beam.options.kinds import whole_number
 from calm_beam.storage import base_name, parent
 

@@ -1,10 +1,19 @@
-"""Worker processes of Beam's `FnApiRunner` whose loss ends a run with a message, and which only this machine reaches.
+"""Worker processes of Beam's `FnApiRunner`: losing one ends the run with a message, and only this machine reaches them.
 
-As Beam has them, whatever waits for a worker that was killed waits for ever. Here every request to such a worker is
-answered with an error, and the workers that are left are stopped.
+With Beam alone, a run waits for ever for a worker that was killed. Here every request to such a worker is answered
+with an error, and the workers that are left are stopped.
+
+Workers whose runner was killed end with one line. Nothing tells them that it is gone; gRPC notices it in every
+thread, and each would print a traceback.
+
+Beam and gRPC wait until a time of day. Where a machine's clock is set back, by its owner or after a pause of a
+virtual machine, such a time comes late or never, and a run with worker processes does not end. So their modules
+see a `time` whose time of day advances with the monotonic clock. gRPC also gives times of day to its core, which
+reads the machine's clock. Modules that do so see that clock.
 """
 
 import contextlib
+import importlib
 import ipaddress
 import os
 import signal
@@ -12,8 +21,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -42,8 +53,96 @@ from google.protobuf import json_format, text_format
 from calm_beam.errors import CalmBeamError
 
 from .loopback import HOST, listen_on_loopback, require_loopback
-from .orphans import SPEAKS
-from .steady_clock import wait_by_steady_clock
+
+SPEAKS = "CALM_BEAM_SPEAKS"
+"""Set in the environment of the one worker that says what has happened."""
+
+# Connections of a process that is killed close shortly before its children have another parent. Workers that are well
+# hardly say anything, so that each line may wait.
+_SECONDS_BETWEEN = 0.1
+_SECONDS_BETWEEN_LOOKS = 2.0
+_LAST_WORDS = (
+    b"calm-beam: the command was killed, and its workers end. What is finished is kept: --resume goes on with it, "
+    b"where the command has that.\n"
+)
+
+
+class _UntilOrphaned:
+    """Standard error of a process that ends once its parent is gone, before it says anything."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._parent = os.getppid()
+        self._turn = threading.Lock()
+
+    def write(self, text: str) -> int:
+        self.look()
+        return self._stream.write(text)
+
+    def look(self) -> None:
+        """Ends the process if its parent is gone."""
+        with self._turn:
+            time.sleep(_SECONDS_BETWEEN)
+            if os.getppid() != self._parent:
+                if os.environ.get(SPEAKS):
+                    os.write(2, _LAST_WORDS)
+                os._exit(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def end_with_the_runner() -> None:
+    """Has this process end once its parent is gone; to be called early."""
+    stream = _UntilOrphaned(sys.stderr)
+    sys.stderr = stream
+
+    def watch() -> None:
+        while True:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            stream.look()
+
+    threading.Thread(target=watch, name="calm-beam-orphan", daemon=True).start()
+
+
+_WAITING = ("apache_beam.runners.worker.data_plane", "grpc._common", "grpc._utilities")
+_TELLING_THE_CORE = ("grpc._channel", "grpc._server")
+
+
+class _Time(types.ModuleType):
+    """What a module has for `time`, with another time of day."""
+
+    def __init__(self, time_of_day: Callable[[], float]) -> None:
+        super().__init__("time")
+        self.time = time_of_day
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def wait_by_steady_clock() -> None:
+    """Makes Beam and gRPC of this process wait by a clock that never goes back; a second call changes nothing.
+
+    A version of theirs that has no such module, or asks another one for the time, stays as it is.
+    """
+    difference = _machine_time() - time.monotonic()
+
+    def steady() -> float:
+        return difference + time.monotonic()
+
+    for names, time_of_day in ((_WAITING, steady), (_TELLING_THE_CORE, _machine_time)):
+        for name in names:
+            try:
+                module = importlib.import_module(name)
+            except ImportError:
+                continue
+            if getattr(module, "time", None) is time:
+                module.time = _Time(time_of_day)  # type: ignore[attr-defined]
+
+
+def _machine_time() -> float:
+    return time.clock_gettime(time.CLOCK_REALTIME)
+
 
 # Importing Beam takes seconds, on a busy machine many; a process that has not connected by then never will.
 _CONNECT_SECONDS = 300
@@ -58,8 +157,8 @@ _WORKER_MAIN = """
 import logging, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 logging.getLogger().addHandler(logging.NullHandler())
-from calm_beam.launch.runners.orphans import end_with_the_runner
-from calm_beam.launch.runners.steady_clock import wait_by_steady_clock
+from calm_beam.launch.runners.worker_processes import end_with_the_runner
+from calm_beam.launch.runners.worker_processes import wait_by_steady_clock
 end_with_the_runner()
 wait_by_steady_clock()
 from apache_beam.runners.worker import sdk_worker_main

@@ -1,22 +1,61 @@
-"""The workers of a command: on which runner its pipelines run, with what devices, and where all of them can write."""
+"""The workers of a command: their runner, their devices, and the folders that all of them can write to.
+
+Pipelines are built by a function of ours, in any process that calls it. A shared folder holds what workers decode
+and this machine reads back; it is removed once it was read.
+"""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Self
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam import pipeline as beam_pipeline
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
-from calm_beam.launch.flags import UsageError
-from calm_beam.launch.flags.accelerators import Accelerator
+from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.flags.shared_options import Accelerator
+from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.progress import shown_progress
-from calm_beam.transforms.devices import ANY_DEVICES, Devices
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.storage import absolute, check_writable, is_cloud_path, is_folder, joined, parent, remove_folder
+from calm_beam.transforms.decode import ANY_DEVICES, Devices
+from calm_beam.transforms.metrics import ProgressLog
 
 from .dataflow import prepare_job, template_location
-from .pipeline import OwnPipeline
 from .run import is_local, make_runner, may_report_progress, tell_open_ports
+
+
+class OwnPipeline(beam.Pipeline):
+    """A pipeline whose steps are not those of a notebook's cell, and that leaves no folder behind.
+
+    In IPython, Beam puts the number of the cell before the names of the steps that are applied in it. It looks for the
+    pipelines of all cells at every step of any pipeline, and imports for that what interactive pipelines need, pandas
+    first: `calibrate` would fail in a notebook where that is not installed.
+
+    Beam also makes a folder for temporary files of every pipeline, and removes it only once the pipeline has run. Only
+    transforms of other languages use it, and nothing here has any.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """Makes a pipeline; arguments are those of Beam."""
+        super().__init__(*arguments, **settings)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.local_tempdir)
+
+    def apply(self, transform: Any, pvalueish: Any = None, label: str | None = None) -> Any:
+        """Applies a step under its own name; arguments and what is returned are those of Beam."""
+        named = beam_pipeline.alter_label_if_ipython
+        beam_pipeline.alter_label_if_ipython = _keep_name
+        try:
+            return super().apply(transform, pvalueish, label)
+        finally:
+            beam_pipeline.alter_label_if_ipython = named
+
+
+def _keep_name(transform: Any, pvalueish: Any) -> None:
+    """Leaves the name of a step as it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,3 +121,79 @@ class Workers:
     def shown_progress(self) -> contextlib.AbstractContextManager[ProgressLog]:
         """Shows how far they are while a block runs, if they may be on this machine; gives where they report."""
         return shown_progress(enabled=may_report_progress(self.options))
+
+
+def shared_place(workers: Workers, *, beside: str | None = None) -> str:
+    """Returns a folder in which workers and this machine can both make files, as far as flags tell.
+
+    Workers on this machine need no cloud for that, and workers elsewhere no disk of it. Those that run elsewhere and
+    are told of a folder here refuse to decode (`check_folder`).
+
+    Args:
+      workers: Who decodes.
+      beside: A file that is made of what they decode, and that may be written; None if none is. Then `--temp_location`
+        names the place, and this machine's folder for temporary files is taken where it is left out.
+
+    Raises:
+      UsageError: If nothing can be written to `--temp_location`.
+    """
+    if beside is not None:
+        place = parent(beside)
+    else:
+        given = workers.options.view_as(GoogleCloudOptions)
+        # As Beam does.
+        place = given.temp_location or given.staging_location
+    if place is None or (workers.are_here and is_cloud_path(place)):
+        return tempfile.gettempdir()
+    if beside is None:
+        with naming("--temp_location"):
+            if not is_cloud_path(place) and not is_folder(place):
+                raise UsageError(f"--temp_location {place}: no such folder.")
+            check_writable(joined(place, _random_name("calm-beam")))
+    return absolute(place)
+
+
+@contextlib.contextmanager
+def passing_folder(place: str, *, name: str) -> Iterator[str]:
+    """Gives an empty folder, and removes it with all that is in it when the block ends, however it ends.
+
+    Only what a job elsewhere may still write to stays, and the interrupt that ends the block then says so.
+
+    Args:
+      place: Of `shared_place`.
+      name: What the name of the folder begins with.
+
+    Raises:
+      KeyboardInterrupt: If the block is interrupted.
+    """
+    if not is_cloud_path(place):
+        with tempfile.TemporaryDirectory(prefix=name, dir=place) as folder:
+            yield folder
+        return
+    folder = joined(place, _random_name(name))
+    is_left = False
+    try:
+        yield folder
+    except KeyboardInterrupt as interrupt:
+        # It says what goes on elsewhere.
+        is_left = bool(interrupt.args)
+        if is_left:
+            raise KeyboardInterrupt(
+                f"{interrupt}; nobody will read what it decodes: cancel it, and remove {folder}"
+            ) from interrupt
+        raise
+    finally:
+        if not is_left:
+            _remove(folder, place)
+
+
+def _random_name(name: str) -> str:
+    return f"{name}{os.urandom(6).hex()}"
+
+
+def _remove(folder: str, place: str) -> None:
+    try:
+        remove_folder(folder, inside=place)
+    except OSError as error:
+        # What was made of it stands, or what ended the run is more important.
+        say(f"caution: {folder} could not be removed, and is of no more use: {error}")

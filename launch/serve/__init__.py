@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     request = parsed(ServeRequest, argv, parser=parser)
     # Here, since they need the extra.
-    from .prepare import prepare
+    from .request import prepare
 
     served = prepare(request)
     from .run import run

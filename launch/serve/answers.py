@@ -1,16 +1,28 @@
-"""The bodies of answers and of their streams, as clients of OpenAI's interface read them."""
+"""Answers to clients of OpenAI's interface: bodies, streams of server-sent events, and refusals.
+
+Some prompts of a request are refused, and the others are answered. A stream is a response that grows while an answer
+is made. All errors have one form, that of OpenAI's interface.
+"""
 
 import collections
 import dataclasses
 import json
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from calm_beam.serving import Answer
+import fastapi
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .desk import Ended, Pending, Token
+from calm_beam.errors import CalmBeamError
+from calm_beam.serving import Answer, OutputError, PromptError
+from calm_beam.serving.answer import AnyPrompt
+
+from .desk import Desk, Ended, FullError, GoneError, NotReadyError, Pending, Token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,3 +167,186 @@ def _usage(pending: Pending, tokens: int) -> dict[str, int]:
 def event(data: dict[str, object]) -> str:
     """Returns an event of a stream."""
     return f"data: {json.dumps(data)}\n\n"
+
+
+_log = logging.getLogger("uvicorn.error")
+
+
+class EventStream(fastapi.Response):
+    """Sends events as they come, and gives up what is pending once the client has left."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, pending: Pending, events: AsyncIterator[str], *, failed: Callable[[str], str]) -> None:
+        """Prepares to send.
+
+        Args:
+          pending: What the events are about.
+          events: Each as it is sent.
+          failed: Returns the last event instead, when something broke, of which it is told in words.
+        """
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # The length is not known before the end.
+        del self.headers["Content-Length"]
+        self._pending = pending
+        self._events = events
+        self._failed = failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends all events."""
+        async with self._pending.given_up_when_gone(receive):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            except GoneError:
+                return
+            except Exception as error:
+                event = self._failed(failure_in_words(error))
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def failure_in_words(error: Exception) -> str:
+    """Returns what a client hears of an error that is the service's, which the log has whole."""
+    if isinstance(error, OutputError):
+        _log.error("no output: %s", error)
+        return "the model gave no output"
+    _log.error("the service broke down", exc_info=error)
+    return "the service broke down"
+
+
+_FIRST_STATUS_OF_OURS = 500
+
+
+class RefusedError(HTTPException, CalmBeamError):
+    """A request that is not answered, for a reason that has a name."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """Keeps the reason.
+
+        Args:
+          status: Of HTTP.
+          message: In words.
+          param: What of the request is wrong.
+          code: The reason's name, for programs.
+          retry_after: Seconds after which to come again, where that may help.
+        """
+        super().__init__(status, message, headers=None if retry_after is None else {"Retry-After": str(retry_after)})
+        self.param = param
+        self.code = code
+
+
+def add_refusals(app: fastapi.FastAPI) -> None:
+    """Has an app say what is wrong with a request, always in one form."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: fastapi.Request, error: HTTPException) -> fastapi.Response:
+        return refusal(error, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_: fastapi.Request, error: RequestValidationError) -> fastapi.Response:
+        found = "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
+        names = [str(name) for part in error.errors() for name in part["loc"][1:2] if isinstance(name, str)]
+        return refusal(RefusedError(400, found, param=next(iter(names), None)))
+
+
+def error_fields(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """Returns the body of an error."""
+    kind = "invalid_request_error" if status < _FIRST_STATUS_OF_OURS else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class BoundedBodies:
+    """Refuses bodies that are too long, or of a length that is not told, before they are read."""
+
+    def __init__(self, app: ASGIApp, *, most_bytes: int) -> None:
+        """Stands before an app."""
+        self._app = app
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what is not refused."""
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            error = None
+            if b"transfer-encoding" in headers:
+                error = HTTPException(411, "Content-Length is missing")
+            elif int(headers.get(b"content-length", b"0")) > self._most_bytes:
+                error = HTTPException(413, f"the body is longer than {self._most_bytes} bytes")
+            if error is not None:
+                await refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def refusal(error: HTTPException, *, headers: Mapping[str, str] | None = None) -> fastapi.Response:
+    """Returns the response to a request that is not answered."""
+    # What was asked may hold halves of surrogate pairs, which no answer can hold.
+    message = str(error.detail).encode(errors="backslashreplace").decode()
+    param, code = (error.param, error.code) if isinstance(error, RefusedError) else (None, None)
+    fields = error_fields(error.status_code, message, param=param, code=code)
+    return fastapi.responses.JSONResponse(fields, error.status_code, headers=dict(headers or {}))
+
+
+# As nginx has it in its log; nobody hears it.
+_CLIENT_LEFT = 499
+_SECONDS_WHILE_BUSY = 1
+_SECONDS_WHILE_COMPILING = 5
+
+
+def handed_in(
+    desk: Desk, prompts: Sequence[AnyPrompt], *, group: str | None, tells_tokens: bool, param: str
+) -> Pending:
+    """Returns what becomes of prompts.
+
+    Args:
+      desk: Where they are handed in.
+      prompts: Of one request.
+      group: That they are said to belong to; None where the request names none.
+      tells_tokens: Whether each token is told as it is made.
+      param: What the request calls its prompts.
+
+    Raises:
+      RefusedError: If they are not taken.
+    """
+    characters = desk.served.limits.prompt_characters
+    if sum(map(len, prompts)) > characters:
+        what = "the prompt is" if len(prompts) == 1 else "the prompts are"
+        raise RefusedError(413, f"{what} longer than {characters} characters", param=param)
+    try:
+        return desk.hand_in(prompts, group=group, tells_tokens=tells_tokens)
+    except PromptError as error:
+        raise RefusedError(400, str(error), param=param) from error
+    except FullError as error:
+        raise RefusedError(503, "busy, try again later", code="busy", retry_after=_SECONDS_WHILE_BUSY) from error
+    except NotReadyError as error:
+        raise not_ready(error) from error
+
+
+def not_ready(error: NotReadyError) -> RefusedError:
+    """Returns what those hear who ask before all is compiled."""
+    return RefusedError(503, str(error), code="not_ready", retry_after=_SECONDS_WHILE_COMPILING)
+
+
+async def answered(pending: Pending, request: fastapi.Request) -> list[Answer] | fastapi.Response:
+    """Returns the answers to all prompts of a request, or a response for the log if whoever asked has left.
+
+    Raises:
+      RefusedError: If there is no answer.
+    """
+    async with pending.given_up_when_gone(request.receive):
+        try:
+            return await pending.answers()
+        except GoneError:
+            return fastapi.Response(status_code=_CLIENT_LEFT)
+        except Exception as error:
+            raise RefusedError(500, failure_in_words(error)) from error

@@ -1,10 +1,14 @@
-"""What the service counts, as Prometheus reads it."""
+"""The counters of the service, as Prometheus reads them, and a span of OpenTelemetry for each request.
+
+Spans need OpenTelemetry to be installed and set up; else there are none. The environment sets it up:
+`opentelemetry-instrument calm-beam serve ...` reads the variables `OTEL_*`.
+"""
 
 import concurrent.futures
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client
@@ -14,10 +18,69 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from calm_beam.serving import Answer
 
-from .tracing import prompt_event, request_span
-
 if TYPE_CHECKING:
     from .desk import Desk
+
+
+try:
+    from opentelemetry import propagate, trace
+except ImportError:
+    _IS_INSTALLED = False
+else:
+    _IS_INSTALLED = True
+
+_FIRST_FAILURE = 500
+
+
+@contextlib.contextmanager
+def request_span(method: str, path: str, headers: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
+    """Within it, a request has a span: a child of the caller's, if the headers name one.
+
+    Args:
+      method: Of the request.
+      path: Of its route.
+      headers: By their names, in small letters.
+
+    Yields:
+      What takes the status with which the request was answered.
+    """
+    if not _IS_INSTALLED:
+        yield lambda status: None
+        return
+    with trace.get_tracer("calm_beam.serve").start_as_current_span(
+        f"{method} {path}",
+        context=propagate.extract(headers),
+        kind=trace.SpanKind.SERVER,
+        attributes={"http.request.method": method, "http.route": path},
+    ) as span:
+
+        def answered(status: int) -> None:
+            span.set_attribute("http.response.status_code", status)
+            if status >= _FIRST_FAILURE:
+                span.set_status(trace.StatusCode.ERROR)
+
+        yield answered
+
+
+def prompt_event(prompt_tokens: int) -> Callable[[Answer], None]:
+    """Returns what adds the answer to one prompt to the span of the request that is being served now."""
+    if not _IS_INSTALLED:
+        return lambda answer: None
+    span = trace.get_current_span()
+
+    def add(answer: Answer) -> None:
+        # Of a request whose client has left, the span has ended.
+        if span.is_recording():
+            numbers = {
+                "prompt_tokens": prompt_tokens,
+                "tokens": len(answer.tokens),
+                "layers_used": answer.layers_used,
+                "layers_saved": answer.layers_saved,
+            }
+            span.add_event("prompt answered", {f"calm_beam.{name}": value for name, value in numbers.items()})
+
+    return add
+
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _FIRST_REFUSAL = 400

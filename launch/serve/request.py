@@ -1,13 +1,20 @@
-"""What `calm-beam serve` is asked for."""
+"""The request of `calm-beam serve`, the limits of the service, and all that is known before its model is loaded.
+
+The manifest, its entry and missing packages are checked before the port opens.
+"""
 
 import dataclasses
 from typing import ClassVar
 
 from calm_beam.errors import UsageError
-from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.extras import imported
+from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags.shared_options import MetricFiles, check_precision, entry_choice, find_manifest
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.options import Options, again, option, switch
-from calm_beam.options.entries import (
+from calm_beam.options.groups import (
     Answers,
+    Decoding,
     Entry,
     ExactEngine,
     NamedManifest,
@@ -15,8 +22,8 @@ from calm_beam.options.entries import (
     RecordedPrecision,
     Trusted,
 )
-from calm_beam.options.groups import Decoding
 from calm_beam.options.kinds import utf8_text, whole_number
+from calm_beam.storage import open_input
 
 _LAST_PORT = 65535
 
@@ -66,3 +73,106 @@ class Measured(Options):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeRequest(Address, Trusted, RecordedPrecision, RecordedModel, Decoding, Entry, Measured, MetricFiles):
     """A service under a manifest."""
+
+
+# Of a letter in JSON: two halves of a surrogate pair, escaped.
+_MOST_BYTES_PER_CHARACTER = 12
+_MOST_BYTES_BESIDES = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the service takes upon itself.
+
+    Attributes:
+      prompt_characters: Longest prompt, or all prompts of a request together: characters, or token ids. What is longer
+        is refused before it is tokenized.
+      prompts: Most prompts of a request.
+      waiting: Prompts that wait for their turn, beside those for which the batch has room; more are turned away.
+      measuring: Sampled requests that wait to be decoded by the full model too, or are still being answered.
+      arrival_seconds: How long a request may take to arrive, from the connection or its first byte to its last.
+      ending_seconds: How long what was taken may take once the service is told to end; then connections are closed.
+    """
+
+    prompt_characters: int = 4000
+    prompts: int = 16
+    waiting: int = 64
+    measuring: int = 32
+    arrival_seconds: float = 10.0
+    ending_seconds: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuses limits under which some requests would never find room."""
+        if not 1 <= self.prompts <= self.waiting:
+            raise ValueError(f"prompts must be from 1 to waiting, {self.waiting}, got {self.prompts}.")
+
+    @property
+    def body_bytes(self) -> int:
+        """Longest body of a request."""
+        return _MOST_BYTES_PER_CHARACTER * self.prompt_characters + _MOST_BYTES_BESIDES
+
+
+_USUAL_LIMITS = Limits()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a service promises, and within which limits.
+
+    Attributes:
+      manifest: What was promised.
+      entry: Of it, by which prompts of no group are answered.
+      content: The manifest's file, as `/manifest` shows it.
+      name: What clients call the model.
+      limits: What the service takes upon itself.
+      is_lazy: Whether what prompts need is compiled when the first of them comes.
+    """
+
+    manifest: Manifest
+    entry: Calibration
+    content: bytes
+    name: str = "calm-beam"
+    limits: Limits = _USUAL_LIMITS
+    is_lazy: bool = False
+
+
+# A letter of a prompt is a token at most, and words have some; what is longer is cut anyway, or refused.
+_CHARACTERS_PER_TOKEN = 32
+_LEAST_CHARACTERS = 4000
+_PROMPTS_OF_A_REQUEST = 16
+
+
+def prepare(request: ServeRequest) -> Served:
+    """Returns what is promised, having refused what can be refused without the model.
+
+    Raises:
+      UsageError: If the manifest has no such entry, or another precision was asked for.
+      MissingExtraError: If a package is missing by which it is served.
+    """
+    for module in ("fastapi", "uvicorn", "prometheus_client"):
+        imported(module, extra="serve", needed_for="calm-beam serve")
+    path = find_manifest(request.manifest)
+    manifest = read_manifest(path)
+    check_precision(request, manifest.decode)
+    try:
+        with as_usage():
+            entry = manifest.calibration(entry_choice(request, manifest))
+    except ManifestError as error:
+        # The manifest is sound; what was asked for is not in it.
+        raise UsageError(str(error)) from error
+    with open_input(path) as file:
+        content = file.read()
+    characters = max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * manifest.decode.max_input_length)
+    limits = Limits(
+        prompt_characters=characters,
+        prompts=min(_PROMPTS_OF_A_REQUEST, request.max_waiting),
+        waiting=request.max_waiting,
+    )
+    return Served(
+        manifest=manifest,
+        entry=entry,
+        content=content,
+        name=request.name,
+        limits=limits,
+        is_lazy=request.lazy,
+    )

@@ -1,32 +1,157 @@
-"""Running the service: the port opens at once, and SIGTERM ends it whatever it is at."""
+"""Running the service, an ASGI app: the port opens at once, and SIGTERM ends it at any time.
 
+Its protocol for uvicorn waits for no request for ever, and refuses in the form of errors that the service uses.
+"""
+
+import asyncio
 import contextlib
 import copy
+import json
 import logging
 import signal
 import socket
 import threading
+from collections.abc import AsyncIterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import fastapi
+import h11
 import uvicorn
+from prometheus_client import exposition
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from calm_beam.launch.flags import UsageError, as_usage
-from calm_beam.launch.flags.manifest import entry_choice, entry_in_words
-from calm_beam.launch.flags.metrics import metric_settings
-from calm_beam.launch.flags.model import declared
+from calm_beam.launch.flags.shared_options import declared, entry_choice, entry_in_words, metric_settings
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.interrupts import leave_at_once
 from calm_beam.manifest import ManifestError
 
-from .app import build_app
-from .limits import Limits
-from .request import ServeRequest
-from .served import Served
-from .timed_protocol import protocol_with
+from .answers import BoundedBodies, add_refusals, error_fields, not_ready
+from .completions import add_completions
+from .desk import Desk, Load, NotReadyError
+from .metrics import Counted, DeskCollector, ServiceMetrics
+from .request import Limits, Served, ServeRequest
 
 if TYPE_CHECKING:
     from calm_beam.serving import Generator, LossProbe
+
+
+def build_app(served: Served, *, load: Load) -> tuple[fastapi.FastAPI, Desk]:
+    """Returns the service, and the desk at which its prompts are handed in.
+
+    Args:
+      served: What is promised.
+      load: Returns what answers; called in a thread once the service has started.
+    """
+    metrics = ServiceMetrics()
+    desk = Desk(served, load=load, metrics=metrics)
+    metrics.registry.register(DeskCollector(desk))
+
+    @contextlib.asynccontextmanager
+    async def opened(_: fastapi.FastAPI) -> AsyncIterator[None]:
+        desk.open()
+        yield
+        await asyncio.to_thread(desk.close)
+
+    app = fastapi.FastAPI(title="calm-beam", lifespan=opened)
+    app.add_middleware(BoundedBodies, most_bytes=served.limits.body_bytes)
+    add_refusals(app)
+    add_completions(app, desk)
+    _add_probes(app, desk)
+    _add_pages(app, served, metrics)
+    app.add_middleware(Counted, metrics=metrics, routes=app.routes)
+    return app, desk
+
+
+def _add_probes(app: fastapi.FastAPI, desk: Desk) -> None:
+    """Has an app say whether it lives, and whether it is ready."""
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "alive", "phase": desk.phase}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        if not desk.is_ready:
+            raise not_ready(NotReadyError(f"not ready: {desk.phase}"))
+        return {"status": "ready"}
+
+
+def _add_pages(app: fastapi.FastAPI, served: Served, metrics: ServiceMetrics) -> None:
+    """Has an app show its manifest, and what it counts."""
+
+    @app.get("/manifest")
+    async def manifest() -> fastapi.Response:
+        return fastapi.Response(served.content, media_type="application/json")
+
+    @app.get("/metrics")
+    async def counted(request: fastapi.Request) -> fastapi.Response:
+        encode, media_type = exposition.choose_encoder(request.headers.get("accept", ""))
+        return fastapi.Response(encode(metrics.registry), headers={"Content-Type": media_type})
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP for requests that arrive in time.
+
+    uvicorn itself waits for ever: clients that send a byte now and then would hold all connections that there are.
+
+    Attributes:
+      arrival_seconds: How long a request may take to arrive.
+    """
+
+    arrival_seconds: float
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes a part of a request."""
+        # Bytes of the next request on the same connection start the time anew.
+        self._start_timer()
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Waits no longer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no HTTP."""
+        self._refuse("400 Bad Request", msg)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.arrival_seconds, self._end_connection)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_connection(self) -> None:
+        # Unless it has been answered already, say for being too long.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse("408 Request Timeout", f"the request did not arrive within {self.arrival_seconds:g} seconds")
+        self.transport.close()
+
+    def _refuse(self, status: str, message: str) -> None:
+        """Answers what never became a request of the app's, and ends the connection."""
+        body = json.dumps(error_fields(int(status.split()[0]), message))
+        head = f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Type: application/json"
+        self.transport.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        self.transport.close()
+
+
+def protocol_with(limits: Limits) -> type[TimedProtocol]:
+    """Returns the protocol for uvicorn (its option `http`) that waits for no request longer than the limits say."""
+    return type("LimitedProtocol", (TimedProtocol,), {"arrival_seconds": limits.arrival_seconds})
+
 
 # Beyond what requests may take, for what is measured of them.
 _SECONDS_TO_MEASURE = 5

@@ -15,7 +15,7 @@ also forecasts what steps take there at the least, and which measures can pay at
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 from .request import SuitabilityRequest
 

@@ -1,14 +1,221 @@
-"""What `calm-beam suitability` does once its flags are parsed: measure, and tell what was found."""
+"""The forecast of `calm-beam suitability` and `calm_beam.suitability`: measured, then printed by the command."""
+
+import dataclasses
+import json
+import os
+import shlex
+import statistics
+from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 
-from calm_beam.evaluation.suitability import Suitability
-from calm_beam.launch.terminal import PlainConsole, give, tell
-from calm_beam.launch.terminal.device_times import device_times_in_words, device_times_table
-from calm_beam.launch.terminal.tables import PlainTable
+from calm_beam.calibration.variants import tests_by_name
+from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.decoder import Decoder
+from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
+from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.performance import encoded_prompts, sample_in_words, sampled
+from calm_beam.evaluation.serving_speed import Serving, measured_cost
+from calm_beam.evaluation.suitability import ExitForecast, Suitability, layer_predictions, suitability_of
+from calm_beam.exits.measures import Need
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
+from calm_beam.inputs.preview import read_all_examples
+from calm_beam.inputs.prompts import Prompt
+from calm_beam.launch.device_times import device_times_in_words, device_times_record, device_times_table
+from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags.requests import calling
+from calm_beam.launch.flags.shared_options import find_output
+from calm_beam.launch.flags.task import TaskRequest
+from calm_beam.launch.run_sweep import prepare_task
+from calm_beam.launch.terminal import PlainConsole, give, say, tell
+from calm_beam.launch.terminal.lines import PlainTable
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.options import options_of
+from calm_beam.outputs.prepared import PreparedSweep
+from calm_beam.storage import replacing
+from calm_beam.transforms.metrics import ProgressLog
 
-from .job import Here, OnDevice, measure
 from .request import SuitabilityRequest
+
+# Prompts that are timed.
+_TIMED = 16
+_Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """What steps of single prompts take on a device at the least.
+
+    Attributes:
+      forecast: Of the model's steps.
+      positions: Tokens that a step attends to, on average.
+      gains: How many times as fast as the full model each choice of exits is.
+    """
+
+    forecast: DeviceForecast
+    positions: int
+    gains: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Here:
+    """What tokens of single prompts take on this machine, by the decoder that serves.
+
+    Attributes:
+      cost: In seconds.
+      gains: How many times as fast as the full model each choice of exits is.
+    """
+
+    cost: TokenCost
+    gains: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the full model's outputs on a sample have shown.
+
+    Attributes:
+      run: How they were decoded.
+      found: What was found.
+      here: What was measured on this machine; None where another device was named, or nothing exits.
+      on_device: What is forecast of a device; None where none was named.
+      sample: In words, which prompts these are.
+      output: The file that holds it; None where none was named.
+      next: The command that proves what may be promised; None where the model had better be trained first.
+    """
+
+    run: PreparedSweep
+    found: Suitability
+    here: Here | None
+    on_device: OnDevice | None
+    sample: str
+    output: str | None
+    next: str | None
+
+    def record(self) -> dict[str, Any]:
+        """Returns what was found as figures for JSON."""
+        run, found, on_device = self.run, self.found, self.on_device
+        content = {
+            "model": {"uri": run.checkpoint.uri, "fingerprint": run.model_fingerprint},
+            "sample": self.sample,
+            **dataclasses.asdict(found),
+            "verdict": found.verdict,
+            "advice": found.advice,
+            "next": self.next,
+        }
+        if self.here is not None:
+            cost = self.here.cost
+            seconds = {"layer": cost.layer, "output": cost.output, **tests_by_name(cost)}
+            content["here"] = {"seconds": seconds, "gain_of_exits": self.here.gains}
+        if on_device is not None:
+            times = device_times_record(on_device.forecast, positions=on_device.positions, rows=1)
+            content["on_device"] = {**times, "gain_of_exits": on_device.gains}
+        return content
+
+
+def measure(request: SuitabilityRequest) -> Measured:
+    """Decodes a sample by the full model, writes what was found if a file is named, and returns it.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong.
+    """
+    with as_usage((ValueError, OSError)):
+        asked = None if request.output is None else os.fspath(request.output)
+        output = None if asked is None else find_output(asked, overwrite=request.overwrite)
+        if request.is_demo:
+            say("no --checkpoint and no --data: the demo model on the demo data")
+        run = prepare_task(request, request.settings, compares_texts=False)
+        examples = read_all_examples(run.paths, run.reading)
+        prompts = encoded_prompts(run, sampled(examples, request.max_examples))
+    with shown_progress(enabled=True) as progress:
+        found, pairs = _measured(run, prompts, request=request, progress=progress)
+    measured = Measured(
+        run=run,
+        found=found,
+        here=_here(run, pairs, found=found) if request.device is None else None,
+        on_device=None if request.device is None else _on_device(run, pairs, found=found, device=request.device),
+        sample=sample_in_words(prompts, len(examples)),
+        output=output,
+        next=_next_command(request) if found.can_exit else None,
+    )
+    if output is not None:
+        with replacing(output) as temporary:
+            text = json.dumps(measured.record(), ensure_ascii=False, indent=1)
+            temporary.write_text(text + "\n", encoding="utf-8")
+    return measured
+
+
+def _measured(
+    run: PreparedSweep, prompts: list[Prompt], *, request: SuitabilityRequest, progress: ProgressLog
+) -> tuple[Suitability, _Pairs]:
+    """Returns what was found, and the prompts with the full model's outputs, as token ids."""
+    progress.report("read", len(prompts))
+    progress.report("compiling", 1)
+    rule = run.settings.rule
+    decoder = Decoder(
+        run.checkpoint,
+        [Branch.at(rule, None, max_decode_length=request.max_decode_length)],
+        max_input_length=run.settings.max_input_length,
+        precision=run.settings.precision,
+        **request.asked_of_decoder(),
+    )
+    pairs: list[tuple[Sequence[int], Sequence[int]]] = []
+    for index, result in decoder.decode([prompt.ids for prompt in prompts]):
+        pairs.append((prompts[index].ids, result.tokens[0, : result.lengths[0]].tolist()))
+        progress.report("decoded", 1)
+    progress.report("predicting", 1)
+    found = suitability_of(
+        layer_predictions(run.checkpoint, pairs, precision=run.settings.precision),
+        sizes=DecoderSizes.of(run.checkpoint.config),
+        agreeing=request.agreeing,
+    )
+    return found, pairs
+
+
+def _here(run: PreparedSweep, pairs: _Pairs, *, found: Suitability) -> Here | None:
+    """Returns what tokens of single prompts like these take here; None where nothing exits, or devices share it."""
+    if run.request.model_parallelism > 1 or all(each.threshold is None for each in found.exits):
+        return None
+    serving, cheapest = Serving.of(run, batch=1), found.cheapest
+    cost = measured_cost(
+        serving,
+        [prompt for prompt, _ in pairs[:_TIMED]],
+        needs=(Need.LOGITS,),
+        exits=_rule(cheapest),
+    )
+    gains = [
+        1.0 if each.threshold is None else cost.full() / cost.at_mean(each.layers, _rule(each)) for each in found.exits
+    ]
+    return Here(cost=cost, gains=gains)
+
+
+def _rule(forecast: ExitForecast) -> ExitRule:
+    return ExitRule(min_exit_layer=forecast.min_exit_layer, exit_interval=forecast.exit_interval)
+
+
+def _next_command(request: SuitabilityRequest) -> str:
+    """Returns the calibration of the same model and data, by ways of exiting that no figure of this sample decides."""
+    words = ["calm-beam", "calibrate"]
+    # In the order of help.
+    for name in (name for group in TaskRequest.__bases__ for name, _ in options_of(group)):
+        value = getattr(request, name)
+        if not request.is_given(name):
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words.append(f"--{name}" if value is True else f"--{name}={text}")
+    return shlex.join(words)
+
+
+def _on_device(run: PreparedSweep, pairs: _Pairs, *, found: Suitability, device: str) -> OnDevice:
+    """Returns what steps of single prompts like these take on a device at the least."""
+    # On average, half of an output is there already.
+    positions = max(1, round(statistics.fmean(len(prompt) + len(output) / 2 for prompt, output in pairs)))
+    forecast = device_forecast(run.checkpoint.config, device, run.settings.precision, positions=positions)
+    gains = [forecast.full_seconds() / forecast.mean_seconds(each.layers, _rule(each)) for each in found.exits]
+    return OnDevice(forecast=forecast, positions=positions, gains=gains)
+
 
 _LARGEST_PERPLEXITY_IN_FULL = 1e6
 
@@ -100,3 +307,19 @@ def _forecasts(found: Suitability) -> Table:
             str(each.min_exit_layer), str(each.exit_interval), threshold, f"{each.layers:.2f}", f"{each.work:.0%}"
         )
     return table
+
+
+@calling(SuitabilityRequest)
+def suitability(request: SuitabilityRequest) -> Suitability:
+    """Says whether a model can exit early at all, from one pass over a sample of prompts: a forecast, no promise.
+
+        found = calm.suitability(checkpoint="checkpoints/my_t5", data="prompts/*.jsonl.gz")
+        print(found.verdict, found.advice)
+
+    It is what `calm-beam suitability` runs, and takes all of its options, by the same names. With neither model nor
+    data, the demo model is looked at on the demo data.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong.
+    """
+    return measure(request).found

@@ -6,7 +6,7 @@ from typing import Any
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags.device import Device
+from calm_beam.launch.device_times import Device
 from calm_beam.launch.flags.task import TaskRequest
 from calm_beam.options import option, switch
 from calm_beam.options.kinds import Kind, ValueRefusedError, share, whole_number

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.metrics import ProgressLog
 
 from . import say
 

@@ -21,7 +21,7 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 from .request import TrainRequest
 
@@ -51,6 +51,6 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     request = parsed(TrainRequest, argv, parser=parser)
     # Here, since it loads JAX, and help does without.
-    from .command import train_command
+    from .run import train_command
 
     return train_command(request)

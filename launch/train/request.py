@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from calm_beam.errors import UsageError
-from calm_beam.inputs.seqio_names import seqio_name
-from calm_beam.launch.flags.metrics import METRIC_NAMES, MetricFiles
+from calm_beam.inputs.reading import seqio_name
+from calm_beam.launch.flags.shared_options import METRIC_NAMES, MetricFiles
 from calm_beam.model import ModelConfig
-from calm_beam.model.input_length import USUAL_INPUT_LENGTH
+from calm_beam.model.registry import USUAL_INPUT_LENGTH
 from calm_beam.options import Options, again, option, options_of, switch
 from calm_beam.options.groups import (
     MODEL_AND_DATA,
@@ -24,8 +24,14 @@ from calm_beam.options.groups import (
 from calm_beam.options.kinds import integer, number, paths, whole_number
 from calm_beam.options.option import shared
 from calm_beam.storage import is_cloud_path
-from calm_beam.training.config import LAYER_WEIGHTS, AdafactorConfig, ClassifierConfig, MuonConfig, TrainingConfig
-from calm_beam.training.exit_objective import OBJECTIVES
+from calm_beam.training.config import (
+    LAYER_WEIGHTS,
+    OBJECTIVES,
+    AdafactorConfig,
+    ClassifierConfig,
+    MuonConfig,
+    TrainingConfig,
+)
 from calm_beam.training.new_model import NEW_MODELS
 
 _Config = TypeVar("_Config")

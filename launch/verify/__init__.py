@@ -51,7 +51,7 @@ from calm_beam.launch.flags import (
     request_of,
     request_parser,
 )
-from calm_beam.launch.flags.results import with_result
+from calm_beam.launch.flags.requests import with_result
 
 from .request import VerifyRequest
 
@@ -84,14 +84,14 @@ def main(argv: Sequence[str]) -> int:
         # Which refuses what it does not know, Beam's flags among it.
         parse_own_flags(parser, argv)
         # Here, since help does without what reads and tests.
-        from .command import tell_settings
+        from .report import tell_settings
         from .settings import verify_certified
 
         return tell_settings(verify_certified(request))
     with as_usage():
         _, options = parse_flags(parser, argv)
     # Here, since it loads Beam, and the other kind does without, too.
-    from .command import tell_thresholds
-    from .run import verify_thresholds
+    from .report import tell_thresholds
+    from .thresholds import verify_thresholds
 
     return tell_thresholds(verify_thresholds(request, options))

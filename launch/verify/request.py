@@ -9,12 +9,10 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from calm_beam.errors import UsageError
-from calm_beam.launch.certify.options import SweepSource, WhichScores
-from calm_beam.launch.flags.accelerators import Job
-from calm_beam.launch.flags.metrics import MetricFiles
+from calm_beam.launch.certify.request import SweepSource, WhichScores
+from calm_beam.launch.flags.shared_options import Job, MetricFiles
 from calm_beam.options import Options, again, listed, option, options_of, switch
-from calm_beam.options.entries import RecordedModel, RecordedPrecision, Trusted
-from calm_beam.options.groups import DataSource, Decoding, Spread, Telling
+from calm_beam.options.groups import DataSource, Decoding, RecordedModel, RecordedPrecision, Spread, Telling, Trusted
 from calm_beam.options.kinds import number, texts
 
 STATE = "verification.json"

@@ -2,7 +2,7 @@
 
 import os
 
-from calm_beam.calibration.verified_settings import (
+from calm_beam.calibration.certification import (
     check_fresh,
     promised,
     unit_names,
@@ -13,14 +13,13 @@ from calm_beam.calibration.verified_settings import (
 from calm_beam.inputs.losses import LOWER
 from calm_beam.launch.certify.sources import Source, read_losses, read_outputs, read_scores
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.shared_options import find_manifest
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import SettingManifest, SettingPlan, read_any_manifest
 from calm_beam.metrics.registry import check_may_run, check_source
 
-from .carried import take_up
+from .report import VerifiedSettings, take_up
 from .request import VerifyRequest
-from .verified import VerifiedSettings
 
 
 def verify_certified(request: VerifyRequest) -> VerifiedSettings:

@@ -5,11 +5,11 @@ import pytest
 from benchmarks.programs import MODELS, Placement
 from benchmarks.programs.loops import served
 from benchmarks.programs.steps import Steps
-from calm_beam.arithmetic import Precision
 from calm_beam.decoding.memory import Demand, least_need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.sharding import values_per_device
+from calm_beam.precision import Precision
 from tools.accelerators import described
 from tools.accelerators.compiled import compiled
 

@@ -9,7 +9,7 @@ import pytest
 
 import calm_beam
 from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, programs
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import Precision
 
 _PACKAGE = pathlib.Path(calm_beam.__file__).parent
 # Arrays of one type and shape, whatever the program.

@@ -13,15 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES, Precision
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
+from calm_beam.precision import DTYPES, Precision
 from tests.numpy_t5 import NumpyT5
 from tests.sampling import sampled
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from calm_beam.launch.flags.accelerators import parse_accelerator
+from calm_beam.launch.flags.shared_options import parse_accelerator
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.risk_table import read_risk_table
-from calm_beam.calibration.settings import SettingRow
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.calibration.certification import SettingRow
+from calm_beam.calibration.result import read_risk_table
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ManifestError, SettingManifest, content_digest, read_setting_manifest
 from calm_beam.serving import Generator

@@ -13,7 +13,7 @@ from calm_beam import storage
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.inputs import AS_USUAL
 from calm_beam.launch.cli import main
-from calm_beam.launch.train.inputs import load_model, read_rows
+from calm_beam.launch.train.prepare import load_model, read_rows
 from calm_beam.manifest import Manifest, manifest_text, read_manifest
 from calm_beam.model.native import library
 from calm_beam.outputs import Generation, read_generations

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import clusters_in_words, read_manifest, read_setting_manifest
 from calm_beam.report.notebook import manifest_html, setting_manifest_html

@@ -14,17 +14,16 @@ from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
 from calm_beam.launch.convert import ConvertRequest
 from calm_beam.launch.decode.request import DecodeRequest
-from calm_beam.launch.evaluate.request import PropagationRequest, SensitivityRequest, TradeoffRequest
-from calm_beam.launch.evaluate.splits.request import SplitsRequest
+from calm_beam.launch.evaluate.request import PropagationRequest, SensitivityRequest, SplitsRequest, TradeoffRequest
 from calm_beam.launch.flags import UsageError, given_flags, parse_flags, parsed, request_of, request_parser
 from calm_beam.launch.generate.request import GenerateRequest
-from calm_beam.launch.monitor.request import MonitorRequest
+from calm_beam.launch.monitor import MonitorRequest
 from calm_beam.launch.plan.request import PlanRequest
 from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.suitability.request import SuitabilityRequest
 from calm_beam.launch.train.request import TrainRequest
 from calm_beam.options import Options
-from calm_beam.options.call import taking
+from calm_beam.options.option import taking
 
 _OPTIONS = {
     "checkpoint": "model",

@@ -20,7 +20,7 @@ from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, Manifest, Variant, manifest_text, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations, worker
-from calm_beam.outputs.served_branches import ServedBranches
+from calm_beam.outputs.generate import ServedBranches
 from calm_beam.serving import Generator
 from calm_beam.transforms import ReadGenerations
 from tests.instruction_sets import TUNED

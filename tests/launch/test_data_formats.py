@@ -11,10 +11,10 @@ import pytest
 
 from calm_beam.inputs import Reading, preview
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.inputs.seqio_names import SeqIOShard
+from calm_beam.inputs.reading import SeqIOShard
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.train.inputs import read_rows
+from calm_beam.launch.train.prepare import read_rows
 from calm_beam.launch.train.request import TrainRequest
 from calm_beam.manifest import read_manifest
 from tests.calm_beam.calibration.builders import build_example

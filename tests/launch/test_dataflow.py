@@ -15,7 +15,7 @@ from apache_beam.options.pipeline_options import (
 
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.flags.accelerators import parse_accelerator
+from calm_beam.launch.flags.shared_options import parse_accelerator
 from calm_beam.launch.runners.dataflow import is_dataflow, prepare_job
 
 _PLACE = ("--runner=DataflowRunner", "--project=a-project", "--region=us-central1", "--temp_location=gs://bucket/temp")

@@ -19,7 +19,7 @@ from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from calm_beam.launch.cli import main
-from calm_beam.outputs.assignment import SweepAssignment
+from calm_beam.outputs.request import SweepAssignment
 from tests.cloud.dataflow_service import DataflowService, serving_dataflow
 from tests.cloud.service import CloudService, make_bucket, raw_client
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows

@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.flags import UsageError, parse_flags
-from calm_beam.launch.flags.accelerators import parse_accelerator
+from calm_beam.launch.flags.shared_options import parse_accelerator
 from tests.snippets import commands
 
 _ROOT = pathlib.Path(__file__).parents[2]

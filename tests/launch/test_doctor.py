@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import calm_beam
-from calm_beam.decoding.result import BranchResult, PromptResult
+from calm_beam.decoding.branches import BranchResult, PromptResult
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.cli import main
 from calm_beam.launch.doctor import command, machine, trial
-from calm_beam.launch.doctor.installed import EXTRAS, Installed
+from calm_beam.launch.doctor.command import EXTRAS, Installed
 from tests.setup_file import read_setup
 
 _TRIAL = trial.Trial(prompt="A cat.", answer="Un chat.", layers=2.5, num_layers=8, difference=None, seconds=3.0)

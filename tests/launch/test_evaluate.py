@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.evaluation.perturbation import PerturbationDecoder
+from calm_beam.evaluation.sensitivity import PerturbationDecoder
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.experiments import PreparedSweeps, prepared_experiment
 from calm_beam.launch.evaluate.request import REQUESTS, TradeoffRequest
-from calm_beam.launch.setup_run import prepare_task
+from calm_beam.launch.run_sweep import prepare_task
 from tests.builders import build_config
 from tests.pipelines import BROKEN_ID, id_rows, text_rows, write_model, write_rows, write_vocabulary
 

@@ -9,16 +9,15 @@ import re
 import pyarrow.parquet
 import pytest
 
-from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.files import read_grid, read_trials
-from calm_beam.evaluation.measures import find_measures
-from calm_beam.evaluation.splits import Splits
+from calm_beam.evaluation.outcomes import read_grid, read_trials
+from calm_beam.evaluation.splits import Splits, find_measures
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.splits.command import _FILES
 from calm_beam.manifest.plan_list import PlanList
 from calm_beam.outputs import DecodeJob, FinishedSweep
+from calm_beam.precision import Precision
 from calm_beam.storage import make_folder
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
 

@@ -12,13 +12,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.measured_cost import measured_cost
-from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.evaluation.serving_speed import Serving, measured_cost
 from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.auto import _candidates
-from calm_beam.launch.calibrate.call import CalibrateCall
+from calm_beam.launch.calibrate.command import CalibrateCall
 from calm_beam.launch.calibrate.prepare import settled_exits
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
@@ -177,7 +176,7 @@ def test_no_example_that_tests_is_timed(
         timed.append(prompts)
         return measured_cost(serving, prompts, **settings)
 
-    monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", kept)
+    monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", kept)
     rows = data.read_text(encoding="utf-8").splitlines(keepends=True)
     for name, some in (("first", rows[:20]), ("second", rows[20:40])):
         path = tmp_path / f"{name}.jsonl"
@@ -322,11 +321,11 @@ def test_what_chooses_a_path_stays_measured(
 ) -> None:
     """Where some examples choose, an output directory keeps what it measured: other numbers would be another path."""
     measured = TokenCost(layers=2, layer=1e-4, output=1e-4, tests={Need.LOGITS: 1e-5, Need.STATES: 1e-5})
-    monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", lambda *_, **__: measured)
+    monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: measured)
     assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5") == 0
     first = read_manifest(tmp_path / "out" / "manifest.json")
     other = dataclasses.replace(measured, layer=2e-4)
-    monkeypatch.setattr("calm_beam.evaluation.measured_cost.measured_cost", lambda *_, **__: other)
+    monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: other)
     capsys.readouterr()
     assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5", "--overwrite") == 0
     assert "exits=auto: what a token costs was measured before, and stands in" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from google.cloud.dataflow import TemplateMetadata
 
 from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.flags import parse_flags
-from calm_beam.launch.flags.accelerators import parse_accelerator
+from calm_beam.launch.flags.shared_options import parse_accelerator
 
 _FOLDER = pathlib.Path(__file__).parents[2] / "launch" / "flex_template"
 _METADATA: dict[str, Any] = json.loads((_FOLDER / "metadata.json").read_text())

@@ -15,10 +15,10 @@ import pytest
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
-from calm_beam.launch.terminal.layer_colours import LayerPrinter
+from calm_beam.launch.generate.here import LayerPrinter
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator, token_texts
-from calm_beam.serving.tally import exit_tests
+from calm_beam.serving.answer import exit_tests
 from tests.builders import write_t5x
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model, write_rows, write_vocabulary

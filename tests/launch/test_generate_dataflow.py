@@ -10,7 +10,7 @@ from apache_beam.internal import pickler
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from calm_beam.outputs.assignment import AnswerAssignment
+from calm_beam.outputs.request import AnswerAssignment
 from tests.answers import write_served_folder
 from tests.cloud.dataflow_service import serving_dataflow
 from tests.cloud.service import CloudService, make_bucket, raw_client

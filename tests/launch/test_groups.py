@@ -11,7 +11,7 @@ import pytest
 
 from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.errors import UsageError
-from calm_beam.launch.calibrate.call import calibrate
+from calm_beam.launch.calibrate.command import calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, ManifestError, content_digest, read_manifest
 from calm_beam.metrics.token_f1 import token_f1

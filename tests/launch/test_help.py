@@ -9,7 +9,7 @@ import pytest
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import COMMANDS, flag_parsers
 from calm_beam.launch.flags import FlagParser, UsageError, parse_flags
-from calm_beam.launch.flags.help_pages import examples, placeholder, summary
+from calm_beam.launch.flags.parser import examples, placeholder, summary
 from calm_beam.options.kinds import whole_number
 
 _WIDTHS = (60, 80, 120)

@@ -12,9 +12,9 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import DataFiles
-from calm_beam.inputs.vocabularies.chat import chosen_chat
+from calm_beam.inputs.vocabularies.chat_templates import chosen_chat
 from calm_beam.launch.cli import main
-from calm_beam.model.input_length import default_input_length
+from calm_beam.model.registry import default_input_length
 from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
 from calm_beam.outputs.request import SweepRequest
 from calm_beam.training.config import ClassifierConfig, TrainingConfig

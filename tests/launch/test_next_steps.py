@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from calm_beam.launch.calibrate.next_steps import next_commands
+from calm_beam.launch.calibrate.command import next_commands
 from calm_beam.launch.cli import main
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
 from tests.pipelines import SHORT_FLAGS

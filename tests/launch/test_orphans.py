@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from calm_beam.launch.runners.orphans import SPEAKS
+from calm_beam.launch.runners.worker_processes import SPEAKS
 
 # As gRPC's threads do it once their connection is closed.
 _WORKER = """
 import sys, threading, time
-from calm_beam.launch.runners.orphans import end_with_the_runner
+from calm_beam.launch.runners.worker_processes import end_with_the_runner
 end_with_the_runner()
 print("a warning", file=sys.stderr)
 print("started", flush=True)

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
+from calm_beam.precision import Precision
 from calm_beam.risk.sample_size import exact_power
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, started_browser
@@ -159,7 +159,7 @@ def test_everybody_can_use_the_page(tmp_path: pathlib.Path) -> None:
 
 def test_page_of_what_cannot_be_proved(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no number of examples within the search is enough, the page says so."""
-    monkeypatch.setattr("calm_beam.risk.power._MOST_EXAMPLES_COMPUTED", 100)
+    monkeypatch.setattr("calm_beam.risk.sample_size._MOST_EXAMPLES_COMPUTED", 100)
     output = tmp_path / "plan.html"
     flags = ["plan", "--delta=0.1", "--risk_guess=0.09", "--p_value=hoeffding", f"--output={output}"]
     assert main(flags) == 0

@@ -12,7 +12,7 @@ from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.launch.report import command as report_command
 from calm_beam.manifest import VocabularyRecord, read_manifest
-from calm_beam.report.elements import with_short_places
+from calm_beam.report.document import with_short_places
 from tests.builders import train_vocabulary
 from tests.calm_beam.report.builders import random_generations, write_calibration
 from tests.calm_beam.report.pages import page_data

@@ -62,7 +62,7 @@ def test_one_sweep_stores_what_six_do(
 ) -> None:
     """Manifest, risk table and every stored output, confidences too, are those of a sweep for each variant."""
     monkeypatch.setattr(
-        "calm_beam.launch.calibrate.variants.variants_together",
+        "calm_beam.launch.calibrate.run.variants_together",
         lambda variants, settings: [[place] for place in range(len(variants))],
     )
     apart = tmp_path / "apart"

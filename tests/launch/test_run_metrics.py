@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from calm_beam.launch.runners.metrics import RunMetrics, Spread, metrics_in_words, run_metrics, work_in_words
+from calm_beam.launch.runners.run import RunMetrics, Spread, metrics_in_words, run_metrics, work_in_words
 
 
 class _WithoutMetrics(PipelineResult):

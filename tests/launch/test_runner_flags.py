@@ -7,7 +7,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.runners.flags import check_runner_flags
+from calm_beam.launch.runners.run import check_runner_flags
 
 _POOL = "--environment_config=localhost:50000"
 _REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewhere would need ports of this machine"

@@ -11,7 +11,7 @@ from calm_beam.launch.calibrate import sources
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.outputs import COMPLETE, STOPPED
-from calm_beam.outputs.shard_order import shard_in_order
+from calm_beam.outputs.sharding import shard_in_order
 from calm_beam.risk.pvalues import P_VALUES
 from tests.calm_beam.calibration.builders import build_example
 from tests.pipelines import SHORT_FLAGS, id_rows, without_engine, without_time, write_model, write_rows

@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam import storage
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.runners import Workers
-from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
+from calm_beam.launch.runners.workers import passing_folder, shared_place
 from calm_beam.outputs import OutputsError
 from calm_beam.outputs.stored_shards import check_folder
 from tests.cloud.guard import Fault

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from apache_beam.runners.worker import data_plane
 
-from calm_beam.launch.runners.steady_clock import wait_by_steady_clock
+from calm_beam.launch.runners.worker_processes import wait_by_steady_clock
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from calm_beam.launch.terminal.streams import StreamError, prepare_streams
+from calm_beam.launch.terminal.interrupts import StreamError, prepare_streams
 
 
 def _prepare(monkeypatch: pytest.MonkeyPatch, **streams: io.TextIOWrapper | None) -> None:

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 import calm_beam as calm
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.evaluation.layer_predictions import layer_predictions
-from calm_beam.evaluation.suitability import suitability
+from calm_beam.evaluation.suitability import layer_predictions, suitability_of
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import flag_parsers
 from calm_beam.manifest import read_manifest
+from calm_beam.precision import Precision
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.numpy_llama import NumpyLlama
@@ -194,7 +193,7 @@ def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
     checkpoint = build_checkpoint()
     pairs = [([5, 9, 1], [7, 8, 1]), ([4, 1], [6, 1])]
     predictions = layer_predictions(checkpoint, pairs)
-    found = suitability(predictions, sizes=DecoderSizes.of(checkpoint.config), agreeing=0.999)
+    found = suitability_of(predictions, sizes=DecoderSizes.of(checkpoint.config), agreeing=0.999)
     assert found.exits[0].layers >= found.first_agreement
 
 

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.result import choose_thresholds, risk_rows
-from calm_beam.calibration.risk_table import write_risk_table
+from calm_beam.calibration.result import choose_thresholds, risk_rows, write_risk_table
 from calm_beam.launch.terminal.summary import choices_table, headline, print_summary
 from calm_beam.manifest import Calibration, Manifest, repeats_in_words
 from tests.calm_beam.calibration.builders import build_plan, build_totals

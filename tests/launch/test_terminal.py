@@ -10,8 +10,8 @@ import pytest
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.launch.generate import here
+from calm_beam.launch.generate.here import LayerPrinter
 from calm_beam.launch.terminal import PlainConsole, say, tell
-from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import ModelRecord, write_manifest
 from calm_beam.serving import Answer
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest

@@ -14,7 +14,7 @@ import pytest
 
 from calm_beam.launch import trackers
 from calm_beam.launch.cli import main
-from calm_beam.launch.flags.results import TRACKERS
+from calm_beam.launch.flags.requests import TRACKERS
 from tests.setup_file import read_setup
 
 _LOSSES = "".join(f"{example},a,0,2\n{example},b,1,1\n" for example in range(60))

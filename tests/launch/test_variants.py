@@ -256,7 +256,7 @@ def test_a_failed_sweep_is_gone_on_with(
         done.append(pipeline)
         return run_pipeline(pipeline)
 
-    monkeypatch.setattr("calm_beam.launch.calibrate.variants.run_pipeline", failing)
+    monkeypatch.setattr("calm_beam.launch.calibrate.run.run_pipeline", failing)
     assert _calibrate(model, data, tmp_path / "out", *_LISTS) == 1
     assert "--resume goes on from there" in capsys.readouterr().err
     assert not (tmp_path / "out" / "manifest.json").exists()

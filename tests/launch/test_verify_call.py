@@ -16,9 +16,14 @@ import calm_beam as calm
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import flag_parsers
 from calm_beam.launch.flags import request_of
-from calm_beam.launch.verify.command import tell_settings, tell_thresholds
+from calm_beam.launch.verify.report import (
+    Verified,
+    VerifiedSettings,
+    VerifiedThresholds,
+    tell_settings,
+    tell_thresholds,
+)
 from calm_beam.launch.verify.request import VerifyRequest
-from calm_beam.launch.verify.verified import Verified, VerifiedSettings, VerifiedThresholds
 from calm_beam.options import options_of
 from calm_beam.options.option import default_of
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, write_csv, write_lm_eval

@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 
 import calm_beam
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.runners.worker_package import choose_package
+from calm_beam.launch.runners.dataflow import choose_package
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _WHEEL = ("calm_beam/__init__.py", "calm_beam/transforms/__init__.py", "calm_beam/launch/__init__.py")

@@ -5,9 +5,9 @@ from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.flags.accelerators import parse_accelerator
+from calm_beam.launch.flags.shared_options import parse_accelerator
 from calm_beam.launch.runners import Workers
-from calm_beam.transforms.devices import ANY_DEVICES
+from calm_beam.transforms.decode import ANY_DEVICES
 
 _JOB = (
     "--runner=DataflowRunner",

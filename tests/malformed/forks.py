@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext
 _PRELOADED = [
     "apache_beam",
     "calm_beam.launch.cli",
-    "calm_beam.launch.setup_run",
+    "calm_beam.launch.run_sweep",
     "calm_beam.decoding.decoder",
     "pyarrow",
 ]

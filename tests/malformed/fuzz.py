@@ -24,10 +24,8 @@ from calm_beam.calibration.loss_table import LossTable
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import CalmBeamError
 from calm_beam.inputs import Reading, parts_of, read_examples
-from calm_beam.inputs.losses.direction import settled_direction
-from calm_beam.inputs.losses.rows import RowReading
-from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
-from calm_beam.inputs.losses.tables import read_rows
+from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs, settled_direction
+from calm_beam.inputs.losses.tables import RowReading, read_rows
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import read_manifest
 from calm_beam.outputs import DecodeJob, FinishedSweep, read_generations, stored_shard

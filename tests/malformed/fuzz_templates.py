@@ -11,7 +11,7 @@ import time
 import traceback
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.inputs.vocabularies.chat import rendered
+from calm_beam.inputs.vocabularies.chat_templates import rendered
 from calm_beam.manifest import ChatRecord
 
 # On a machine where others compute, too; on an idle one, none takes ten.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from calm_beam.inputs.demo import embedded
-from calm_beam.launch.doctor import installed
+from calm_beam.launch.doctor import command
 from tests.setup_file import read_setup
 from tools import wheels
 from tools.wheels import (
@@ -96,7 +96,7 @@ def test_there_is_one_wheel_of_each(both: dict[str, pathlib.Path], tmp_path: pat
 def test_extras_are_those_for_users(both: dict[str, pathlib.Path]) -> None:
     """All that the metadata names but those for developers; of the real ones, all that `doctor` knows."""
     assert extras_of(both[WHOLE]) == ["gcp", "plots"]
-    assert set(read_setup()["extras_require"]).difference(("dev", "docs")) == installed.EXTRAS.keys()
+    assert set(read_setup()["extras_require"]).difference(("dev", "docs")) == command.EXTRAS.keys()
 
 
 def test_what_is_served_was_made_by_the_whole(both: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:

@@ -9,8 +9,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.transforms import DecodeExamples
-from calm_beam.transforms.devices import Devices, require_accelerator
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.decode import Devices, require_accelerator
+from calm_beam.transforms.metrics import ProgressLog
 from tests.pipelines import build_assignment
 
 

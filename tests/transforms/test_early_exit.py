@@ -20,7 +20,7 @@ from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import ManifestError, read_manifest, write_manifest
 from calm_beam.outputs import Output
 from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered
-from calm_beam.serving.tally import exit_tests
+from calm_beam.serving.answer import exit_tests
 from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt, require_answer
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model

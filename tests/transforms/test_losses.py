@@ -9,7 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
 from calm_beam import transforms
-from calm_beam.risk.setting_sums import LossSums, RiskTest, SettingResult, control_risk
+from calm_beam.risk.testing import LossSums, RiskTest, SettingResult, control_risk
 
 _TESTS = (
     RiskTest(delta=0.3, epsilon=0.05),

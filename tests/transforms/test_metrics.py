@@ -4,8 +4,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.decoding.work import Work
-from calm_beam.launch.runners.metrics import Spread, run_metrics
+from calm_beam.decoding.engine import Work
+from calm_beam.launch.runners.run import Spread, run_metrics
 from calm_beam.transforms.metrics import DecodeMetrics
 
 _WORK = Work(prompts=2, tokens=6, layer_rows=36, projection_rows=15, certified_rows=9, fill_rows=4, padded_rows=12)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from calm_beam.outputs import worker
-from calm_beam.outputs.assignment import Assignment
-from calm_beam.transforms.model_copies import ModelCopies
+from calm_beam.outputs.request import Assignment
+from calm_beam.transforms.decode import ModelCopies
 from tests.pipelines import TEXTUAL, id_rows, run_calibration, split_rows, write_model
 
 _THREADS = 6

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.provenance import decode_record
-from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
-from calm_beam.calibration.risk_table import risk_table_text
+from calm_beam.calibration.publish import decode_record
+from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows, risk_table_text
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.metrics import ProgressLog
 
 
 def test_reports_are_appended(tmp_path: pathlib.Path) -> None:

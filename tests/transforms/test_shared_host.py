@@ -11,8 +11,8 @@ import pytest
 
 from calm_beam.checkpoints import Declared
 from calm_beam.serving.questions import HostedModel
-from calm_beam.transforms import shared_host
-from calm_beam.transforms.shared_host import HostHandle, keep_memory_free, machine_tag
+from calm_beam.transforms import early_exit
+from calm_beam.transforms.early_exit import HostHandle, keep_memory_free, machine_tag
 
 _MODEL = HostedModel(
     checkpoint="model",
@@ -50,14 +50,14 @@ class _Host:
 
 def test_a_lost_host_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process that held the model has ended, the question is asked again of the next one."""
-    monkeypatch.setattr(shared_host, "_own_host", _Host)
+    monkeypatch.setattr(early_exit, "_own_host", _Host)
     handle = HostHandle(_MODEL, tag=None)
     assert [_asked(handle, question) for question in "abc"] == [(1, "a"), (1, "b"), (2, "c")]
 
 
 def test_handles_of_a_process_share_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without sharing between processes, all handles of a process ask one host, which ends with the last of them."""
-    monkeypatch.setattr(shared_host, "load_host", _Host)
+    monkeypatch.setattr(early_exit, "load_host", _Host)
     handles = [HostHandle(_MODEL, tag=None) for _ in range(2)]
     numbers = {_asked(handle, "")[0] for handle in handles}
     assert len(numbers) == 1
@@ -70,7 +70,7 @@ def test_other_models_have_other_hosts() -> None:
     other = dataclasses.replace(_MODEL, fingerprint="sha256:1")
     assert machine_tag(_MODEL) == machine_tag(dataclasses.replace(_MODEL))
     assert machine_tag(_MODEL) != machine_tag(other)
-    assert uuid.UUID(shared_host._LAUNCHER).hex in machine_tag(_MODEL)
+    assert uuid.UUID(early_exit._LAUNCHER).hex in machine_tag(_MODEL)
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "false"), ("true", "true")])
@@ -87,7 +87,7 @@ def test_memory_is_taken_as_it_is_needed(before: str | None, after: str, monkeyp
 def test_asking_loads_no_jax() -> None:
     """A process that asks, and whose answers come from another, need not load JAX to be able to."""
     code = (
-        "import sys; from calm_beam.transforms.shared_host import HostHandle; HostHandle(None, tag='a'); "
+        "import sys; from calm_beam.transforms.early_exit import HostHandle; HostHandle(None, tag='a'); "
         "print('jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

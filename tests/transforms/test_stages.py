@@ -9,8 +9,8 @@ from apache_beam.utils import proto_utils
 
 from calm_beam.inputs import DataFiles
 from calm_beam.transforms import DecodeExamples, ReadExamples
-from calm_beam.transforms.devices import Devices
-from calm_beam.transforms.progress import ProgressLog
+from calm_beam.transforms.decode import Devices
+from calm_beam.transforms.metrics import ProgressLog
 from tests.pipelines import build_assignment
 
 _HINT = "type:nvidia-l4;count:1;install-nvidia-driver"

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import to_fixed_point, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.losses import to_fixed_point, to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
 
 from .suite import draws, most_misses

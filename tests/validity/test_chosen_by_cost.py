@@ -14,14 +14,13 @@ import pytest
 from calm_beam.calibration.pareto import CHOOSING, TESTING
 from calm_beam.calibration.plan import layout_of, part_of_unit
 from calm_beam.calibration.result import choose_thresholds
-from calm_beam.calibration.variant_costs import VariantCosts
-from calm_beam.calibration.variants import variant_rows
+from calm_beam.calibration.variants import VariantCosts, variant_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.manifest import ParetoPlan, Plan, Variant
 from calm_beam.outputs.totals import CalibrationTotals, Sums
-from calm_beam.risk.fixed_point import to_fixed_point
+from calm_beam.risk.losses import to_fixed_point
 from tests.plans import all_specs, build_plan
 
 from .suite import most_misses

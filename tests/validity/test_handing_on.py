@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from calm_beam.calibration.certification import entries_of, setting_rows
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.settings import entries_of, setting_rows
 from calm_beam.manifest import CONFIRM_PATH, HAND_ON, Plan
 from tests.calm_beam.manifest.builders import build_plan_record
 from tests.plans import all_tests, build_setting_plan

@@ -6,7 +6,7 @@ import pytest
 from calm_beam.calibration.anytime import PromiseEvidence
 from calm_beam.risk.monitor import capital_of, grown_stakes, kept_back
 from calm_beam.risk.pvalues import excess_p_values, hoeffding_bentkus_p_value
-from calm_beam.risk.setting_sums import LossesError, LossSums, RiskTest, control_risk
+from calm_beam.risk.testing import LossesError, LossSums, RiskTest, control_risk
 
 from .suite import SEED, most_misses
 from .worlds import beta_steep, coin, ternary

@@ -19,7 +19,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, Plan, Variant
 from calm_beam.outputs.totals import CalibrationTotals, Sums
-from calm_beam.risk.fixed_point import to_fixed_point
+from calm_beam.risk.losses import to_fixed_point
 from tests.plans import all_specs, build_plan
 
 from .suite import most_misses

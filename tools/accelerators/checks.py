@@ -1,6 +1,6 @@
 """Expectations of compiled programs, and messages for those that a program does not meet."""
 
-from calm_beam.arithmetic import Precision
+from calm_beam.precision import Precision
 
 from .compiled import Compiled
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, programs
-from calm_beam.arithmetic import DTYPES, Precision
+from calm_beam.precision import DTYPES, Precision
 
 from .described import GPUS, TPUS, devices
 

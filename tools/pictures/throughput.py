@@ -5,8 +5,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from calm_beam.report.figures import BLACK, line_style, saved_figure, tidy
-from calm_beam.report.line_chart import measure_line
+from calm_beam.report.line_chart import BLACK, line_style, measure_line, saved_figure, tidy
 
 _COMMAND = "python -m benchmarks.throughput"
 

@@ -11,13 +11,12 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.evaluation.sample import sampled
+from calm_beam.evaluation.performance import sampled
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from calm_beam.manifest import Manifest
-from calm_beam.report.figures import BLACK, draw_line, saved_figure, tidy
-from calm_beam.report.line_chart import measure_line
+from calm_beam.report.line_chart import BLACK, draw_line, measure_line, saved_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ import html
 import re
 
 from calm_beam.launch.commands import COMMANDS, flag_parsers
-from calm_beam.launch.flags.help_pages import examples, placeholder
+from calm_beam.launch.flags.parser import examples, placeholder
 
 # Commands with several forms, and the unusual ones: the name of its page, and the flag that selects it.
 _FORMS = {

@@ -1,5 +1,168 @@
-"""Folders that Hugging Face's transformers saves: `config.json` with a `model_type`, and safetensors."""
+"""Folders that Hugging Face's transformers saves: `config.json` with a `model_type`, and safetensors.
 
-from .folder import is_hugging_face as is_hugging_face
-from .folder import read_hugging_face as read_hugging_face
-from .written import write_hugging_face as write_hugging_face
+The `model_type` says which family a folder is of. A folder can also be written such that transformers loads it: a
+model that was trained here is never locked in.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from calm_beam.checkpoints.checkpoint import Arrays, Config, StoredModel
+from calm_beam.checkpoints.metadata import CheckpointError, read_json, shortened
+from calm_beam.checkpoints.model_folder import (
+    SPIECE,
+    WEIGHTS,
+    check_range,
+    replacing_model,
+    write_json,
+    write_vocabulary,
+    write_weights,
+)
+from calm_beam.inputs.vocabularies.tokenizer_json import CONFIG, TOKENIZER, read_tokenizer_files
+from calm_beam.model import T5Config
+from calm_beam.model.llama import LlamaConfig
+
+from . import decoder_only, t5
+from .decoder_only import describe_decoder_only
+from .files import EMBEDDING, EXITS, GENERATION, Described, with_exits, without_exits
+from .t5 import describe_t5
+
+# What reads each model_type.
+_READERS = {
+    **dict.fromkeys(t5.TYPES, t5.read_t5),
+    **dict.fromkeys(decoder_only.FAMILIES, decoder_only.read_decoder_only),
+}
+# Keys by which a model of another type shows why it is not read.
+_REASONS = {
+    "num_local_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "kv_lora_rank": "multi-head latent attention",
+    "vision_config": "a model that sees images",
+    "audio_config": "a model that hears",
+    "text_config": "a model of more than text",
+}
+
+
+def is_hugging_face(directory: pathlib.Path) -> bool:
+    """Returns whether a folder holds a `config.json` that names a type of model, as transformers writes it."""
+    try:
+        return "model_type" in read_json(directory / "config.json")
+    except CheckpointError:
+        return False
+
+
+def read_hugging_face(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
+    """Returns config and float32 weights of a folder that transformers saved.
+
+    Args:
+      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index; and, if exits have
+        something of their own, what `write_hugging_face` wrote of that.
+      keeps: Which tensors to read, by name.
+
+    Returns:
+      The model, arrays by the names of its architecture's `parameter_shapes`, kernels [in, out].
+
+    Raises:
+      CheckpointError: If the model is of a family that is not supported, or computed in another way; if a file is
+        missing or damaged, or a tensor is missing, unknown or of another type than a float of 16 or 32 bits.
+    """
+    path = directory / "config.json"
+    fields = read_json(path)
+    model_type = fields.get("model_type")
+    reader = _READERS.get(model_type) if isinstance(model_type, str) else None
+    if reader is None:
+        reason = next((f", {words}" for key, words in _REASONS.items() if fields.get(key)), "")
+        raise CheckpointError(
+            f"{path}: model_type is {shortened(repr(model_type))}{reason}; expected one of "
+            f"{', '.join(map(repr, _READERS))}."
+        )
+    _check_is_plain(path, fields)
+    return with_exits(directory, reader(directory, fields, keeps=keeps), keeps=keeps)
+
+
+def _check_is_plain(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Refuses what neither the type of the model nor its tensors would show."""
+    if fields.get("quantization_config"):
+        quantized = fields["quantization_config"]
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise CheckpointError(
+            f"{path}: has a quantization_config ({shortened(method or 'no quant_method')}): quantised weights are not "
+            "read. Use the model's float weights."
+        )
+    code = fields.get("auto_map")
+    if isinstance(code, dict) and any(key.startswith("AutoModel") for key in code):
+        raise CheckpointError(
+            f"{path}: auto_map names code of the model's own, {shortened(sorted(map(str, code.values())))}, which is "
+            "not run. If the model is computed as its model_type says, remove auto_map."
+        )
+
+
+_DESCRIBED: Mapping[type, Callable[[Any], Described]] = {T5Config: describe_t5, LlamaConfig: describe_decoder_only}
+# What transformers takes for tokenizers that go by `tokenizer.json` alone.
+_PLAIN_CLASS = "PreTrainedTokenizerFast"
+
+
+def write_hugging_face(
+    directory: pathlib.Path,
+    config: Config,
+    *,
+    arrays: Arrays,
+    vocabulary_path: pathlib.Path | None,
+    extra_ids: int = 0,
+    dtype: str = "float32",
+) -> None:
+    """Writes a folder as transformers saves them; each file appears whole or not at all, `config.json` last.
+
+    Norms and heads of exits, and the exit classifier, are written to a file of their own, which transformers does not
+    read and `read_hugging_face` does.
+
+    Args:
+      directory: Where to; made if needed.
+      config: Of the model.
+      arrays: Weights by name.
+      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy beside the weights; with None, none is left
+        there.
+      extra_ids: Its sentinels, which a file beside it then names.
+      dtype: `float32` or `float16`, which transformers then computes in, too.
+
+    Raises:
+      ValueError: If transformers has no model that computes the same; if `dtype` is another one, or a weight is not
+        finite in it.
+    """
+    described = _DESCRIBED[type(config)](without_exits(config))
+    check_range(arrays, dtype)
+    tensors = {
+        theirs: arrays[ours] if ours == EMBEDDING else arrays[ours].T for ours, theirs in described.names.items()
+    }
+    own = {name: array for name, array in arrays.items() if name not in described.names}
+    # Read first: it may lie in this folder.
+    tokenizer_class = _tokenizer_class(vocabulary_path)
+    with replacing_model(directory, {**described.fields, "torch_dtype": dtype}):
+        write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids, name=SPIECE)
+        _write_tokenizer_config(directory, tokenizer_class, extra_ids=extra_ids)
+        write_weights(directory / WEIGHTS, tensors, source=arrays, dtype=dtype)
+        if own:
+            write_weights(directory / EXITS, own, source=arrays, dtype=dtype)
+        else:
+            (directory / EXITS).unlink(missing_ok=True)
+        write_json(directory / GENERATION, described.generation)
+
+
+def _tokenizer_class(vocabulary_path: pathlib.Path | None) -> str | None:
+    """Returns which class of transformers reads a `tokenizer.json` as it is read here; None for other vocabularies."""
+    if vocabulary_path is None or vocabulary_path.name != TOKENIZER:
+        return None
+    return read_tokenizer_files(str(vocabulary_path)).tokenizer_class or _PLAIN_CLASS
+
+
+def _write_tokenizer_config(directory: pathlib.Path, tokenizer_class: str | None, *, extra_ids: int) -> None:
+    """Says of a vocabulary what transformers would otherwise take from the type of the model."""
+    path = directory / CONFIG
+    fields = read_json(path) if path.is_file() else {}
+    if tokenizer_class is not None and fields.get("tokenizer_class") is None:
+        write_json(path, {**fields, "tokenizer_class": tokenizer_class})
+    elif (directory / SPIECE).is_file() and not fields and not extra_ids:
+        # Left out, they are 100.
+        write_json(path, {"extra_ids": 0})

@@ -11,16 +11,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calm_beam.checkpoints.error import CheckpointError
-from calm_beam.checkpoints.metadata import shortened
-from calm_beam.checkpoints.stored import StoredModel
+from calm_beam.checkpoints.checkpoint import StoredModel
+from calm_beam.checkpoints.metadata import CheckpointError, shortened
 from calm_beam.checkpoints.stored_array import Array, are_equal, rows_of
 from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, RopeScaling, layer_shapes, parameter_shapes
 
-from .described import EMBEDDING, Described, written_ends
-from .generation import read_generation
+from .files import EMBEDDING, Described, check_names, read_generation, read_tensors, written_ends
 from .rope import read_rope, written_rope
-from .tensors import check_names, read_tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from calm_beam.checkpoints.error import CheckpointError
-from calm_beam.checkpoints.metadata import shortened
+from calm_beam.checkpoints.metadata import CheckpointError, shortened
 from calm_beam.model.llama import ROPE_SCALINGS, LlamaConfig, RopeScaling
 
 _ORIGINAL = "original_max_position_embeddings"

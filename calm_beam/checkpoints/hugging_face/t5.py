@@ -12,16 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calm_beam.checkpoints.error import CheckpointError
-from calm_beam.checkpoints.metadata import shortened
-from calm_beam.checkpoints.stored import StoredModel
+from calm_beam.checkpoints.checkpoint import StoredModel
+from calm_beam.checkpoints.metadata import CheckpointError, shortened
 from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model import T5Config, parameter_shapes
 from calm_beam.model.t5.config import PAD_ID
 
-from .described import EMBEDDING, Described, written_ends
-from .generation import read_generation
-from .tensors import check_names, prefix_in_words, read_tensors
+from .files import EMBEDDING, Described, check_names, prefix_in_words, read_generation, read_tensors, written_ends
 
 # Our name of a size, its key in config.json, and what transformers takes if it is left out.
 _SIZES = {

@@ -1,33 +1,162 @@
-"""The steps of the shared sweep that run on the device: one function each, of fixed shapes, compiled once per shape.
+"""The steps of the shared sweep on the device: one function each, of fixed shapes, compiled once per shape.
 
-Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to whole tiles (see
-`rows`). Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
+Rows are packed: a step gets as many rows as there are groups, of whatever prompts, padded to whole tiles (see
+`tiles`). It gets them as one array of int32, since each array takes a device some time to take in. Padding rows come
+last and have numbers, such as lanes, beyond the last: reads there give anything, writes are dropped.
 
-States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
-of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
-values, (nodes, heads of keys * head_dim), of which a row attends to what its path names.
+States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the
+output of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and
+one of values, (nodes, heads of keys * head_dim), of which a row attends to what its path names.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from calm_beam.decoding.compilation import compiled
-from calm_beam.exits.certified_head import Certificate, certify
+from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify
 from calm_beam.exits.decision import decide_by_each
 from calm_beam.exits.measures import Need, measure_named
-from calm_beam.exits.quantised_head import CertifiedHead
 from calm_beam.model import architecture_of, packed_layer_of
-from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
 
-from .attended import GroupedSources, over_path
-from .rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows
-from .tiles import apart, is_host, made_by_part, made_of_tiles, over_tiles
+from .tiles import GroupedSources, apart, is_host, made_by_part, made_of_tiles, over_path, over_tiles
+
+# NumPy's on the host, JAX's within a step.
+Column = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToldRows:
+    """Rows of a step; fields are arrays of int32 of shape (rows,), but for the last one of some kinds."""
+
+    # Whether the last field has several numbers for every row.
+    _ends_in_several: ClassVar[bool] = False
+
+    def joined(self) -> np.ndarray:
+        """Returns all of it as one array, (rows, columns)."""
+        return np.column_stack(list(vars(self).values()))
+
+    @classmethod
+    def of(cls, joined: jax.Array) -> Self:
+        """Returns what was joined."""
+        single = cls.num_columns()
+        columns: list[Any] = list(jnp.unstack(joined[:, :single], axis=1))
+        if cls._ends_in_several:
+            columns.append(joined[:, single:])
+        return cls(**dict(zip((field.name for field in dataclasses.fields(cls)), columns, strict=True)))
+
+    @classmethod
+    def num_columns(cls, several: int = 0) -> int:
+        """Returns how many columns there are where the last field has `several`."""
+        return len(dataclasses.fields(cls)) - cls._ends_in_several + several
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddedRows(ToldRows):
+    """Tokens that are looked up.
+
+    Attributes:
+      lanes: Where each goes.
+      tokens: The newest of each.
+    """
+
+    lanes: Column
+    tokens: Column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _PlacedRows(ToldRows):
+    """Rows of which is told where their newest tokens stand.
+
+    Attributes:
+      lanes: Of the state that is read, or made.
+      steps: Of `Position`.
+      prompt_lengths: Likewise.
+    """
+
+    lanes: Column
+    steps: Column
+    prompt_lengths: Column
+
+    @property
+    def position(self) -> Position:
+        """Where their newest tokens stand."""
+        return Position(self.steps, self.prompt_lengths)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerRows(_PlacedRows):
+    """Rows of a layer, ordered by prompt, by the lanes where the output goes.
+
+    Attributes:
+      below: Where the layer's input stands in the entry below.
+      nodes: Where the keys and values made here go.
+      groups: As of `GroupedSources`, for the rows of each tile by themselves; like the next two.
+      ranks: As of `GroupedSources`.
+      places: As of `GroupedSources`, of as many groups as there are rows.
+      paths: shape (rows, steps of an output). The nodes that each attends to, its own included.
+    """
+
+    below: Column
+    nodes: Column
+    groups: Column
+    ranks: Column
+    places: Column
+    paths: Column
+    _ends_in_several = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedRows(ToldRows):
+    """States that a head is asked about.
+
+    Attributes:
+      lanes: Their place in their entry.
+      layers: Their entry.
+    """
+
+    lanes: Column
+    layers: Column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SkippedRows(_PlacedRows):
+    """States that are passed on to the layers above, by the lanes where they stand.
+
+    Attributes:
+      layers: Their entry.
+      nodes: shape (rows, layers - 1). Where their keys and values go in layers 2 to L; beyond the store where a layer
+        was not skipped.
+    """
+
+    layers: Column
+    nodes: Column
+    _ends_in_several = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopiedRows(ToldRows):
+    """Keys and values that are passed on to the layers above.
+
+    Attributes:
+      layers: That have made them.
+      source_nodes: Where they stand there.
+      nodes: As of `SkippedRows`.
+    """
+
+    layers: Column
+    source_nodes: Column
+    nodes: Column
+    _ends_in_several = True
+
 
 Parameters = Any
 

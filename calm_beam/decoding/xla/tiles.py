@@ -1,4 +1,4 @@
-"""Rows in tiles of one size, so that what is computed of a row does not depend on how many are beside it.
+"""Rows in tiles of one size, and positions in blocks of one size, so that a row gives the same bits in any batch.
 
 A matrix product adds up in another order when its size changes. So each step of the device takes a tile after the
 other, in a loop that the compiler makes once: every row goes through the same instructions, in a batch of a prompt as
@@ -7,15 +7,24 @@ in a sweep of hundreds. How many tiles there are is told when it runs, and paddi
 An accelerator asks the host at every turn of such a loop whether there is another, and the host, which starts the
 programs, waits for it. Where rows are one tile, there is therefore no loop there; the instructions of a tile are the
 same. Devices that share a model keep the loop, since without it their compiler makes other instructions of a tile.
+
+A tile of rows attends to its paths, in a store of nodes, and to the sources of its prompts. A softmax and a sum over
+positions add up in another order, too, when there are more of them. So positions come in blocks of one size, and
+blocks are added up one after the other: how many follow in which a row sees nothing changes no bit.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from calm_beam.model.interface import Numbers
+from calm_beam.decoding.compilation import padded
+from calm_beam.model.interface import KeysValues, Numbers
+from calm_beam.model.numerics import MASKED
 from calm_beam.model.partitioning import parts as sharing_devices
 
 # With fewer rows, a host reads the weights of a layer for little; an accelerator is not filled by so few.
@@ -121,3 +130,189 @@ def _is_one_part(size: int, part: int) -> bool:
 
 def _part(rows: Any, first: Numbers, size: int) -> Any:
     return jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, first, size), rows)
+
+
+# Positions of a block. On a host, what a tile gathers at a time stays near the processor; on an accelerator, starting
+# a step takes longer than it does.
+_HOST_STEPS, _DEVICE_STEPS, _HOST_SOURCE = 16, 256, 32
+# Rows of a prompt that attend to its source together, and groups of them at a time. On an accelerator each attends
+# alone, since a tile has room for as many sources as rows in any case: no row has neighbours in a small product.
+_HOST_RANKS, _HOST_GROUPS = 4, 8
+
+
+def ranks() -> int:
+    """Returns how many rows of a prompt attend to its source together."""
+    return _HOST_RANKS if is_host() else 1
+
+
+def grouped(places: np.ndarray, size: int) -> dict[str, np.ndarray]:
+    """Returns the groups in which rows attend to their sources, each of shape (size,), as `GroupedSources` has them.
+
+    Args:
+      places: shape (rows,). Where the source of each row stands; equal ones follow each other.
+      size: What they are padded to: whole tiles, each of which has groups of its own.
+    """
+    index = np.arange(len(places))
+    of_tile = index % tile_rows()
+    begins = np.append(True, places[1:] != places[:-1])[: len(places)]
+    # Of the rows of a prompt, those before the tile do not count.
+    before = np.minimum(index - np.maximum.accumulate(np.where(begins, index, 0)), of_tile)
+    begun = np.cumsum(before % ranks() == 0)
+    groups = begun - begun[index - of_tile]
+    of_groups = np.zeros(size, np.int32)
+    of_groups[index - of_tile + groups] = places
+    return {
+        "groups": padded(groups, size, fill=size),
+        "ranks": padded(before % ranks(), size),
+        "places": of_groups,
+    }
+
+
+def path_positions(steps: int) -> int:
+    """Returns the positions of paths of so many steps: whole blocks."""
+    return -(-steps // _path_block(steps)) * _path_block(steps)
+
+
+def _path_block(steps: int) -> int:
+    return _HOST_STEPS if is_host() else min(_DEVICE_STEPS, -(-steps // _HOST_STEPS) * _HOST_STEPS)
+
+
+def source_positions(width: int) -> int:
+    """Returns the positions of sources of a width: whole blocks on a host, which are one elsewhere."""
+    return -(-width // _HOST_SOURCE) * _HOST_SOURCE if is_host() else width
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """See `Attended`.
+
+    Attributes:
+      positions: How many there are.
+      size: Those of a block.
+      count: int32 scalar. Blocks that are looked at, from the first.
+      keys: Returns the keys of a block, given its first position.
+      values: Likewise.
+    """
+
+    positions: int
+    size: int
+    count: jax.Array
+    keys: Callable[[Any], jax.Array]
+    values: Callable[[Any], jax.Array]
+
+    def logits(self, of_keys: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """See `Attended`."""
+        if self.positions == self.size:
+            return of_keys(self.keys(0))
+        made: jax.Array = made_by_part(
+            lambda first: of_keys(self.keys(first)),
+            size=self.positions,
+            part=self.size,
+            parts=self.count,
+            axis=-1,
+            fill=float(MASKED),
+        )
+        return made
+
+    def total(self, values: jax.Array) -> jax.Array:
+        """See `Attended`."""
+        by_block = jnp.sum(values.reshape(*values.shape[:-1], -1, self.size), axis=-1)
+        return functools.reduce(jnp.add, (by_block[..., block] for block in range(by_block.shape[-1])))
+
+    def mixed(self, of_values: Callable[..., jax.Array], *by_position: jax.Array) -> jax.Array:
+        """See `Attended`."""
+
+        def of_block(first: Any) -> jax.Array:
+            parts = [jax.lax.dynamic_slice_in_dim(each, first, self.size, axis=-1) for each in by_position]
+            return of_values(self.values(first), *apart(parts))
+
+        if self.positions == self.size:
+            return of_block(0)
+        shape = jax.eval_shape(lambda: of_block(0)).shape
+        made: jax.Array = jax.lax.fori_loop(
+            0, self.count, lambda index, made: made + of_block(index * self.size), jnp.zeros(shape)
+        )
+        return made
+
+
+def over_path(store: KeysValues, paths: jax.Array, steps: jax.Array, *, kv_heads: int) -> Blocks:
+    """Returns the paths of rows.
+
+    Args:
+      store: Of a layer, each (nodes, heads of keys * head_dim).
+      paths: shape (rows, steps of an output). The nodes that each row attends to, its own included.
+      steps: shape (rows,). Of each; nodes of later ones are not looked at, or masked.
+      kv_heads: Heads of keys.
+    """
+    length = paths.shape[1]
+    positions, size = path_positions(length), _path_block(length)
+    paths = jnp.pad(paths, ((0, 0), (0, positions - length)))
+
+    def gathered(values: jax.Array, first: Any) -> jax.Array:
+        nodes = jax.lax.dynamic_slice_in_dim(paths, first, size, axis=1)
+        of_block: jax.Array = apart(values.at[nodes].get(mode="clip"))
+        return of_block.reshape(*nodes.shape, kv_heads, -1)
+
+    keys, values = (functools.partial(gathered, each) for each in store)
+    return Blocks(positions=positions, size=size, count=jnp.max(steps) // size + 1, keys=keys, values=values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupedSources:
+    """See `Sources`: rows of one prompt are the queries of one attention.
+
+    Attributes:
+      keys_values: Of a layer, each (places, heads of keys, source, head_dim).
+      mask: bool, shape (places, source).
+      groups: int32, shape (rows,). The group of each; the number of groups or more for padding.
+      ranks: int32, shape (rows,). Below `ranks()`, different for the rows of a group.
+      places: int32, shape (groups,). Where the source of each stands.
+    """
+
+    keys_values: KeysValues
+    mask: jax.Array
+    groups: jax.Array
+    ranks: jax.Array
+    places: jax.Array
+
+    def place(self, rows: jax.Array) -> jax.Array:
+        """See `Sources`."""
+        spread = jnp.zeros((len(self.places), ranks(), rows.shape[-1]), rows.dtype)
+        return spread.at[self.groups, self.ranks].set(rows, mode="drop")
+
+    def pick(self, placed: jax.Array) -> jax.Array:
+        """See `Sources`."""
+        return placed.at[self.groups, self.ranks].get(mode="clip")
+
+    def each(self, attend: Callable[..., Any], *placed: jax.Array) -> Any:
+        """See `Sources`."""
+        together = _HOST_GROUPS if is_host() else len(self.places)
+
+        def some(first: Any) -> Any:
+            of_groups = [jax.lax.dynamic_slice_in_dim(each, first, together) for each in (self.places, *placed)]
+            places, *others = apart(of_groups)
+            return attend(*self._of_places(places), *others)
+
+        if together == len(self.places):
+            return some(0)
+        count = jnp.max(jnp.where(self.groups < len(self.places), self.groups + 1, 0))
+        return made_by_part(some, size=len(self.places), part=together, parts=-(-count // together), axis=0)
+
+    def _of_places(self, places: jax.Array) -> tuple[Blocks, jax.Array]:
+        """Returns the sources of some groups, and which of their positions have a token."""
+        is_token = apart(self.mask.at[places].get(mode="clip"))
+        width = is_token.shape[1]
+        size = _HOST_SOURCE if is_host() else width
+        assert width % size == 0, "see `source_positions`"
+        longest = jnp.max(jnp.where(is_token, jnp.arange(1, width + 1)[None], 0))
+
+        def gathered(values: jax.Array, first: Any) -> jax.Array:
+            _, heads, _, head_dim = values.shape
+            of_places = jax.vmap(
+                lambda place: jax.lax.dynamic_slice(values, (place, 0, first, 0), (1, heads, size, head_dim))
+            )(places)
+            made: jax.Array = apart(of_places[:, 0])
+            return made
+
+        keys, values = (functools.partial(gathered, each) for each in self.keys_values)
+        return Blocks(positions=width, size=size, count=-(-longest // size), keys=keys, values=values), is_token

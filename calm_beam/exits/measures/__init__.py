@@ -8,12 +8,12 @@ JAX when they are called.
 """
 
 from .measure import Measure as Measure
+from .measure import MeasureError as MeasureError
 from .measure import Need as Need
-from .own import MeasureError as MeasureError
-from .own import check_may_run as check_may_run
-from .own import check_named as check_named
-from .own import is_own as is_own
-from .own import source_digest as source_digest
+from .measure import check_may_run as check_may_run
+from .measure import check_named as check_named
+from .measure import is_own as is_own
+from .measure import source_digest as source_digest
 from .registry import COMPARABLE as COMPARABLE
 from .registry import MEASURES as MEASURES
 from .registry import is_measure_name as is_measure_name

@@ -8,7 +8,7 @@ from .measure import Measure, Need
 if TYPE_CHECKING:
     import jax
 
-    from calm_beam.exits.logit_summary import DistributionBounds, Summary
+    from calm_beam.exits.decision import DistributionBounds, Summary
 
 
 def entropy_confidence(logits: "jax.Array") -> "jax.Array":

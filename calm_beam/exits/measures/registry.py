@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from .classifier import CLASSIFIER
 from .entropy import ENTROPY
-from .measure import Measure, Need
+from .measure import Measure, MeasureError, Need, import_measure, is_own
 from .oracle import ORACLE
-from .own import MeasureError, import_measure, is_own
 from .patience import PATIENCE
 from .softmax import SOFTMAX
 from .softmax_max import SOFTMAX_MAX

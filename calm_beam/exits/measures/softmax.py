@@ -7,7 +7,7 @@ from .measure import Measure, Need
 if TYPE_CHECKING:
     import jax
 
-    from calm_beam.exits.logit_summary import DistributionBounds, Summary
+    from calm_beam.exits.decision import DistributionBounds, Summary
 
 
 def softmax_gap(logits: "jax.Array") -> "jax.Array":

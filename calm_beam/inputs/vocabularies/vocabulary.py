@@ -3,16 +3,14 @@
 import os
 from collections.abc import Sequence
 
-from calm_beam.inputs.vocabularies.chat import rendered
-from calm_beam.inputs.vocabularies.model import VocabularyError as VocabularyError
-from calm_beam.inputs.vocabularies.model import VocabularyModel
-from calm_beam.inputs.vocabularies.record import ChatRecord, VocabularyRecord
+from calm_beam.inputs.vocabularies import ChatRecord, VocabularyModel, VocabularyRecord
+from calm_beam.inputs.vocabularies import VocabularyError as VocabularyError
+from calm_beam.inputs.vocabularies.chat_templates import rendered
 from calm_beam.inputs.vocabularies.sentence_piece import EOS_ID as EOS_ID
 from calm_beam.inputs.vocabularies.sentence_piece import PAD_ID as PAD_ID
 from calm_beam.inputs.vocabularies.sentence_piece import UNK_ID as UNK_ID
-from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel
-from calm_beam.inputs.vocabularies.sentinels import SentinelsError, extra_ids_beside
-from calm_beam.inputs.vocabularies.tokenizer_files import read_tokenizer_files
+from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel, SentinelsError, extra_ids_beside
+from calm_beam.inputs.vocabularies.tokenizer_json import read_tokenizer_files
 from calm_beam.storage import base_name, open_input
 
 # The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.

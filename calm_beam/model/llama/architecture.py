@@ -3,19 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.arithmetic import Precision
 from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture
+from calm_beam.precision import Precision
 from calm_beam.text import counted
 
-from .chunks import chunk_numbers
-from .config import NOT_NATIVE, LlamaConfig, parameter_shapes
+from .config import NOT_NATIVE, LlamaConfig, chunk_numbers, parameter_shapes
 
 if TYPE_CHECKING:
     from calm_beam.model.native_decoder import NativeDecoder
 
-    from .layers import DecoderLayer
-    from .network import EarlyExitLlama
+    from .network import DecoderLayer, EarlyExitLlama
 
 _EMBEDDING_STD = 0.3
 
@@ -49,7 +47,7 @@ class LlamaArchitecture(Architecture):
 
     def packed_layer(self, config: LlamaConfig, *, precision: Precision) -> "DecoderLayer":
         """Returns a decoder layer."""
-        from .layers import DecoderLayer
+        from .network import DecoderLayer
 
         return DecoderLayer(config, precision)
 
@@ -57,7 +55,7 @@ class LlamaArchitecture(Architecture):
         self, config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]
     ) -> "NativeDecoder":
         """Returns the decoder."""
-        from .native import native_decoder
+        from .network import native_decoder
 
         return native_decoder(config, parameters, terms=terms)
 

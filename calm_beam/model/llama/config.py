@@ -1,12 +1,15 @@
-"""The sizes of a decoder-only model, what else its arrays do not show, and the parameter tree that belongs to it."""
+"""The sizes of a decoder-only model, what else its arrays do not show, and the parameter tree that belongs to it.
+
+The sizes also decide into which chunks prompts are cut, so that prefill takes little memory however long they are.
+Nothing here needs JAX.
+"""
 
 import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from calm_beam.model.exit_parameters import check_exit_fields, exit_fields, exit_shapes
-from calm_beam.model.token_ids import check_ids
+from calm_beam.model.architecture import check_exit_fields, check_ids, exit_fields, exit_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -442,3 +445,30 @@ def _few(names: list[str]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+# What is held at a time beside keys and values: 256 MiB. With less, products have too few rows to be fast.
+_MOST_NUMBERS = 1 << 26
+_FEWEST_POSITIONS = 16
+
+
+def chunk_positions(config: LlamaConfig, *, rows: int, source: int) -> int:
+    """Returns how many positions of each prompt go through the layers at a time: all, or equal parts.
+
+    Args:
+      config: Of the model.
+      rows: Prompts that go through it together.
+      source: Positions of each.
+    """
+    most = max(_FEWEST_POSITIONS, _MOST_NUMBERS // (rows * _position_numbers(config, source=source)))
+    count = -(-source // most)
+    return -(-source // count)
+
+
+def chunk_numbers(config: LlamaConfig, *, rows: int, source: int) -> int:
+    """Returns how many numbers a layer makes of a chunk: attention before and after the softmax, and MLP."""
+    return rows * chunk_positions(config, rows=rows, source=source) * _position_numbers(config, source=source)
+
+
+def _position_numbers(config: LlamaConfig, *, source: int) -> int:
+    return 2 * config.num_heads * source + 2 * config.mlp_dim

@@ -1,33 +1,202 @@
-"""The decoder-only network: prompts, one decoder layer at a time, and the output head at any layer."""
+"""The decoder-only network: prompts, one decoder layer at a time, and the output head at any layer.
 
+Its decoder layers also come packed, as native code takes them.
+"""
+
+import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.heads import (
     Projection,
     exit_probability,
     exit_projections,
     head_logits,
     head_weights,
+    layer_dropout_rates,
     normed,
+    passed_by,
 )
-from calm_beam.model.interface import KeysValues, Position, Taught
-from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
-from calm_beam.model.numerics import MASKED, capped, precision_of, rounded, widened
+from calm_beam.model.interface import Attended, KeysValues, Numbers, Position, Sources, Taught, of_layer
+from calm_beam.model.native import library
+from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of, norms_before_heads
+from calm_beam.model.numerics import MASKED, Dense, added, capped, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided, looked_up
+from calm_beam.precision import FLOAT32, Precision
 
-from .chunks import chunk_positions
-from .config import LlamaConfig
-from .layers import DecoderLayer, LayerTerms, positions_of
-from .norm import RMSNorm
-from .rotary import Turning, turnings
+from .attention import Attention, RMSNorm, Turning, inverse_frequencies, turnings
+from .config import LlamaConfig, chunk_positions
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
+
+
+class FeedForward(nn.Module):
+    """The gated feed-forward layer, without biases: f(x W0) * (x W1), back to the model's width."""
+
+    config: LlamaConfig
+    precision: Precision
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the output as float32, before the residual is added, shape of `inputs`."""
+        config = self.config
+        gate, linear = (Dense(config.mlp_dim, self.precision, name=name)(inputs) for name in ("wi_0", "wi_1"))
+        hidden = rounded(_ACTIVATIONS[config.activation](gate) * linear, self.precision)
+        return Dense(config.emb_dim, self.precision, name="wo")(hidden)
+
+
+class LayerTerms(NamedTuple):
+    """What a packed layer needs beside its parameters.
+
+    Attributes:
+      window: int32 scalar. How many keys a position sees, its own included.
+      turning: How it turns queries and keys; None if all layers do it alike, and it is part of the program.
+    """
+
+    window: jax.Array
+    turning: Turning | None
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention and feed-forward, each normed before, or after, or both, and added to its input."""
+
+    config: LlamaConfig
+    precision: Precision
+
+    def setup(self) -> None:
+        """Declares the sub-layers."""
+        config = self.config
+        if config.pre_norms:
+            self.pre_self_attention_layer_norm = RMSNorm(config, self.precision)
+            self.pre_mlp_layer_norm = RMSNorm(config, self.precision)
+        self.self_attention = Attention(config, self.precision)
+        self.mlp = FeedForward(config, self.precision)
+        if config.post_norms:
+            # Of float32 sums, which are rounded when they are added.
+            self.post_self_attention_layer_norm = RMSNorm(config)
+            self.post_mlp_layer_norm = RMSNorm(config)
+
+    def keys_values(self, states: jax.Array, positions: Numbers, *, turning: Turning) -> KeysValues:
+        """Returns this layer's keys and values of (possibly propagated) states.
+
+        Args:
+          states: shape (..., width).
+          positions: int32, shape (...).
+          turning: Of this layer.
+
+        Returns:
+          Each of shape (..., heads of keys, head_dim).
+        """
+        return self.self_attention.keys_values(self._normed(states, "self_attention"), positions, turning=turning)
+
+    def self_keys_values(self, states: jax.Array, *, position: Position, terms: LayerTerms) -> KeysValues:
+        """Returns keys and values of packed states, (rows, width), each (heads of keys, rows, head_dim)."""
+        made = self.keys_values(states, positions_of(position), turning=self._turning(terms))
+        return tuple(jnp.swapaxes(part, 0, 1) for part in made)
+
+    def in_prompt(
+        self,
+        hidden: jax.Array,
+        keys_values: KeysValues,
+        *,
+        positions: jax.Array,
+        turning: Turning,
+        is_seen: jax.Array,
+    ) -> jax.Array:
+        """Returns the layer's output at positions of prompts.
+
+        Args:
+          hidden: shape (batch, positions, width).
+          keys_values: Of these and earlier positions, each (batch, heads of keys, source, head_dim).
+          positions: int32, shape (positions,).
+          turning: Of this layer.
+          is_seen: bool, shape (positions, source). By position of query and of key.
+        """
+        mixed = self.self_attention.attend_in_prompt(
+            self._queries(hidden, positions[None], turning), keys_values, is_seen=is_seen
+        )
+        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed), "self_attention"))
+
+    def in_lanes(
+        self,
+        hidden: jax.Array,
+        own: KeysValues,
+        *,
+        own_bias: jax.Array,
+        source: KeysValues,
+        source_bias: jax.Array,
+        position: Position,
+        turning: Turning,
+    ) -> jax.Array:
+        """Returns the layer's output for one position of every lane, (batch, lanes, width).
+
+        Args:
+          hidden: shape (batch, lanes, width).
+          own: As in `attend_in_lanes`, like the next three.
+          own_bias: As there.
+          source: As there.
+          source_bias: As there.
+          position: Of each row, (batch,).
+          turning: Of this layer.
+        """
+        mixed = self.self_attention.attend_in_lanes(
+            self._queries(hidden, positions_of(position)[:, None], turning),
+            own,
+            own_bias=own_bias,
+            source=source,
+            source_bias=source_bias,
+        )
+        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed), "self_attention"))
+
+    def in_rows(
+        self, hidden: jax.Array, *, position: Position, terms: LayerTerms, path: Attended, sources: Sources
+    ) -> jax.Array:
+        """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
+        attention, positions = self.self_attention, positions_of(position)
+        queries, window = self._queries(hidden, positions, self._turning(terms)), terms.window
+        of_path = attention.share_of_path(queries, steps=position.steps, window=window, path=path)
+        of_source = attention.share_of_source(queries, positions=positions, window=window, sources=sources)
+        attended = attention.output(of_path.merged(of_source))
+        return self._feed_forward(self._added(hidden, attended, "self_attention"))
+
+    def _turning(self, terms: LayerTerms) -> Turning:
+        return turnings(self.config)[0] if terms.turning is None else terms.turning
+
+    def _queries(self, hidden: jax.Array, positions: Numbers, turning: Turning) -> jax.Array:
+        return self.self_attention.queries(self._normed(hidden, "self_attention"), positions, turning=turning)
+
+    def _feed_forward(self, hidden: jax.Array) -> jax.Array:
+        return self._added(hidden, self.mlp(self._normed(hidden, "mlp")), "mlp")
+
+    def _normed(self, hidden: jax.Array, name: str) -> jax.Array:
+        """Returns what a sub-layer takes of the residual stream."""
+        taken: jax.Array = getattr(self, f"pre_{name}_layer_norm")(hidden) if self.config.pre_norms else hidden
+        return taken
+
+    def _added(self, stream: jax.Array, values: jax.Array, name: str) -> jax.Array:
+        """Returns the stream with what a sub-layer gives."""
+        if self.config.post_norms:
+            values = getattr(self, f"post_{name}_layer_norm")(values)
+        if self.config.residual_factor != 1:
+            values = values * np.float32(self.config.residual_factor)
+        return added(stream, values, self.precision)
+
+
+def positions_of(position: Position) -> jax.Array:
+    """Returns the rotary positions of tokens: that of the first step is the prompt's last token."""
+    return jnp.asarray(position.prompt_lengths) - 1 + jnp.asarray(position.steps)
+
 
 # More keys than any position has.
 _ALL = np.int32(2**30)
@@ -303,3 +472,64 @@ class EarlyExitLlama(nn.Module):
         """Returns `_windows`, or the only one that there is."""
         windows = self._windows()
         return windows[:1] if len(set(windows)) == 1 else windows
+
+
+def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]) -> NativeDecoder:
+    """Returns a model's decoder.
+
+    Args:
+      config: Of the model.
+      parameters: All of its arrays, as a tree.
+      terms: Its `path_terms`.
+    """
+    decoder, packing = parameters["decoder"], Packing()
+    layers = [
+        _layer(config, decoder[f"layers_{index}"], int(of_layer(terms, index + 1).window), packing)
+        for index in range(config.num_decoder_layers)
+    ]
+    return NativeDecoder(
+        layers,
+        norms=[_scale(config, norm) for norm in norms_before_heads(config, decoder)],
+        factors=[1 / config.logits_divisor] * config.num_decoder_layers,
+        epsilon=config.norm_epsilon,
+        embedding=np.asarray(parameters["token_embedder"]["embedding"]),
+        embedding_factor=config.embedding_factor * (math.sqrt(config.emb_dim) if config.scaled_embedding else 1.0),
+        frequencies=inverse_frequencies(config),
+        turn_factor=config.rope_scaling.attention_factor,
+        packing=packing,
+        classifier=classifier_of(config, decoder),
+    )
+
+
+def _layer(config: LlamaConfig, layer: Mapping[str, Any], window: int, packing: Packing) -> library.Layer:
+    attention, mlp = layer["self_attention"], layer["mlp"]
+    made = library.Layer(
+        **{name: packing.matrix(attention[name]["kernel"]) for name in ("query", "key", "value", "out")},
+        gate=packing.matrix(mlp["wi_0"]["kernel"]),
+        wide=packing.matrix(mlp["wi_1"]["kernel"]),
+        narrow=packing.matrix(mlp["wo"]["kernel"]),
+        norm=packing.address(_scale(config, layer["pre_self_attention_layer_norm"])),
+        mlp_norm=packing.address(_scale(config, layer["pre_mlp_layer_norm"])),
+        heads=config.num_heads,
+        key_heads=config.num_kv_heads,
+        size=config.head_dim,
+        width=config.emb_dim,
+        activation=library.ACTIVATIONS.index(config.activation),
+        # What the first step would keep, the source has.
+        first=1,
+        window=window,
+        epsilon=config.norm_epsilon,
+        query_scale=config.head_dim**-0.5 if config.query_factor is None else config.query_factor,
+    )
+    if config.attention_bias:
+        for name in ("query", "key", "value"):
+            setattr(made, f"{name}_bias", packing.address(attention[name]["bias"]))
+    if config.query_key_norms:
+        for name in ("query", "key"):
+            setattr(made, f"{name}_norm", packing.address(_scale(config, attention[f"{name}_norm"])))
+    return made
+
+
+def _scale(config: LlamaConfig, norm: Mapping[str, Any]) -> np.ndarray:
+    scale = np.asarray(norm["scale"])
+    return scale + np.float32(1) if config.unit_offset_norms else scale

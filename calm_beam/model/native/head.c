@@ -1,5 +1,5 @@
 /* What a head makes of states: those numbers of its logits that decisions are made of. It is for heads so small that
-   nothing coarser is faster. The numbers are XLA's (exits/logit_summary.py), summed in another order; a row's are the
+   nothing coarser is faster. The numbers are XLA's (exits/decision.py), summed in another order; a row's are the
    same whatever the other rows of a call are. */
 
 #include <math.h>

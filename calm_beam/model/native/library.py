@@ -1,22 +1,35 @@
-"""Native code, where it was built with the package and the processor has what it takes.
+"""Native code: which library is loaded, and calls of it that change arrays in place.
 
-It is one shared library for each instruction set (`build.py`). That for AVX-512 VNNI (Intel's servers since Ice Lake,
-AMD's since Zen 4) is taken, or else that for AVX2 (nearly all others of x86), if it is built in and the processor has
-it. Where neither is, XLA does the same. `CALM_BEAM_NATIVE=avx512_vnni`, `avx2`, `portable` (any x86), `neon` (aarch64)
-or `none` takes that one instead: tests run on each of them.
+There is one shared library for each instruction set (`build.py`), if it was built with the package and the processor
+has what it takes. The library for AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) is preferred, then
+that for AVX2 (nearly all other x86). Without one, XLA does the same. `CALM_BEAM_NATIVE=avx512_vnni`, `avx2`,
+`portable` (any x86), `neon` (aarch64) or `none` takes that one instead: tests run on each of them.
+
+The calls are those of all sources but `screen.c`.
 """
 
 import ctypes
 import functools
+import math
 import os
 import pathlib
 import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from calm_beam.errors import UsageError
 
 from .build import FOLDER, TUNED, file_name, instruction_sets, layouts_name
+from .structures import BY_PROMPT, MADE, Asked, Measured, Rows, Skipped, Step
+from .structures import Entries as Entries
+from .structures import Head as Head
+from .structures import Layer as Layer
+from .structures import Matrix as Matrix
+from .structures import Measure as Measure
+from .structures import Sources as Sources
 
 VARIABLE = "CALM_BEAM_NATIVE"
 """The environment variable that names an instruction set, or `none`."""
@@ -154,3 +167,300 @@ def _processor_features() -> set[str]:
     except OSError:
         return set()
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+ACTIVATIONS = ("gelu", "silu", "relu")
+"""Those of a feed-forward layer, by their numbers."""
+
+MEASURES = ("softmax", "softmax_max", "entropy", "state", "classifier", "static")
+"""Confidence measures that native code knows, by their numbers from 1 on."""
+
+NO_WINDOW = 1 << 40
+"""As a window: all positions are seen."""
+
+_PANEL = 64
+_LINE = 64
+
+_NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
+
+# The types of what a step makes of rows.
+_MADE = dict(zip(MADE, (np.int32, np.int32, np.float32, np.float32, np.bool_), strict=True))
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Returns float32 numbers, to be written before they are read, that begin where a line of the memory does."""
+    size = math.prod(shape) * np.dtype(np.float32).itemsize
+    memory = np.empty(size + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    return memory[first : first + size].view(np.float32).reshape(shape)
+
+
+def packed(kernel: np.ndarray) -> np.ndarray:
+    """Returns a matrix, [inputs, columns], in panels of 64 columns, [panels, inputs, 64], with zeros behind."""
+    inputs, columns = kernel.shape
+    panels = -(-columns // _PANEL)
+    made = aligned((panels, inputs, _PANEL))
+    made[:] = 0
+    for panel in range(panels):
+        part = kernel[:, panel * _PANEL : (panel + 1) * _PANEL]
+        made[panel, :, : part.shape[1]] = part
+    return made
+
+
+def matrix(panels: np.ndarray, columns: int) -> Matrix:
+    """Returns what names packed weights."""
+    return Matrix(panels.ctypes.data, panels.shape[1], columns)
+
+
+def threads() -> int:
+    """Returns how many threads a call may have."""
+    return len(os.sched_getaffinity(0))
+
+
+def entries_of(
+    *,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    store: tuple[np.ndarray, np.ndarray],
+    paths: np.ndarray,
+    prompt_lanes: int,
+    **by_prompt: np.ndarray,
+) -> Entries:
+    """Returns the entries of a layer, without sources or turns.
+
+    Args:
+      inputs: float32, shape (entries, width). Outputs of the layer below.
+      outputs: Likewise; written.
+      store: Keys and values, float32, each (nodes, heads of keys * head_dim); written where nodes say.
+      paths: int32, shape (entries, steps). The nodes that each entry attends to.
+      prompt_lanes: How many entries each prompt has.
+      **by_prompt: int32, each of shape (prompts,):
+        steps: From 0.
+        positions: Of the queries, where there is a window.
+        source_of: Which of the sources it attends to.
+        places: And where it stands there.
+    """
+    numbers, indices = (inputs, outputs, *store), (paths, *(by_prompt[name] for name in BY_PROMPT))
+    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in indices), "read as they stand"
+    addresses = [array.ctypes.data for array in (*numbers, *indices)]
+    none: list[int | None] = [None] * 2
+    entries = Entries(*addresses[:5], paths.shape[1], prompt_lanes, *none, *addresses[5:])
+    entries.held = numbers + indices
+    return entries
+
+
+class Stack:
+    """Layers of a decoder, one above the other, each with its entries."""
+
+    def __init__(self, layers: Sequence[Layer], entries: Sequence[Entries]) -> None:
+        """Takes layers, the lowest first, and the entries of each."""
+        self._held = tuple(layers), tuple(entries)
+        self._layers = (_ADDRESS * len(layers))(*map(ctypes.addressof, layers))
+        self._entries = (Entries * len(entries))(*entries)
+
+    def set_sources(self, sources: Sequence[Any]) -> None:
+        """Has each layer attend to sources: an array of `Sources` for each, one for each padded width."""
+        self._sources = sources
+        for entries, of_layer in zip(self._entries, sources, strict=True):
+            entries.sources = ctypes.addressof(of_layer)
+
+    def set_turns(self, turns: np.ndarray) -> None:
+        """Has queries and keys turned.
+
+        Args:
+          turns: float32, shape (prompts, head_dim). Cosines and sines by which those of each prompt are.
+        """
+        self._turns = turns
+        for entries in self._entries:
+            entries.turns = turns.ctypes.data
+
+    def run(self, layers: range, *, below: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+        """Runs layers for one token of every row, one after the other.
+
+        Args:
+          layers: Indices of layers, ascending without gaps; several only for rows that attend to paths of their own.
+          below: int32, shape (rows,). Which input of the first layer each row has; of others, it is its own entry.
+          lanes: Likewise. Its entry in outputs and paths.
+          nodes: Likewise. Where its keys and values go in every layer; they stand in its path at its step.
+
+        Raises:
+          MemoryError: If there is none.
+        """
+        held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
+        rows = Rows(*(values.ctypes.data for values in held), len(lanes), threads())
+        if not loaded().calm_beam_run_layers(*self._from(layers), _NUMBER(len(layers)), ctypes.byref(rows)):
+            raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
+
+    def keep_skipped(
+        self,
+        layers: range,
+        *,
+        capacity: int,
+        states: np.ndarray,
+        which: np.ndarray,
+        nodes: np.ndarray,
+        lanes: np.ndarray,
+    ) -> None:
+        """Gives layers that were skipped their keys and values of states.
+
+        Args:
+          layers: Indices of those that some may have skipped, ascending without gaps.
+          capacity: How many nodes the store of each has.
+          states: float32, shape (states, width).
+          which: shape (rows,). Which of them are propagated.
+          nodes: shape (layers, rows). Where their keys and values go; `capacity` where a layer was not skipped.
+          lanes: shape (rows,). An entry of the prompt of each.
+        """
+        held = [
+            np.ascontiguousarray(values, dtype)
+            for values, dtype in ((which, np.int64), (nodes, np.int32), (lanes, np.int32))
+        ]
+        numbers = len(layers), len(which), capacity, threads()
+        skipped = Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
+        loaded().calm_beam_keep_skipped(*self._from(layers), ctypes.byref(skipped))
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether `run_step` is worth it: weights of layers are at hand in a cache."""
+        return bool(loaded().calm_beam_is_cached(_ADDRESS(self._layers[0])))
+
+    def run_step(
+        self,
+        heads: Sequence[Head | None],
+        *,
+        measure: Measure,
+        lanes: np.ndarray,
+        nodes: np.ndarray,
+        thresholds: np.ndarray,
+        known_exits: np.ndarray | None,
+        new: Mapping[str, np.ndarray],
+    ) -> int:
+        """Takes rows through layers until they leave, and returns how many times a head was asked about one.
+
+        Args:
+          heads: The head after each layer, None where nobody leaves; of the last, there is one.
+          measure: What decides.
+          lanes: int32, shape (rows,). The entry of each, of a prompt with no other.
+          nodes: int32, likewise. As of `run`.
+          thresholds: float32, shape (entries,). Infinite where nobody leaves before the last layer.
+          known_exits: int32, likewise. Where each leaves, if that is known already; else 0. None if none is.
+          new: What is made of every row, each of shape (entries,), as of `StepOutputs`: int32 `tokens` and
+            `exit_layers`, float32 `confidences` and `max_rejected_confidence`, which begin at -inf, and bool
+            `is_finite`.
+
+        Raises:
+          MemoryError: If there is none.
+        """
+        assert heads[-1] is not None, "whoever has not left before leaves there"
+        of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
+        held = [np.ascontiguousarray(values, np.int32) for values in (lanes, nodes)]
+        by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]
+        for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
+            assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
+        step = Step(
+            *(len(lanes), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
+            *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
+        )
+        count = len(self._layers)
+        if not loaded().calm_beam_run_step(*self._from(range(count)), _NUMBER(count), ctypes.byref(step)):
+            raise MemoryError(f"no memory for {len(lanes)} rows of decoder layers")
+        return int(step.asked)
+
+    def _from(self, layers: range) -> tuple[Any, Any]:
+        """Returns where weights and entries of layers stand."""
+        first = layers.start
+        return (
+            ctypes.byref(self._layers, first * ctypes.sizeof(_ADDRESS)),
+            ctypes.byref(self._entries, first * ctypes.sizeof(Entries)),
+        )
+
+
+def measure_of(
+    name: str,
+    *,
+    vocab_size: int,
+    classifier: tuple[np.ndarray, np.ndarray] | None = None,
+    by_layer: Sequence[float] = (),
+) -> Measure | None:
+    """Returns what makes confidences, None if native code does not know it.
+
+    Args:
+      name: Of the measure.
+      vocab_size: Entries of the vocabulary.
+      classifier: The kernel, (width, 1 or 2), and the bias of the exit classifier, for the measure that is one.
+      by_layer: The confidence at each layer, for a measure of nothing else.
+    """
+    if name not in MEASURES:
+        return None
+    kernel, bias = classifier or (np.zeros((0, 0)), np.zeros(0))
+    held = [np.ascontiguousarray(values, np.float32) for values in (kernel.T, bias, by_layer)]
+    addresses = (values.ctypes.data for values in held)
+    measure = Measure(1 + MEASURES.index(name), math.log(vocab_size), len(bias), *addresses)
+    measure.held = held
+    return measure
+
+
+def measure_states(
+    measure: Measure, layers: range, *, states: np.ndarray, below: np.ndarray, lanes: np.ndarray
+) -> np.ndarray:
+    """Returns confidences of rows at layers, float32, shape (layers, rows), by a measure that is not of logits.
+
+    Args:
+      measure: Which.
+      layers: Which, from 1, ascending without gaps.
+      states: float32, shape (layers + 1, entries, width). Of the embedding, and of every layer.
+      below: shape (rows,). The entry of each row's input of the first layer; of others it is its own.
+      lanes: Likewise. Its own entry.
+    """
+    held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes)]
+    confidences = np.empty((len(layers), len(lanes)), np.float32)
+    measured = Measured(
+        *(layers.start, *confidences.shape, *states.shape[1:]),
+        *(array.ctypes.data for array in (states, *held, confidences)),
+    )
+    loaded().calm_beam_measure(ctypes.byref(measure), ctypes.byref(measured))
+    return confidences
+
+
+def measure_facts(measure: Measure, facts: np.ndarray) -> np.ndarray:
+    """Returns confidences of rows, float32, shape (rows,), by a measure of logits.
+
+    Args:
+      measure: Which.
+      facts: float32, shape (4 or more, rows), as `summarise` returns them.
+    """
+    facts = np.ascontiguousarray(facts[:4])
+    confidences = np.empty(facts.shape[1], np.float32)
+    loaded().calm_beam_measure_facts(
+        ctypes.byref(measure), _ADDRESS(facts.ctypes.data), _NUMBER(facts.shape[1]), _ADDRESS(confidences.ctypes.data)
+    )
+    return confidences
+
+
+def summarise(
+    head: Head, *, states: np.ndarray, entries: np.ndarray, measure: Measure | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what decisions are made of in the logits that a head makes of states, as in a settled `Summary`.
+
+    Args:
+      head: Which.
+      states: float32, shape (entries, width).
+      entries: shape (rows,).
+      measure: What makes confidences of it.
+
+    Returns:
+      int32, shape (rows,): the tokens; and float32, shape (5, rows): largest, second, total and weighted sum, and the
+      confidence, 0 without a measure.
+
+    Raises:
+      MemoryError: If there is none.
+    """
+    entries = np.ascontiguousarray(entries, np.int64)
+    facts, tokens = np.empty((5, len(entries)), np.float32), np.empty(len(entries), np.int32)
+    asked = Asked(
+        *(len(entries), threads(), None if measure is None else ctypes.addressof(measure)),
+        *(array.ctypes.data for array in (states, entries, facts, tokens)),
+    )
+    if not loaded().calm_beam_summarise(ctypes.byref(head), ctypes.byref(asked)):
+        raise MemoryError(f"no memory for the logits of {len(entries)} rows")
+    return tokens, facts

@@ -1,5 +1,5 @@
 /* What a certified head proves of states, as one call: see exits/certified_head.py for what is bounded, and
-   exits/quantised_head.py for how weights are quantised.
+   exits/certified_head.py for how weights are quantised.
 
    Products of 8-bit integers are what processors are best at, and XLA makes half as much of them at most, or nothing
    without AVX-512. What comes after, a few operations on each logit, is done while the logits are in the cache.

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.arithmetic import Precision
 from calm_beam.model.architecture import Architecture
+from calm_beam.precision import Precision
 from calm_beam.text import counted
 
 from .config import PAD_ID, T5Config, parameter_shapes
@@ -12,8 +12,7 @@ from .config import PAD_ID, T5Config, parameter_shapes
 if TYPE_CHECKING:
     from calm_beam.model.native_decoder import NativeDecoder
 
-    from .layers import DecoderLayer
-    from .network import EarlyExitT5
+    from .network import DecoderLayer, EarlyExitT5
 
 # T5 starts its embedding at 1, which suits Adafactor's relative steps; under Adam's absolute ones, a new model would
 # keep most of that noise for the whole of a short run.
@@ -44,7 +43,7 @@ class T5Architecture(Architecture):
 
     def packed_layer(self, config: T5Config, *, precision: Precision) -> "DecoderLayer":
         """Returns a decoder layer."""
-        from .layers import DecoderLayer
+        from .network import DecoderLayer
 
         return DecoderLayer(config, precision=precision)
 
@@ -52,7 +51,7 @@ class T5Architecture(Architecture):
         self, config: T5Config, parameters: Mapping[str, Any], *, terms: Sequence[Any]
     ) -> "NativeDecoder":
         """Returns the decoder."""
-        from .native import native_decoder
+        from .network import native_decoder
 
         return native_decoder(config, parameters, biases=terms)
 

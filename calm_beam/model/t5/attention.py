@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Precision
-from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Attended, KeysValues, Position, Sources
-from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
+from calm_beam.model.numerics import MASKED, Dense, einsum, matrix_product, rounded
+from calm_beam.precision import FLOAT32, Precision
 
 from .config import T5Config
 

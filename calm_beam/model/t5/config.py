@@ -4,8 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from calm_beam.model.exit_parameters import check_exit_fields, exit_fields, exit_shapes
-from calm_beam.model.token_ids import check_ids
+from calm_beam.model.architecture import check_exit_fields, check_ids, exit_fields, exit_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 

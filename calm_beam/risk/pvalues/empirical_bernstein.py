@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk.elementary import gap
 from calm_beam.risk.evidence import Evidence, Loss, SquaredLoss
 
-from ._binomial import gap
-from ._contract import exp_upper, require_loss_sum, require_sums
-from .method import PValueMethod
+from .method import PValueMethod, exp_upper, require_loss_sum, require_sums
 
 
 def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:

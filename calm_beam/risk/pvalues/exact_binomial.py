@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk.elementary import binomial_cdf
 from calm_beam.risk.evidence import Evidence, EvidenceError, IsFraction, Loss
 
-from ._binomial import binomial_cdf
-from ._contract import LEAST, require_loss_sum
-from .method import PValueMethod
+from .method import LEAST, PValueMethod, require_loss_sum
 
 
 def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:

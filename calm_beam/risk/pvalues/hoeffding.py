@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam.risk.elementary import gap
 from calm_beam.risk.evidence import Evidence, Loss
 
-from ._binomial import gap
-from ._contract import exp_upper, require_loss_sum
-from .method import PValueMethod
+from .method import PValueMethod, exp_upper, require_loss_sum
 
 
 def hoeffding_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:

@@ -4,11 +4,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calm_beam.risk import elementary
+from calm_beam.risk.elementary import binomial_cdf, binomial_deviance, gap
 from calm_beam.risk.evidence import Evidence, Loss
 
-from ._binomial import binomial_cdf, binomial_deviance, gap
-from ._contract import LEAST, require_loss_sum, rounded_up
-from .method import PValueMethod
+from .method import LEAST, PValueMethod, require_loss_sum, rounded_up
 
 _E_UPPER = 2.7182818284590455
 

@@ -8,10 +8,9 @@ from numpy.typing import ArrayLike
 from calm_beam.risk import elementary
 from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.evidence import Evidence, LogCapital
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 
-from ._contract import require_n_and_delta, rounded_up
-from .method import PValueMethod
+from .method import PValueMethod, require_n_and_delta, rounded_up
 
 # Each bettor's stake, as a share of the largest that cannot lose everything, and its part of the starting capital;
 # fixed before any data are seen. Against losses of 0 and 1 with a risk of c delta a share of 1 - c grows fastest, and

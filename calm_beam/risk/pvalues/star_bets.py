@@ -6,10 +6,9 @@ from numpy.typing import ArrayLike
 from calm_beam.risk import elementary
 from calm_beam.risk.elementary import log_floor
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 
-from ._contract import require_n_and_delta, rounded_up
-from .method import PValueMethod
+from .method import PValueMethod, require_n_and_delta, rounded_up
 
 # Examples that the moments of a coin of risk delta count for, before any is seen.
 _PRIOR = 20

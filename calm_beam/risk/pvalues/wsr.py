@@ -6,10 +6,9 @@ from numpy.typing import ArrayLike
 from calm_beam.risk import elementary
 from calm_beam.risk.elementary import log_floor
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 
-from ._contract import require_n_and_delta, rounded_up
-from .method import PValueMethod
+from .method import PValueMethod, require_n_and_delta, rounded_up
 
 # Bets are tuned for a decision at the level 0.05, of which this is minus the logarithm. The p-value is valid at every
 # other one too. Tuned to the level in use it proves no more on the whole; `star_bets`, which aims at it, does.

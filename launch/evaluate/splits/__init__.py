@@ -18,9 +18,8 @@ splits_grid.csv and .parquet (the whole set at every threshold), splits.json (ho
 splits.html, a page with all of it that opens offline.
 """
 
+from calm_beam.launch.evaluate.request import SplitsRequest
 from calm_beam.launch.flags import FlagParser, request_parser
-
-from .request import SplitsRequest
 
 _ESSENTIALS = (
     "--experiment",

@@ -10,9 +10,8 @@ from calm_beam.calibration.plan import check_specs
 from calm_beam.inputs.examples import Example
 from calm_beam.manifest import Plan, PlannedTest
 from calm_beam.outputs import Generation, Output
-from calm_beam.outputs.layout import Layout
-from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.outputs.totals import CalibrationTotals, Layout
+from calm_beam.risk.losses import to_signed_fixed_point
 
 
 def build_example(**changes: Any) -> Example:

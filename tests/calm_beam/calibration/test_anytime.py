@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calm_beam.calibration.anytime import AnytimeEvidence, PromiseEvidence
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import p_values_of
 from calm_beam.risk.pvalues.signed_mixture import BETS
 from tests.calm_beam.serving.builders import build_entry

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
-from calm_beam.outputs.layout import Layout
-from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.totals import CalibrationTotals, Layout
 from tests.plans import all_specs
 
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="wsr")

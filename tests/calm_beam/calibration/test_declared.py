@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from calm_beam.calibration.declared import DeclaredExample, DeclaredExamples, IdReading
+from calm_beam.calibration.settings_rounds import DeclaredExample, DeclaredExamples, IdReading
 from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.risk.evidence import BettingTable
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.risk.testing import LossesError
 from tests.calm_beam.inputs.losses.builders import declared_examples
 
 

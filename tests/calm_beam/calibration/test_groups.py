@@ -9,21 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.calibration.groups import MOST_GROUPS, counted_groups, groups_in_words, groups_of_data
+from calm_beam.calibration.asked_data import MOST_GROUPS, counted_groups, groups_in_words, groups_of_data
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
-from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
-from calm_beam.calibration.rounds import Round
-from calm_beam.calibration.sequential import watched
+from calm_beam.calibration.result import RiskRow, choose_thresholds, read_risk_table, risk_rows, risk_table_text
+from calm_beam.calibration.rounds import Round, watched
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.manifest import GroupRecord, Plan, PlannedTest, SequentialPlan
 from calm_beam.outputs import FinishedSweep, OutputsError, StoredShard
-from calm_beam.outputs.layout import Layout
-from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.totals import CalibrationTotals, Layout
 from calm_beam.risk.counts import binomial_interval
-from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.losses import to_signed_fixed_point
 from calm_beam.risk.testing import p_values_for
 from tests.plans import all_specs
 

@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES, Guarantee, default_p_value, place_of_served
 from calm_beam.manifest import PARETO, Objective, PlannedTest
-from calm_beam.outputs.layout import objectives_of
+from calm_beam.outputs.totals import objectives_of
 from calm_beam.risk.pvalues import P_VALUES
 from tests.plans import all_specs
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calm_beam.calibration.certification import entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.manifest import (
     CONFIRM_PATH,
     HAND_ON,

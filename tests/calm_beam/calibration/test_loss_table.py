@@ -9,10 +9,10 @@ import pytest
 from hypothesis import strategies
 
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.inputs.losses.rows import LossRow
-from calm_beam.risk.fixed_point import to_signed_fixed_point
-from calm_beam.risk.setting_sums import LossesError
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.inputs.losses.tables import LossRow
+from calm_beam.risk.evidence import RiskTotals
+from calm_beam.risk.losses import to_signed_fixed_point
+from calm_beam.risk.testing import LossesError
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.provenance import RunProvenance
+from calm_beam.calibration.publish import RunProvenance
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.manifest import (
     GUARANTEE,
     Manifest,
@@ -24,7 +24,7 @@ from calm_beam.manifest import (
     write_manifest,
 )
 from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.risk.fixed_point import to_fixed_point
+from calm_beam.risk.losses import to_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 from tests.plans import all_specs, build_plan
 

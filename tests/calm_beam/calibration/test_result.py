@@ -11,10 +11,9 @@ import pytest
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.manifest import Calibration, PlannedTest
-from calm_beam.outputs.layout import objectives_of
-from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.totals import CalibrationTotals, objectives_of
 from calm_beam.risk.evidence import EvidenceError
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES, hoeffding_p_value, p_values_of
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.plans import all_specs

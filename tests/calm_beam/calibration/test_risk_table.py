@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from calm_beam.calibration.result import RiskRow
-from calm_beam.calibration.risk_table import read_risk_table, risk_table_text, write_risk_table
+from calm_beam.calibration.result import RiskRow, read_risk_table, risk_table_text, write_risk_table
 
 _ROW = RiskRow(
     consistency="risk",

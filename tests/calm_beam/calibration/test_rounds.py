@@ -13,9 +13,8 @@ from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.rounds import Round, division_digest, has_rounds, rounds_of
 from calm_beam.manifest import Plan, SequentialPlan
 from calm_beam.outputs import OutputsError, StoredShard
-from calm_beam.outputs.contrast import Contrast
+from calm_beam.outputs.metric_checks import Contrast, Unseen, UnseenText
 from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.outputs.unseen import Unseen, UnseenText
 from tests.plans import all_specs
 
 from .builders import build_generation, build_plan, build_totals

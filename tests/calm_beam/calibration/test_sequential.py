@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from calm_beam.calibration.plan import check_specs, layout_of
 from calm_beam.calibration.result import risk_rows
-from calm_beam.calibration.sequential import proved_objectives, watched
+from calm_beam.calibration.rounds import proved_objectives, watched
 from calm_beam.manifest import Plan, SequentialPlan, looks_by_round
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, signed_mixture_p_value
-from calm_beam.risk.stopping import Proved, StopRule
+from calm_beam.risk.rules import Proved, StopRule
 from tests.plans import all_specs
 
 from .builders import build_plan, build_totals

@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calm_beam.calibration.certification import SettingRow, entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.result import RiskRow, risk_rows
-from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
-from calm_beam.calibration.settings import SettingRow, entries_of, setting_manifest, setting_rows
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.calibration.result import RiskRow, read_risk_table, risk_rows, write_risk_table
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.manifest import PlannedTest, SettingManifest, SettingPlan, read_manifest
-from calm_beam.manifest.file_names import RISK_TABLE
+from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import Generation
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.losses import losses_of_scores
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.setting_sums import LossSums, RiskTest, control_risk
-from calm_beam.risk.testing import GridTest
+from calm_beam.risk.testing import GridTest, LossSums, RiskTest, control_risk
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.builders import GRID, random_generations, write_calibration

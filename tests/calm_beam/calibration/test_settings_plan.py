@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from calm_beam.calibration.certification import settled_order
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.settings_plan import settled_order
 from calm_beam.errors import UsageError
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.plans import all_tests, build_setting_plan

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.calibration.declared import DeclaredExample, DeclaredExamples
-from calm_beam.calibration.evaluated import EvaluatedLosses
-from calm_beam.calibration.ledger import Ledger
+from calm_beam.calibration.certification import setting_manifest, setting_rows
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.sequential import WatchedSettings, watched, watched_settings
-from calm_beam.calibration.settings import setting_manifest, setting_rows
+from calm_beam.calibration.rounds import WatchedSettings, watched, watched_settings
+from calm_beam.calibration.settings_rounds import DeclaredExample, DeclaredExamples, EvaluatedLosses, Ledger
 from calm_beam.errors import UsageError
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.manifest import (
     Plan,
     SequentialPlan,
@@ -28,10 +26,9 @@ from calm_beam.manifest import (
     SettingSequentialPlan,
 )
 from calm_beam.outputs.totals import CalibrationTotals
-from calm_beam.risk.fixed_point import to_signed_fixed_point
-from calm_beam.risk.losses import tail_loss
+from calm_beam.risk.losses import tail_loss, to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.risk.testing import LossesError
 from tests.calm_beam.calibration.builders import build_plan
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows, declared_examples
 from tests.plans import all_specs, all_tests, build_setting_plan

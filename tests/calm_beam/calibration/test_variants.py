@@ -9,10 +9,8 @@ import pytest
 
 from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
 from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, promise_of
-from calm_beam.calibration.result import RiskRow, choose_thresholds
-from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
-from calm_beam.calibration.variant_costs import VariantCosts
-from calm_beam.calibration.variants import variant_rows, whole_of
+from calm_beam.calibration.result import RiskRow, choose_thresholds, read_risk_table, risk_table_text
+from calm_beam.calibration.variants import VariantCosts, variant_rows, whole_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
@@ -21,7 +19,7 @@ from calm_beam.manifest import ParetoPlan, Plan, SequentialPlan, Variant
 from calm_beam.outputs import Generation, OutputsError
 from calm_beam.outputs.totals import CalibrationTotals
 from calm_beam.risk.evidence import betting_order
-from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.losses import to_signed_fixed_point
 from calm_beam.risk.pvalues import p_values_of
 from tests.calm_beam.calibration.builders import build_example, build_output
 from tests.plans import all_specs, build_plan

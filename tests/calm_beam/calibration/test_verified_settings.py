@@ -5,11 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
+from calm_beam.calibration.certification import (
+    check_fresh,
+    entries_of,
+    promised,
+    setting_manifest,
+    setting_rows,
+    verify_settings,
+)
 from calm_beam.calibration.loss_table import LossTable
-from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
-from calm_beam.calibration.verified_settings import check_fresh, promised, verify_settings
 from calm_beam.errors import UsageError
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.manifest import SettingManifest
 from calm_beam.risk.pvalues import p_values_of
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows

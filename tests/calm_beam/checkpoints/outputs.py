@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, write_t5x
-from calm_beam.checkpoints.native import write_native
+from calm_beam.checkpoints.model_folder import write_native
 from calm_beam.model import T5Config
 from tests.builders import build_arrays, build_config, hugging_face_tensors, write_hugging_face
 from tests.calm_beam.checkpoints.outputs import GOLDENS, assert_generates, assert_gives

@@ -12,9 +12,9 @@ import pytest
 
 from calm_beam.checkpoints import Arrays, CheckpointError, StoredArray, load_checkpoint
 from calm_beam.checkpoints import write_t5x as write_step
-from calm_beam.checkpoints.scanned import unstack_layers
+from calm_beam.checkpoints.orbax import read_arrays
+from calm_beam.checkpoints.rearranged import unstack_layers
 from calm_beam.checkpoints.t5x import read_t5x
-from calm_beam.checkpoints.zarr_arrays import read_arrays
 from calm_beam.model import EarlyExitT5, T5Config
 from tests.builders import build_arrays, build_config, write_t5x
 

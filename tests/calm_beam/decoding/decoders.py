@@ -8,22 +8,20 @@ import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, BranchResult, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import BranchResult, PromptResult
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
 from calm_beam.model.sharding import Division
 from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")
 
 # What ends a layer, and where it is found: by native code, or by XLA.
-LAYER_ENDS = ((calls.Stack, "run"), (device_steps, "run_layer"))
+LAYER_ENDS = ((library.Stack, "run"), (device_steps, "run_layer"))
 # What goes through prompts, for native code and for XLA.
 PREFILLS = ((device_steps, "prefill"), (device_steps, "admit"))
 

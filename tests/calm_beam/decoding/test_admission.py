@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.decoding.admission import AHEAD_SHARE, Admission, Prepared
-from calm_beam.decoding.padding import encoded_width
-from calm_beam.decoding.request import Request
+from calm_beam.decoding.batch import AHEAD_SHARE, Admission, Prepared
+from calm_beam.decoding.branches import Request
+from calm_beam.decoding.compilation import encoded_width
 
 _WIDTHS = (32, 64)
 

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model.native import library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.branches import PromptResult
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config, parameter_shapes
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same
 from tests.instruction_sets import needs_native

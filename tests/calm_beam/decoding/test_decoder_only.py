@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import group_decoder
-from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.branches import PromptResult
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling, network
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same, count_as_numpys
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -372,6 +371,6 @@ def test_prompts_that_begin_alike_have_the_outputs_of_others(
     monkeypatch.setattr(device_steps, "go_through", watched)
     shared = decode()
     assert seen == [begun[:32]]
-    monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())
+    monkeypatch.setattr(decoder, "common_prefix", lambda prompts, *, width: ())
     assert_all_same(shared, decode())
     assert len(seen) == 1

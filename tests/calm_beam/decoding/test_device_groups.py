@@ -26,7 +26,7 @@ from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.request import Request
+from calm_beam.decoding.branches import Request
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 

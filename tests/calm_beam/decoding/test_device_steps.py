@@ -14,9 +14,8 @@ import pytest
 import scipy.special
 
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.decoding.xla.attended import grouped, ranks, source_positions
-from calm_beam.decoding.xla.rows import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
-from calm_beam.decoding.xla.tiles import tile_rows, whole_tiles
+from calm_beam.decoding.xla.steps import AskedRows, CopiedRows, EmbeddedRows, LayerRows, SkippedRows, ToldRows
+from calm_beam.decoding.xla.tiles import grouped, ranks, source_positions, tile_rows, whole_tiles
 from calm_beam.model import network_of
 from tests.builders import build_arrays, build_config, checkpoint_of
 

@@ -13,8 +13,8 @@ import jax, numpy as np
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.devices import decode_on_devices
-from calm_beam.decoding.request import Request
+from calm_beam.decoding.decoder import decode_on_devices
+from calm_beam.decoding.branches import Request
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint
 

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, BranchResult
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.result import BranchResult
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same, serve

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import admission, group_decoder
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding import batch, decoder
+from calm_beam.decoding.branches import Request, sweep_branches
+from calm_beam.decoding.compilation import encoded_width, encoded_widths, widths_up_to
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.padding import encoded_width, encoded_widths, widths_up_to
-from calm_beam.decoding.request import Request
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.decoding.decoders import PREFILLS, STEPS, assert_all_same, in_order
@@ -117,7 +116,7 @@ def test_an_open_batch_takes_prompts_in_their_order(widths: dict[tuple[int, ...]
 def test_it_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are those of prompts that are gone through at the width at which they are kept."""
     fine = _decode(kind)
-    monkeypatch.setattr(admission, "encoded_width", lambda length, width: width)
+    monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
     assert_all_same(fine, _decode(kind))
     assert len({tuple(result.tokens[0].tolist()) for result in fine}) > 5
 
@@ -131,6 +130,6 @@ def test_it_changes_nothing_after_what_all_begin_with(
     prompts = [[*begun, *generator.integers(2, 63, size=3 * index).tolist()] for index in range(10)]
     fine = _decode("llama", prompts)
     assert set.union(*widths.values()) == {48, 64}
-    monkeypatch.setattr(admission, "encoded_width", lambda length, width: width)
-    monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())
+    monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
+    monkeypatch.setattr(decoder, "common_prefix", lambda prompts, *, width: ())
     assert_all_same(fine, _decode("llama", prompts))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.decoding import engine_choice
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
@@ -17,6 +16,7 @@ from calm_beam.decoding.engine_choice import Machine, asked_like, check_assigned
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
+from calm_beam.precision import FLOAT32, Precision
 from calm_beam.storage import free_memory
 from tests.builders import build_checkpoint, build_config, build_rule
 from tests.calm_beam.model.llama.builders import build_llama_config

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calm_beam.decoding.branches import sweep_branches
+from calm_beam.decoding.branches import KnownOutput, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import KnownOutput, PromptResult
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.decoding.lanes import LaneTree
+from calm_beam.decoding.kv_cache import LaneTree
 from calm_beam.exits.propagations import PROPAGATIONS, Propagation
 
 _FROM_EXIT = PROPAGATIONS["from_exit"]

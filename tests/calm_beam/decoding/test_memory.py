@@ -17,22 +17,21 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
-from calm_beam.decoding import group_decoder, memory
-from calm_beam.decoding.branches import Branch, sweep_branches
-from calm_beam.decoding.cpu import sources as native_sources
+from calm_beam.decoding import cpu as native_sources
+from calm_beam.decoding import decoder, memory
+from calm_beam.decoding.branches import Branch, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
-from calm_beam.decoding.result import PromptResult
-from calm_beam.decoding.xla import sources as xla_sources
+from calm_beam.decoding.xla import engine as xla_sources
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.interface import EarlyExitModel
-from calm_beam.model.native import calls, library
+from calm_beam.model.native import library
 from calm_beam.model.sharding import Division
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import build_checkpoint, build_config
 from tests.calm_beam.decoding.decoders import LAYER_ENDS, PREFILLS, first_device
 from tests.sampling import sampled
@@ -118,7 +117,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
 
     for module, name in ((xla_sources, "Sources"), (native_sources, "SourcesOfWidth")):
         monkeypatch.setattr(module, name, watched_sources(getattr(module, name)))
-    for module, name, store in ((device_steps, "run_layer", "cache"), (calls, "entries_of", "store")):
+    for module, name, store in ((device_steps, "run_layer", "cache"), (library, "entries_of", "store")):
         monkeypatch.setattr(module, name, watched(getattr(module, name), store))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     branches = sweep_branches(ExitRule(), np.linspace(0.9, 0.1, thresholds).tolist(), max_decode_length=_STEPS)
@@ -138,13 +137,13 @@ def test_a_full_device_halves_the_budget(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """When the device runs out of memory, what has not ended is decoded again with half the budget, and it is told."""
-    calls = 0
+    library = 0
 
     def full_at_first(step: Callable[..., object]) -> Callable[..., object]:
         def run(*arguments: object, **rows: object) -> object:
             nonlocal calls
-            calls += 1
-            if calls in (20, 50):
+            library += 1
+            if library in (20, 50):
                 raise error
             return step(*arguments, **rows)
 
@@ -258,7 +257,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 
     for module, name in PREFILLS:
         monkeypatch.setattr(module, name, watched(getattr(module, name)))
-    monkeypatch.setattr(group_decoder, "return_freed_memory", lambda: returns.append(1))
+    monkeypatch.setattr(decoder, "return_freed_memory", lambda: returns.append(1))
     sweep = _sweep(slots=12, tokens=100_000)
     for count in (9, 10, 11, 12):
         assert len(dict(sweep.decode(_prompts(count)))) == count

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.cpu import sources as native_sources
-from calm_beam.decoding.cpu.sources import NativeSources
+from calm_beam.decoding import cpu as native_sources
+from calm_beam.decoding.cpu import NativeSources
 from calm_beam.decoding.engine import Slots
-from calm_beam.decoding.single_lanes import SingleLanes
+from calm_beam.decoding.kv_cache import SingleLanes
 from calm_beam.decoding.weights import Weights
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.decoding.xla.sources import sources_by_width
+from calm_beam.decoding.xla.engine import sources_by_width
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import network_of

@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.decoding.branches import Branches, sweep_branches
+from calm_beam.decoding.branches import Branches, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.near_ties import near_ties_of
-from calm_beam.decoding.result import PromptResult
+from calm_beam.decoding.engine_choice import near_ties_of
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_prompts, build_rule
 from tests.instruction_sets import needs_native

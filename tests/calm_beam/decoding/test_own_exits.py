@@ -8,16 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding.branches import Branch, PromptResult
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.result import PromptResult
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from calm_beam.model.llama import LlamaConfig
 from calm_beam.model.native import library
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import build_arrays, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_same, count_as_numpys
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config

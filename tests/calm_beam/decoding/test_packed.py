@@ -10,15 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, padding
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding import batch, compilation
+from calm_beam.decoding.branches import Branch, PromptResult, Request, sweep_branches
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.lanes import LaneTree
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
-from calm_beam.decoding.work import Work
-from calm_beam.decoding.xla import attended, heads, tiles
+from calm_beam.decoding.engine import Work
+from calm_beam.decoding.kv_cache import LaneTree
+from calm_beam.decoding.xla import engine, tiles
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
@@ -193,7 +191,7 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
     rule = build_rule(confidence)
     again, work = _shared(rule, config=config, exit_head="int8")
     assert {size for is_thorough, size in sizes if is_thorough} == {8}
-    monkeypatch.setattr(heads, "_CERTIFYING", (False,))
+    monkeypatch.setattr(engine, "_CERTIFYING", (False,))
     once, work_of_once = _shared(rule, config=config, exit_head="int8")
     for one, other in zip(again, once, strict=True):
         assert_same(one, other, confidences_within=0.2)
@@ -252,7 +250,7 @@ def test_thresholds_in_any_order_give_the_same() -> None:
     ("module", "sizes"),
     [
         (tiles, {"_HOST_ROWS": 8}),
-        (attended, {"_HOST_STEPS": 2, "_HOST_SOURCE": 8, "_HOST_RANKS": 1, "_HOST_GROUPS": 1}),
+        (tiles, {"_HOST_STEPS": 2, "_HOST_SOURCE": 8, "_HOST_RANKS": 1, "_HOST_GROUPS": 1}),
     ],
 )
 def test_xlas_tiles_and_blocks_may_have_any_size(
@@ -409,7 +407,7 @@ def test_work_does_not_depend_on_the_batch() -> None:
 
 def test_few_prompts_have_room_for_eight() -> None:
     """How many prompts of a width are held does not follow small numbers of them, since each compiles anew."""
-    held = padding.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=256)
+    held = compilation.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=256)
     assert held == {32: 128, 64: 8}
-    assert padding.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=4) == {32: 4, 64: 4}
-    assert padding.places_by_width({32: 100, 64: 3}, tokens=96, slots=256) == {32: 1, 64: 1}
+    assert compilation.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=4) == {32: 4, 64: 4}
+    assert compilation.places_by_width({32: 100, 64: 3}, tokens=96, slots=256) == {32: 1, 64: 1}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calm_beam.decoding.padding import common_prefix
+from calm_beam.decoding.compilation import common_prefix
 
 
 def _prompts(shared: int, own: int, *, count: int = 8) -> list[list[int]]:

@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.exits.rule import ExitRule
+from calm_beam.precision import Precision
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import STEPS, in_order
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config

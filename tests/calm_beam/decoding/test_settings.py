@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from calm_beam.arithmetic import Precision
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
+from calm_beam.precision import Precision
 from tests.builders import build_rule
 
 _SETTINGS = DecodeSettings(

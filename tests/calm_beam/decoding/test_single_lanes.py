@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.decoding.single_lanes import SingleLanes
+from calm_beam.decoding.kv_cache import SingleLanes
 
 
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)

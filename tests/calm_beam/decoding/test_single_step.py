@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import batch, single_step
-from calm_beam.decoding.branches import Branch
+from calm_beam.decoding import batch, step
+from calm_beam.decoding.batch import engine_for
+from calm_beam.decoding.branches import Branch, KnownOutput, PromptResult, Request
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.engines import engine_for
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import KnownOutput, PromptResult
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.engine import Work
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model.native import calls, library
+from calm_beam.model.native import library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import STEPS, assert_same, in_order
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -105,10 +103,10 @@ def _both_ways(
     rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[tuple[list[PromptResult], Work]]:
     """Returns what comes out where everybody is asked after every layer, and where as much as can be is run ahead."""
-    monkeypatch.setattr(calls.Stack, "runs_steps", False)
+    monkeypatch.setattr(library.Stack, "runs_steps", False)
     found = []
     for most_ahead in (-1.0, float("inf")):
-        monkeypatch.setattr(single_step, "_MOST_AHEAD", most_ahead)
+        monkeypatch.setattr(step, "_MOST_AHEAD", most_ahead)
         found.append(_decoded(rule, **options))
     return found
 
@@ -143,17 +141,17 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
     """To the bit, with as many rows gone through, whatever the model; where some of an output is known, too."""
     model = {"t5": _model, "t5 with heads": _model_with_heads, "llama": _llama}[family]()
     taken = []
-    run_step = calls.Stack.run_step
+    run_step = library.Stack.run_step
 
     def watched(*arguments: Any, **options: Any) -> int:
         taken.append(options["known_exits"] is not None)
         return run_step(*arguments, **options)
 
-    monkeypatch.setattr(calls.Stack, "run_step", watched)
-    monkeypatch.setattr(single_step, "_MOST_AHEAD", -1.0)
+    monkeypatch.setattr(library.Stack, "run_step", watched)
+    monkeypatch.setattr(step, "_MOST_AHEAD", -1.0)
     anew, known_before, counts = [], [], []
     for runs_steps in (True, False):
-        monkeypatch.setattr(calls.Stack, "runs_steps", runs_steps)
+        monkeypatch.setattr(library.Stack, "runs_steps", runs_steps)
         anew.append(_decoded(rule, checkpoint=model))
         known = [_known(result) for result in in_order(_decoder(rule, 0.9, model).decode(_PROMPTS), len(_PROMPTS))]
         decoder = _decoder(rule, 0.85, model)
@@ -249,17 +247,17 @@ def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
 
 def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known at first, so that everybody is asked; where next to nobody leaves, nobody is asked any more."""
-    monkeypatch.setattr(single_step, "_MOST_AHEAD", 3.0)
-    monkeypatch.setattr(calls.Stack, "runs_steps", False)
+    monkeypatch.setattr(step, "_MOST_AHEAD", 3.0)
+    monkeypatch.setattr(library.Stack, "runs_steps", False)
     decoder = _decoder(build_rule("static"), 1.0)
     asked = []
-    run = single_step.SingleStep._run
+    run = step.SingleStep._run
 
     def watched(step: Any, layers: range, *others: Any) -> Any:
         asked.append(layers)
         return run(step, layers, *others)
 
-    monkeypatch.setattr(single_step.SingleStep, "_run", watched)
+    monkeypatch.setattr(step.SingleStep, "_run", watched)
     assert len(dict(decoder.decode(_PROMPTS[:6]))) == 6
     assert asked[0] == range(1, 2)
     assert asked[-1] == range(1, _DEPTH + 1)

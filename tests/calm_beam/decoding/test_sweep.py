@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.decoding.padding import bucket_width
+from calm_beam.decoding.compilation import bucket_width
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, assert_all_same

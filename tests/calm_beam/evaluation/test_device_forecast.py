@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from benchmarks.programs.models import LARGE_MODELS
-from calm_beam.arithmetic import Precision
 from calm_beam.evaluation.device_forecast import DEVICES, Part, StepParts, device_forecast
 from calm_beam.exits.rule import ExitRule
+from calm_beam.precision import Precision
 from tests.calm_beam.model.llama.builders import build_llama_config
 
 _BFLOAT16 = Precision(dtype="bfloat16")

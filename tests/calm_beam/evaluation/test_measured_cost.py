@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.decoding.result import BranchResult
+from calm_beam.decoding.branches import BranchResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.evaluation.measured_cost import measured_cost
-from calm_beam.evaluation.serving_speed import Serving
+from calm_beam.evaluation.serving_speed import Serving, measured_cost
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost

@@ -6,24 +6,26 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
 from calm_beam.evaluation.outcomes import (
     GridRow,
     LaneCounts,
     TrialOutcome,
     grid_rows,
     lane_counts,
+    read_grid,
+    read_trials,
     summaries,
     trial_outcomes,
+    write_grid,
+    write_trials,
 )
-from calm_beam.evaluation.output_counts import OutputCounter
-from calm_beam.evaluation.splits import Splits, SplitTotals
+from calm_beam.evaluation.splits import OutputCounter, Splits, SplitTotals
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import PlannedTest
-from calm_beam.outputs.layout import Layout
-from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.outputs.totals import Layout
 from calm_beam.risk.fwer import fixed_sequence_test
+from calm_beam.risk.losses import to_signed_fixed_point
 from calm_beam.risk.pvalues import excess_p_values, p_values_of
 from tests.plans import all_specs
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table
-from calm_beam.evaluation.output_counts import BLEU_ROWS, OutputCounter
+from calm_beam.evaluation.splits import BLEU_ROWS, OutputCounter
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.corpus_bleu import bleu_counts
 from calm_beam.outputs import Generation, Output

@@ -12,8 +12,7 @@ import pytest
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.evaluation.perturbation import PerturbationDecoder, Perturbed
-from calm_beam.evaluation.sensitivity import KINDS
+from calm_beam.evaluation.sensitivity import KINDS, PerturbationDecoder, Perturbed
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
 from tests.numpy_t5 import NumpyT5

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.evaluation.sample import Estimate, estimated_mean, estimated_ratio, sampled
+from calm_beam.evaluation.performance import Estimate, estimated_mean, estimated_ratio, sampled
 from tests.calm_beam.evaluation.builders import build_prompt
 
 _EXAMPLES = [

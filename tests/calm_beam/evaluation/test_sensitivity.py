@@ -7,8 +7,7 @@ from typing import cast
 import pytest
 
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.evaluation.perturbation import PerturbationDecoder, Perturbed
-from calm_beam.evaluation.sensitivity import Sensitivity, measure_sensitivity
+from calm_beam.evaluation.sensitivity import PerturbationDecoder, Perturbed, Sensitivity, measure_sensitivity
 from tests.calm_beam.evaluation.builders import build_prompt, build_task
 
 

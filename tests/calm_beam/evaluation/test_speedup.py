@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from calm_beam.evaluation.speedup import measure_speedups
+from calm_beam.evaluation.serving_speed import measure_speedups
 
 
 class _Clock:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from calm_beam.evaluation.splits import Splits, SplitTotals
-from calm_beam.outputs.layout import Layout
-from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.outputs.totals import Layout
+from calm_beam.risk.losses import to_signed_fixed_point
 from tests.plans import all_specs
 
 _SPLITS = Splits(trials=30, calibration_share=0.8, seed=3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.evaluation.suitability import ExitForecast, LayerPredictions, Suitability, suitability
+from calm_beam.evaluation.suitability import ExitForecast, LayerPredictions, Suitability, suitability_of
 
 # A layer takes 12 d a + 4 d_f d = 64 operations, a skipped one 4 d a = 16, a projection 2 V d = 40.
 _SIZES = DecoderSizes(num_layers=3, width=2, attention_width=2, mlp_width=2, encoder_width=2, vocab_size=10)
@@ -32,7 +32,7 @@ _CASE = _predictions(
 
 def test_agreement_and_depths_by_hand() -> None:
     """Agreement counts layer by layer; the oracle leaves at the first layer that agrees, settled at the last change."""
-    found = suitability(_CASE, sizes=_SIZES, agreeing=1)
+    found = suitability_of(_CASE, sizes=_SIZES, agreeing=1)
     assert found.agreement == (0.5, 0.5, 1.0)
     assert found.first_agreement == (1 + 1 + 2 + 3) / 4
     assert found.settled == (1 + 3 + 2 + 3) / 4
@@ -41,10 +41,10 @@ def test_agreement_and_depths_by_hand() -> None:
 
 def test_the_threshold_is_the_lowest_above_which_enough_tokens_stay() -> None:
     """At 0.31 the fourth token still goes to the last layer; at 0.3 it leaves with another token."""
-    everything = suitability(_CASE, sizes=_SIZES, agreeing=1).exits[0]
+    everything = suitability_of(_CASE, sizes=_SIZES, agreeing=1).exits[0]
     assert everything.threshold == pytest.approx(0.31)
     assert everything.layers == (1 + 1 + 2 + 3) / 4
-    most = suitability(_CASE, sizes=_SIZES, agreeing=0.75).exits[0]
+    most = suitability_of(_CASE, sizes=_SIZES, agreeing=0.75).exits[0]
     assert most.threshold == pytest.approx(0.11)
     assert most.layers == (1 + 1 + 2 + 2) / 4
 
@@ -54,14 +54,14 @@ def test_a_threshold_below_one_that_fails_is_not_taken() -> None:
     # Sure and wrong at layer 1; less sure and right for all others.
     sizes = dataclasses.replace(_SIZES, num_layers=2)
     predictions = _predictions([[1, 5, 5], [4, 5, 5]], [[1.0, 0.5, 0.5], [1.0, 0.9, 0.9]])
-    found = suitability(predictions, sizes=sizes, agreeing=0.9)
+    found = suitability_of(predictions, sizes=sizes, agreeing=0.9)
     assert [(each.threshold, each.layers, each.work) for each in found.exits] == [(None, 2.0, 1.0)]
     assert found.advice == ""
 
 
 def test_exits_of_fewer_layers_by_hand() -> None:
     """Fewer tests, deeper tokens: what each choice of layers takes, the tests included."""
-    found = suitability(_CASE, sizes=_SIZES, agreeing=1)
+    found = suitability_of(_CASE, sizes=_SIZES, agreeing=1)
     full = 3 * 64 + 40
     assert [(each.min_exit_layer, each.exit_interval) for each in found.exits] == [(1, 1), (2, 2)]
     every, alone = found.exits
@@ -75,7 +75,7 @@ def test_exits_of_fewer_layers_by_hand() -> None:
 def test_one_layer_has_no_choice() -> None:
     """It always goes through it."""
     sizes = dataclasses.replace(_SIZES, num_layers=1)
-    found = suitability(_predictions([[3, 4]], [[0.5, 0.6]]), sizes=sizes)
+    found = suitability_of(_predictions([[3, 4]], [[0.5, 0.6]]), sizes=sizes)
     assert [(each.layers, each.work) for each in found.exits] == [(1.0, 1.0)]
 
 
@@ -83,7 +83,7 @@ def test_one_layer_has_no_choice() -> None:
 def test_no_exit_is_below_the_oracles_where_all_tokens_stay(depth: int, count: int, seed: int) -> None:
     """Depths are in order: first agreement, then settled, within the layers; the last layer always agrees."""
     generator = np.random.default_rng(seed)
-    found = suitability(
+    found = suitability_of(
         LayerPredictions(
             tokens=generator.integers(0, 3, (depth, count), np.int32),
             gaps=generator.random((depth, count), np.float32),
@@ -161,6 +161,6 @@ def test_the_advice_names_the_layers(exits: tuple[ExitForecast, ...], words: str
 def test_wrong_arguments_are_refused() -> None:
     """With what was wrong."""
     with pytest.raises(ValueError, match=r"agreeing must be in \(0, 1\], got 98"):
-        suitability(_CASE, sizes=_SIZES, agreeing=98)
+        suitability_of(_CASE, sizes=_SIZES, agreeing=98)
     with pytest.raises(ValueError, match="no token to look at"):
-        suitability(_predictions([[], []], [[], []]), sizes=_SIZES)
+        suitability_of(_predictions([[], []], [[], []]), sizes=_SIZES)

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES
-from calm_beam.exits import quantised_head as quantised_head_module
-from calm_beam.exits.certified_head import Certificate, certify, screened
+from calm_beam.exits import certified_head as quantised_head_module
+from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify, quantised_head, screened
 from calm_beam.exits.measures import MEASURES
-from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
+from calm_beam.precision import DTYPES
 from tests.instruction_sets import TUNED, forced, needs_native
 
 pytestmark = needs_native

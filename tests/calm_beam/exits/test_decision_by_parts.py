@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from calm_beam.arithmetic import FLOAT32
+from calm_beam.precision import FLOAT32
 from calm_beam.exits.decision import decide, decide_by_logits
 from calm_beam.exits.measures import MEASURES
 from calm_beam.model.partitioning import PARTS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calm_beam.exits.grid import descending_grid, uniform_grid
+from calm_beam.exits.thresholds import descending_grid, uniform_grid
 
 
 def test_a_grid_descends() -> None:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.errors import UsageError
+from calm_beam.exits.certified_head import quantised_head
 from calm_beam.exits.head_forms import EXIT_HEADS, GONE, SMALLEST_CERTIFIED, certified_bytes, head_form
 from calm_beam.exits.measures import MEASURES, Measure, Need
-from calm_beam.exits.quantised_head import quantised_head
+from calm_beam.precision import FLOAT32, Precision
 
 _OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
 

@@ -9,8 +9,8 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.exits import logit_summary
-from calm_beam.exits.logit_summary import Summary
+from calm_beam.exits import decision
+from calm_beam.exits.decision import Summary
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -36,11 +36,11 @@ def _parts(logits: list[float]) -> Summary:
 
 def _folded(parts: Summary, order: list[int]) -> Summary:
     columns = [Summary(*(values[:, place : place + 1] for values in parts)) for place in order]
-    return functools.reduce(logit_summary.merged, columns, logit_summary.nothing((1, 1)))
+    return functools.reduce(decision.merged, columns, decision.nothing((1, 1)))
 
 
 def _assert_same(one: Summary, other: Summary) -> None:
-    found, expected = logit_summary.settled(one), logit_summary.settled(other)
+    found, expected = decision.settled(one), decision.settled(other)
     for name in ("largest", "token", "total"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6)
     np.testing.assert_allclose(found.weighted, expected.weighted, rtol=1e-5)
@@ -54,7 +54,7 @@ def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data:
     """Merged one by one in any order, beginning with nothing, parts have the summary of their union."""
     parts = _parts(logits)
     order = data.draw(st.permutations(range(len(logits))))
-    _assert_same(_folded(parts, order), logit_summary.union(parts))
+    _assert_same(_folded(parts, order), decision.union(parts))
 
 
 @_slowly
@@ -62,7 +62,7 @@ def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data:
 def test_the_summary_is_that_of_the_sorted_logits(logits: list[float]) -> None:
     """Largest, its first index, runner-up and sum are numpy's; NaN counts as the largest, and leaves nothing to use."""
     largest, token, second, total, weighted = (
-        values.item() for values in logit_summary.settled(_folded(_parts(logits), [*range(len(logits))]))
+        values.item() for values in decision.settled(_folded(_parts(logits), [*range(len(logits))]))
     )
     if np.isnan(logits).any():
         assert np.isnan(largest)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.exits.quantised_head import BLOCK, heads_of_form, quantised_head
+from calm_beam.exits.certified_head import BLOCK, heads_of_form, quantised_head
 
 
 def test_weights_are_packed() -> None:

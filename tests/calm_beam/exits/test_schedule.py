@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds, threshold_factors
+from calm_beam.exits.thresholds import scheduled_thresholds, threshold_factors
 from tests.numpy_decoder import threshold_at
 
 _DECAY = ExitRule(schedule="decay", tau=4.0)

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from calm_beam.inputs import DataFiles, Reading
-from calm_beam.inputs.size import estimated_examples
+from calm_beam.inputs.preview import estimated_examples
 
 
 def _rows(count: int) -> bytes:
@@ -60,7 +60,7 @@ def test_records_are_counted_by_their_lengths(tmp_path: pathlib.Path) -> None:
 
     path = tmp_path / "rows.tfrecord"
     path.write_bytes(b"".join(struct.pack("<Q", size) + bytes(8 + size) for size in (5, 0, 300)))
-    with mock.patch("calm_beam.inputs.tfrecord.TFRecord.check_installed"):
+    with mock.patch("calm_beam.inputs.tensorflow_formats.TFRecord.check_installed"):
         assert _estimate(path) == 3
 
 

@@ -171,7 +171,7 @@ def test_compressed_records_that_were_cut_off(tmp_path: pathlib.Path) -> None:
 
 def test_records_are_read_as_they_are_asked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first records of a large compressed file need its beginning alone, and copies of some records at a time."""
-    monkeypatch.setattr("calm_beam.inputs.tfrecord._COPIED_BYTES", 100)
+    monkeypatch.setattr("calm_beam.inputs.tensorflow_formats._COPIED_BYTES", 100)
     rows = text_rows(40)
     path = write_tfrecord(tmp_path / "a.tfrecord.gz", rows)
     whole = _read(path)

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.manifest import (
     EACH_VARIANT,
     PARETO,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calm_beam.manifest import ManifestError, parse_manifest
-from calm_beam.manifest.reader import read_any_manifest
+from calm_beam.manifest.files import read_any_manifest
 
 # A line for each kind of run, of a small model with random weights and of made-up losses.
 _LINES = gzip.decompress((pathlib.Path(__file__).parent / "before.jsonl.gz").read_bytes()).decode().splitlines()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.manifest import Manifest, ManifestError, manifest_text, parse_manifest
 from tests.calm_beam.manifest.builders import (
     build_calibration,

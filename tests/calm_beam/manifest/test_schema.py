@@ -31,7 +31,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.manifest.schema import SCHEMA_FILE, manifest_schema, schema_text
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.tails import TAILED, split_tail, tail_name
+from calm_beam.risk.rules import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
     REMOVED,
     build_confirmed_manifest,

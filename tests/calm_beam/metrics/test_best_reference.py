@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics import Sight, best_over_references
 from calm_beam.metrics.registry import METRICS
-from calm_beam.metrics.sight import Sight
 
 _WORDS = Sight(tokens=str.split)
 

@@ -13,12 +13,9 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from calm_beam.metrics.bleurt import Bleurt, BleurtError, checkpoint_fingerprint
-from calm_beam.metrics.bleurt.checkpoint import BleurtConfig
-from calm_beam.metrics.bleurt.encoding import Encoder
-from calm_beam.metrics.bleurt.word_pieces import word_ids, words
+from calm_beam.metrics import MetricSettings
+from calm_beam.metrics.bleurt import Bleurt, BleurtConfig, BleurtError, Encoder, checkpoint_fingerprint, word_ids, words
 from calm_beam.metrics.registry import MetricError, checked_score, full_name, get_metric, take_clipped
-from calm_beam.metrics.settings import MetricSettings
 from tests.bleurt_builder import WORD_PIECES, write_bleurt
 from tests.sampling import sampled
 

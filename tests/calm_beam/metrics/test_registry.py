@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
+from calm_beam.metrics import NO_SETTINGS
 from calm_beam.metrics.registry import (
     METRICS,
     MetricError,
@@ -22,7 +23,6 @@ from calm_beam.metrics.registry import (
     source_digests,
     take_clipped,
 )
-from calm_beam.metrics.settings import NO_SETTINGS
 
 _OWN_MODULE = """
 VERSION = "1"

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from calm_beam.metrics.best_reference import best_over_references
+from calm_beam.metrics import Sight, best_over_references, sight_of
 from calm_beam.metrics.registry import METRICS
-from calm_beam.metrics.sight import Sight, sight_of
 
 # Pairs of texts that differ and of which a metric sees nothing.
 _UNSEEN = [

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.metrics.exact_match import exact_match
-from calm_beam.metrics.squad_text import normalize_squad_text
+from calm_beam.metrics.exact_match import exact_match, normalize_squad_text
 from calm_beam.metrics.token_f1 import token_f1
 
 # Marks between which and words there is no number and no formula.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model.heads import exit_probability, head_logits
+from calm_beam.precision import FLOAT32, Precision
 
 
 def test_one_logit_through_a_sigmoid_two_through_a_softmax() -> None:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32
 from calm_beam.model import architecture_of
+from calm_beam.model.heads import layer_dropout_rates, passed_by
 from calm_beam.model.interface import Taught
-from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
+from calm_beam.precision import FLOAT32
 from tests.builders import build_arrays, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 

@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.decoding.xla import steps as device_steps
-from calm_beam.decoding.xla.attended import grouped, source_positions
-from calm_beam.decoding.xla.rows import LayerRows
+from calm_beam.decoding.xla.steps import LayerRows
+from calm_beam.decoding.xla.tiles import grouped, source_positions
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.model import T5Config, architecture_of, native_decoder, network_of, parameter_shapes
 from calm_beam.model.interface import of_layer
 from calm_beam.model.llama import LlamaConfig, RopeScaling
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
 from calm_beam.model.native_decoder import NativeDecoder
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import build_arrays, build_config, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
-_OF_LOGITS = [name for name in calls.MEASURES if MEASURES[name].needs is Need.LOGITS]
+_OF_LOGITS = [name for name in library.MEASURES if MEASURES[name].needs is Need.LOGITS]
 _ROWS, _RANKS, _SOURCE, _STEPS, _LAYER = 96, 8, 9, 24, 2
 _NODES = 3 * _ROWS
 _KINDS: dict[str, T5Config | LlamaConfig] = {
@@ -132,18 +132,18 @@ def _turns(case: _Case) -> np.ndarray | None:
     return case.decoder.turns(case.by_row["positions"][np.argsort(case.by_row["lanes"])])
 
 
-def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Sequence[int]) -> calls.Stack:
+def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Sequence[int]) -> library.Stack:
     """Returns layers that read and write states, (layers + 1, entries, width), and a store each."""
     source_keys, source_values = case.source
-    source = calls.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
+    source = library.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
     # By prompt, which is by entry here.
     entries = np.argsort(case.by_row["lanes"])
     by_prompt = {name: case.by_row[name][entries].astype(np.int32) for name in ("steps", "positions", "places")}
     by_prompt["source_of"] = np.zeros(_ROWS, np.int32)
-    stack = calls.Stack(
+    stack = library.Stack(
         [case.decoder.layers[layer - 1] for layer in layers],
         [
-            calls.entries_of(
+            library.entries_of(
                 inputs=states[index],
                 outputs=states[index + 1],
                 store=store,
@@ -154,7 +154,7 @@ def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Se
             for index, store in enumerate(stores)
         ],
     )
-    stack.set_sources([(calls.Sources * 1)(source)] * len(layers))
+    stack.set_sources([(library.Sources * 1)(source)] * len(layers))
     if (turns := _turns(case)) is not None:
         stack.set_turns(turns)
     return stack
@@ -245,15 +245,15 @@ class _Made(NamedTuple):
 class _Step(NamedTuple):
     """What a step is told of rows, and the heads that it asks."""
 
-    heads: list[calls.Head | None]
-    measure: calls.Measure
+    heads: list[library.Head | None]
+    measure: library.Measure
     thresholds: np.ndarray
     known_exits: np.ndarray | None
 
 
-def _measure(case: _Case, name: str, *, vocab_size: int) -> calls.Measure:
+def _measure(case: _Case, name: str, *, vocab_size: int) -> library.Measure:
     generator, config = np.random.default_rng(2), case.model.config
-    made = calls.measure_of(
+    made = library.measure_of(
         name,
         vocab_size=vocab_size,
         classifier=(generator.standard_normal((config.emb_dim, 2)), generator.standard_normal(2)),
@@ -280,7 +280,7 @@ def _step_of(case: _Case, measure: str, *, has_known: bool) -> _Step:
 
 
 def _row_by_row(
-    case: _Case, step: _Step, stack: calls.Stack, states: np.ndarray, rows: int, *, is_of_logits: bool
+    case: _Case, step: _Step, stack: library.Stack, states: np.ndarray, rows: int, *, is_of_logits: bool
 ) -> tuple[_Made, int]:
     """Returns what a step makes of rows, each taken through one layer after the other alone, and how often it asks."""
     made, asked, depth = _Made.none(), 0, len(step.heads)
@@ -291,10 +291,10 @@ def _row_by_row(
             stack.run(range(layer - 1, layer), below=lanes, lanes=lanes, nodes=nodes)
             if head is None:
                 continue
-            ask = functools.partial(calls.summarise, head, states=states[layer], entries=lanes)
+            ask = functools.partial(library.summarise, head, states=states[layer], entries=lanes)
             token, largest, confidence = 0, np.float32(np.nan), np.float32(-np.inf)
             if not is_of_logits:
-                found = calls.measure_states(
+                found = library.measure_states(
                     step.measure, range(layer, layer + 1), states=states, below=lanes, lanes=lanes
                 )
                 confidence = found[0, 0]
@@ -314,14 +314,14 @@ def _row_by_row(
 
 
 @pytest.mark.parametrize("kind", ["t5", "odd t5", "wide t5", "llama"])
-@pytest.mark.parametrize("measure", calls.MEASURES)
+@pytest.mark.parametrize("measure", library.MEASURES)
 @pytest.mark.parametrize("rows", [0, 1, 7, _ROWS])
 @pytest.mark.parametrize("has_known", [False, True])
 def test_a_whole_step_is_its_layers_and_heads(
     kind: str, measure: str, rows: int, has_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, what is decided of all rows and what layers keep of them; and nothing is asked or written beside."""
-    monkeypatch.setattr(calls, "threads", lambda: 3)
+    monkeypatch.setattr(library, "threads", lambda: 3)
     case = _case(kind)
     step = _step_of(case, measure, has_known=has_known)
     case.states[0, case.by_row["lanes"][2]] = np.nan
@@ -440,7 +440,7 @@ def _several_at_once(run: Callable[[], Sequence[np.ndarray]], expected: Sequence
 @pytest.mark.parametrize("kind", ["t5", "wide t5"])
 def test_calls_at_the_same_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several threads may call at once, each with as many helpers as there are cores, or more."""
-    monkeypatch.setattr(calls, "threads", lambda: 4)
+    monkeypatch.setattr(library, "threads", lambda: 4)
     case = _case(kind)
     for rows in (slice(0, 10), slice(None)):
         run = functools.partial(_by_native_code, case, rows)
@@ -451,7 +451,7 @@ def test_calls_at_the_same_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The helpers of a process do not live on in its child, which gets others."""
-    monkeypatch.setattr(calls, "threads", lambda: 2)
+    monkeypatch.setattr(library, "threads", lambda: 2)
     case = _case("t5")
     expected = _by_native_code(case)
     child = os.fork()

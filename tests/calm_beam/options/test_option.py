@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from calm_beam.inputs.seqio_names import seqio_name
+from calm_beam.inputs.reading import seqio_name
 from calm_beam.options import OptionError, Options, option, options_of, switch
 from calm_beam.options.groups import DataSource, Decoding, Engine, ExitGrid, Failures, Memory, OneRule, PrecisionOptions
 from calm_beam.options.kinds import (

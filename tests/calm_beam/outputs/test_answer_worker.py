@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from calm_beam.decoding.branches import PromptResult, Request
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.inputs import DataFiles, read_examples
 from calm_beam.manifest import ManifestError, read_manifest
-from calm_beam.outputs.answer_prepared import prepare_answers
-from calm_beam.outputs.assignment import AnswerAssignment
-from calm_beam.outputs.request import AnswerRequest
+from calm_beam.outputs.prepared import prepare_answers
+from calm_beam.outputs.request import AnswerAssignment, AnswerRequest
 from calm_beam.outputs.worker import LoadedGenerator, load_model
 from tests.answers import write_served_folder
 

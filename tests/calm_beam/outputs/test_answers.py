@@ -7,10 +7,10 @@ import pytest
 
 from calm_beam.inputs import read_examples
 from calm_beam.outputs import OutputsError, stored_shard
-from calm_beam.outputs.answers import write_answers
+from calm_beam.outputs.rows import write_answers
 from calm_beam.outputs.shards import Failure, ProbedLoss, shard_rows
 from calm_beam.outputs.stored_shards import taken_over
-from calm_beam.serving.tally import Tally
+from calm_beam.serving.answer import Tally
 from tests.answers import build_answer_assignment, write_shard
 from tests.pipelines import write_rows
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import METRICS, Metric, MetricError
 from calm_beam.outputs import Generation
-from calm_beam.outputs.contrast import Contrast, Sample
+from calm_beam.outputs.metric_checks import Contrast, Sample
 from calm_beam.outputs.scoring import score_by_policy
 from tests.calm_beam.calibration.builders import build_example, build_generation
 

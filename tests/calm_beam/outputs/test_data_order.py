@@ -10,7 +10,7 @@ import pytest
 
 from calm_beam.inputs.examples import Example
 from calm_beam.outputs import Generation
-from calm_beam.outputs.data_order import write_in_data_order
+from calm_beam.outputs.rows import write_in_data_order
 
 
 def _generation(file: int, line: int) -> Generation:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from calm_beam.inputs.examples import DataError
-from calm_beam.outputs.failures import check_failures, failure_limit
+from calm_beam.outputs.finished import check_failures, failure_limit
 
 
 def test_the_limit_is_what_was_asked_or_a_hundredth() -> None:

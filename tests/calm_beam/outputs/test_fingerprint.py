@@ -2,9 +2,7 @@
 
 import re
 
-from calm_beam.outputs.fingerprint import content_sum_of, fingerprint_text, merged_sums
-from calm_beam.outputs.layout import Layout
-from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.totals import CalibrationTotals, Layout, content_sum_of, fingerprint_text, merged_sums
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.plans import all_specs
 

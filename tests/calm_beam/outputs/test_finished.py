@@ -9,11 +9,11 @@ import pytest
 
 from calm_beam.inputs.examples import DataError
 from calm_beam.outputs import COMPLETE, FinishedAnswers, OutputsError, read_answers
-from calm_beam.outputs.answers import publish_rows
 from calm_beam.outputs.job import Probe
+from calm_beam.outputs.rows import publish_rows
 from calm_beam.outputs.shards import ProbedLoss
 from calm_beam.outputs.stored_shards import finish
-from calm_beam.serving.tally import Tally
+from calm_beam.serving.answer import Tally
 from tests.answers import build_answer_assignment, write_shard
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from calm_beam.decoding.branches import PromptResult, Request
 from calm_beam.decoding.isolation import DecodeError
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Objective
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs.scoring import score_generation
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
 _TEXTUAL = Objective("textual", "token_f1", loss="dissimilarity")

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES, FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch, sweep_branches
+from calm_beam.decoding.branches import Branch, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.request import Request
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.outputs.served_branches import ServedBranches
+from calm_beam.outputs.generate import ServedBranches
+from calm_beam.precision import DTYPES, FLOAT32, Precision
 from tests.builders import build_checkpoint, build_prompts
 
 _SETTINGS = DecodeSettings(

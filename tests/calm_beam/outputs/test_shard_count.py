@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calm_beam.inputs import DataFiles
-from calm_beam.outputs.shard_count import LEAST_SHARDS, MOST_SHARDS, default_shards, shards_for
+from calm_beam.outputs.sharding import LEAST_SHARDS, MOST_SHARDS, default_shards, shards_for
 
 _EXAMPLES = st.integers(min_value=0, max_value=10**9)
 _WORKERS = st.integers(min_value=1, max_value=500)

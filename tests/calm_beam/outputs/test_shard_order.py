@@ -1,7 +1,7 @@
 """The names of examples that have none of their own."""
 
 from calm_beam.inputs.examples import Example, RowKeys, example_of_row
-from calm_beam.outputs.shard_order import with_unique_ids
+from calm_beam.outputs.sharding import with_unique_ids
 
 
 def _example(line: int, **row: object) -> Example:

@@ -4,10 +4,10 @@ import pathlib
 
 import pytest
 
-from calm_beam.decoding.work import Work
+from calm_beam.decoding.engine import Work
 from calm_beam.outputs import StoredGenerations, stored_shard, write_generations
-from calm_beam.outputs.stopwatch import ShardStopwatch
 from calm_beam.outputs.timing import read_timings
+from calm_beam.outputs.worker import ShardStopwatch
 from tests.calm_beam.outputs.test_job import build_job
 
 

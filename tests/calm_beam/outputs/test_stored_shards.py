@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.outputs import OutputsError, StoredShard, read_generations, write_generations
-from calm_beam.outputs.assignment import SweepAssignment
+from calm_beam.outputs.request import SweepAssignment
 from calm_beam.outputs.stored_shards import (
     check_above,
     check_folder,

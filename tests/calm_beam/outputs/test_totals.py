@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.outputs import Generation
-from calm_beam.outputs.layout import Layout
-from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.totals import CalibrationTotals, Layout
 from calm_beam.risk.evidence import IsFraction, Loss, SquaredLoss
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 

@@ -16,11 +16,10 @@ from calm_beam.calibration.variants import whole_of
 from calm_beam.manifest import Objective, UnseenRecord, unseen_in_words
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation
-from calm_beam.outputs.contrast import Contrast
-from calm_beam.outputs.layout import Layout
+from calm_beam.outputs.metric_checks import Contrast, Unseen, UnseenText, largest_unseen, merged_unseen
 from calm_beam.outputs.scoring import ScoredGeneration, score_by_policy
-from calm_beam.outputs.unseen import Unseen, UnseenText, largest_unseen, merged_unseen
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.outputs.totals import Layout
+from calm_beam.risk.losses import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_totals
 
 _LOSSES = {"textual": "dissimilarity", "risk": "signed"}

@@ -7,9 +7,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from calm_beam.decoding.branches import PromptResult, Request
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.request import Request
-from calm_beam.decoding.result import PromptResult
 from calm_beam.inputs.examples import DataError
 from calm_beam.outputs import Generation
 from calm_beam.outputs.worker import LoadedModel

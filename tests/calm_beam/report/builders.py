@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from calm_beam.calibration.plan import layout_of
-from calm_beam.calibration.provenance import RunProvenance
-from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.publish import EarlierResult, RunProvenance, publish
 from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
@@ -17,9 +16,8 @@ from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.manifest import ModelRecord, Plan, PlannedTest, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, Output, StoredShard, write_generations
-from calm_beam.outputs.layout import objectives_of
 from calm_beam.outputs.scoring import score_generation
-from calm_beam.outputs.totals import CalibrationTotals
+from calm_beam.outputs.totals import CalibrationTotals, objectives_of
 from tests.calm_beam.calibration.builders import build_example, build_generation
 from tests.plans import all_specs, build_plan
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.report.document import Document, Section, file_text
-from calm_beam.report.elements import details, number, table
+from calm_beam.report.document import Document, Section, details, file_text, number, table
 from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import needs_browser, opened
 

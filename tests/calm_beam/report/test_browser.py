@@ -6,7 +6,7 @@ from typing import Any
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.outputs import Generation
 from calm_beam.report import build_page, read_calibrated
-from calm_beam.report.palette import layer_colours
+from calm_beam.report.document import layer_colours
 from tests.calm_beam.report.browser import EVIL, PHONE, SeenPage, needs_browser, opened
 from tests.calm_beam.report.builders import GRID, NUM_LAYERS
 from tests.calm_beam.report.pages import page_about, page_data

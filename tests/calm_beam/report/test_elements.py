@@ -2,7 +2,7 @@
 
 import pytest
 
-from calm_beam.report.elements import Cell, isolated, number, short_place, table, with_short_places
+from calm_beam.report.document import Cell, isolated, number, short_place, table, with_short_places
 from tests.calm_beam.report.pages import ParsedPage
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calm_beam.outputs import Generation, write_generations
-from calm_beam.report.exit_counts import ExitCounts, count_exits
+from calm_beam.report.examples import ExitCounts, count_exits
 from tests.calm_beam.calibration.builders import build_generation
 from tests.calm_beam.report.builders import GRID, NUM_LAYERS, build_output, random_generations
 

@@ -5,9 +5,8 @@ import pathlib
 import pytest
 from matplotlib.figure import Figure
 
-from calm_beam.report.figures import draw_charts, write_figure
-from calm_beam.report.line_chart import FULL, Line, LineChart, around
-from calm_beam.report.palette import SERIES
+from calm_beam.report.document import SERIES
+from calm_beam.report.line_chart import FULL, Line, LineChart, around, draw_charts, write_figure
 from calm_beam.report.splits_page import write_split_figures
 from tests.calm_beam.report.split_results import MEASURES, split_results
 

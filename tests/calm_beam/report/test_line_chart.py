@@ -5,8 +5,8 @@ import xml.etree.ElementTree
 
 import pytest
 
+from calm_beam.report.document import SERIES
 from calm_beam.report.line_chart import FULL, REFERENCE, Line, LineChart, around, legend
-from calm_beam.report.palette import SERIES
 
 
 def _chart(*lines: Line, **changes: object) -> LineChart:

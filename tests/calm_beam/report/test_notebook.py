@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from calm_beam.manifest import write_manifest
+from calm_beam.report.document import layer_colours
 from calm_beam.report.notebook import answer_html
-from calm_beam.report.palette import layer_colours
 from calm_beam.serving import Answer
 from tests.calm_beam.manifest.builders import (
     build_calibration,

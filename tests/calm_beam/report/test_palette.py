@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from calm_beam.report.palette import SERIES, contrast, layer_colours, layer_styles, series_styles
+from calm_beam.report.document import SERIES, contrast, layer_colours, layer_styles, series_styles
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 6, 8, 12, 24, 48])

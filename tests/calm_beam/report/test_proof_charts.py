@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from calm_beam.calibration.settings import SettingRow
-from calm_beam.report.proof_charts import setting_chart
+from calm_beam.calibration.certification import SettingRow
+from calm_beam.report.plain import setting_chart
 
 
 def _rows(risks: Sequence[float], *, delta: float) -> list[SettingRow]:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from calm_beam.calibration.certification import entries_of, setting_manifest, setting_rows
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.calibration.publish import EarlierResult, publish
-from calm_beam.calibration.settings import entries_of, setting_manifest, setting_rows
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_setting_manifest
 from calm_beam.report import ReportError, build_setting_page

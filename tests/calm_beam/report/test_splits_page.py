@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from calm_beam.evaluation.outcomes import Spread
-from calm_beam.evaluation.sample import Estimate
-from calm_beam.evaluation.speedup import Speedup
+from calm_beam.evaluation.performance import Estimate
+from calm_beam.evaluation.serving_speed import Speedup
 from calm_beam.report import splits_page as page_module
 from calm_beam.report.splits_page import splits_page
 from tests.calm_beam.report.accessibility import violations

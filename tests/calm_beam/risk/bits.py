@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.risk.counts import binomial_interval
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.risk.pvalues import P_VALUES, excess_p_values, hoeffding_bentkus_p_value, p_values_of
 from calm_beam.risk.sample_size import exact_power

@@ -11,7 +11,7 @@ import pytest
 from calm_beam.risk import evidence
 from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.evidence import BettingTable, EvidenceError, IsFraction, LogCapital, Loss, SquaredLoss
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 
 _FEW_LOSSES = np.array([[0, LOSS_SCALE], [LOSS_SCALE // 2, 1]])
 _LOSSES = np.arange(20 * 2 * 3).reshape(20, 2, 3)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.risk.fixed_point import (
+from calm_beam.risk.losses import (
     LOSS_SCALE,
     loss_sum_upper,
     require_unit_interval,

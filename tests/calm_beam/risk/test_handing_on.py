@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calm_beam.risk.fwer import fixed_sequence_test, holm_test
-from calm_beam.risk.handing_on import joint_levels
+from calm_beam.risk.rules import joint_levels
 
 _SEEDS = st.integers(0, 100_000)
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from calm_beam.risk import sample_size
-from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.losses import to_signed_fixed_point
 from calm_beam.risk.pvalues import P_VALUES, p_values_of
 from calm_beam.risk.pvalues.signed_mixture import BETS, signed_mixture_p_value
 from calm_beam.risk.sample_size import (

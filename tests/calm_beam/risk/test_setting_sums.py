@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.pvalues import p_values_of
-from calm_beam.risk.setting_sums import LossesError, LossSums, RiskTest, control_risk
+from calm_beam.risk.testing import LossesError, LossSums, RiskTest, control_risk
 
 _TESTS = (
     RiskTest(delta=0.3, epsilon=0.05),
@@ -135,7 +135,7 @@ def test_reading_four_times_makes_no_proof() -> None:
 
 def test_too_many_examples_to_compare_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of ids has an upper end, however the losses were divided."""
-    monkeypatch.setattr("calm_beam.risk.setting_sums.MOST_EXAMPLES", 40)
+    monkeypatch.setattr("calm_beam.risk.testing.MOST_EXAMPLES", 40)
     assert _sums(_rows(_losses(40))).by_setting()["bold"].n == 40
     merged = _sums(_rows(_losses(30)))
     with pytest.raises(LossesError, match="more than 40 losses under setting 'bold', too many to tell"):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN, Proved, StopRule
+from calm_beam.risk.rules import ROUNDS_WITHOUT_GAIN, Proved, StopRule
 
 _NOTHING = Proved(-1, 8.0)
 

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings, strategies
 from hypothesis import strategies as st
 
-from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.totals import MODULUS, RiskTotals, sum_of_digests
+from calm_beam.risk.evidence import MODULUS, RiskTotals, sum_of_digests
+from calm_beam.risk.losses import LOSS_SCALE
 
 _ROWS, _THRESHOLDS = 2, 3
 _INT64_MAX, _INT64_MIN = 2**63 - 1, -(2**63)

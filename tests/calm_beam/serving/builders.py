@@ -6,7 +6,7 @@ from typing import Any
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import (
     Calibration,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
-from calm_beam.decoding import admission, batch
+from calm_beam.decoding import batch
+from calm_beam.decoding.branches import Request
 from calm_beam.decoding.compilation import CompileTime
-from calm_beam.decoding.request import Request
 from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, OutputError, PromptError
 from tests.builders import build_checkpoint, build_prompts
 from tests.calm_beam.serving.builders import build_served_manifest
@@ -55,7 +55,7 @@ def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest
     taken: list[Request] = []
     admit, step = batch.Batch.admit, batch.Batch.step
 
-    def watched_admit(self: Any, waiting: admission.Waiting) -> None:
+    def watched_admit(self: Any, waiting: batch.Waiting) -> None:
         taken.extend(request for queue in waiting.values() for request in queue)
         admit(self, waiting)
 

@@ -12,7 +12,7 @@ from calm_beam.manifest import EngineRecord, Manifest, ManifestError
 from calm_beam.model.native import library
 from calm_beam.serving import Generator
 from calm_beam.serving import generator as generator_module
-from calm_beam.serving.engine import check_exact, other_engine_in_words
+from calm_beam.serving.agreement import check_exact, other_engine_in_words
 from tests.builders import build_checkpoint
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.instruction_sets import TUNED, forced

@@ -16,7 +16,7 @@ from calm_beam.metrics import rouge_l
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.outputs import Generation, Output
 from calm_beam.outputs.scoring import score_generation
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.serving import Answer, Generator, LossProbe, OutputError
 from tests.builders import build_checkpoint
 from tests.calm_beam.calibration.builders import build_example

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from calm_beam.manifest import Variant
-from calm_beam.serving.tally import exit_tests
+from calm_beam.serving.answer import exit_tests
 from tests.calm_beam.manifest.builders import build_manifest
 
 

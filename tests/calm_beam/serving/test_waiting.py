@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from calm_beam.serving import waiting
-from calm_beam.serving.waiting import named_while_waiting
+from calm_beam.serving import generator
+from calm_beam.serving.generator import named_while_waiting
 from tests.calm_beam.serving.test_generator import _generator
 
 
@@ -15,13 +15,13 @@ def test_only_people_are_told(
     is_interactive: bool, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, after some patience, on standard error; what ends before says nothing."""
-    monkeypatch.setattr(waiting, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(generator, "_PATIENCE_SECONDS", 0.05)
     if is_interactive:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with named_while_waiting("compiling"):
         time.sleep(0.5)
     assert capsys.readouterr() == ("", told)
-    monkeypatch.setattr(waiting, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(generator, "_PATIENCE_SECONDS", 60)
     with named_while_waiting("compiling"):
         pass
     assert capsys.readouterr() == ("", "")
@@ -31,7 +31,7 @@ def test_the_first_prompt_of_a_length_names_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second does not: it compiles nothing."""
-    monkeypatch.setattr(waiting, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(generator, "_PATIENCE_SECONDS", 0)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     generator = _generator()
     generator.generate([5, 6, 7])

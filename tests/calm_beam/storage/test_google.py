@@ -469,7 +469,7 @@ def test_without_credentials_it_is_said_how_to_log_in(tmp_path: pathlib.Path) ->
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stderr.splitlines()[-1] == (
-        "calm_beam.storage._error.StorageError: gs://b/a: there are no credentials for Google Cloud Storage. Log in "
+        "calm_beam.storage._paths.StorageError: gs://b/a: there are no credentials for Google Cloud Storage. Log in "
         "with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key of a service "
         "account."
     )

@@ -10,7 +10,7 @@ import pytest
 _COUNTED = """
 import os, pathlib, sys
 import pyarrow
-from calm_beam.evaluation.files import read_grid, write_grid
+from calm_beam.evaluation.outcomes import read_grid, write_grid
 from calm_beam.inputs.examples import Example
 from calm_beam.outputs import Generation
 from calm_beam.outputs import Output
@@ -21,7 +21,7 @@ from calm_beam.outputs import stored_prompts
 from calm_beam.outputs import stored_shard
 from calm_beam.outputs import write_generations
 from calm_beam.inputs import read_examples
-from calm_beam.report.exit_counts import count_exits
+from calm_beam.report.examples import count_exits
 
 def threads():
     names = [pathlib.Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]

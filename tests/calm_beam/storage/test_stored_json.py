@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.metrics.bleurt.checkpoint import CONFIG, BleurtConfig
+from calm_beam.metrics.bleurt import CONFIG, BleurtConfig
 from calm_beam.outputs import COMPLETE, DecodeJob, FinishedSweep, stored_shard
 from calm_beam.report import read_calibrated, read_speedups
 from calm_beam.training.saved_state import StateFolder

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES
 from calm_beam.checkpoints import fingerprint
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.layer_predictions import layer_predictions
+from calm_beam.evaluation.suitability import layer_predictions
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of, parameter_shapes
 from calm_beam.model.interface import Taught
 from calm_beam.model.llama import LlamaConfig
+from calm_beam.precision import DTYPES
 from calm_beam.training.batches import BatchShape, Pair, choose_shapes, end_pairs, pad_batch
 from calm_beam.training.config import ClassifierConfig, MuonConfig, TrainingConfig
-from calm_beam.training.initialize import initialize_parameters
+from calm_beam.training.new_model import initialize_parameters
 from calm_beam.training.saved_state import ResumeError, SavedState
 from calm_beam.training.step import loss_and_gradients, variables
 from calm_beam.training.train import Progress, train

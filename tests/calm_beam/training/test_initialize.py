@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.model import ModelConfig, network_of, parameter_shapes
 from calm_beam.training.batches import choose_shapes, end_pairs
-from calm_beam.training.initialize import initialize_parameters
+from calm_beam.training.new_model import initialize_parameters
 from calm_beam.training.validation import validation_losses
 from tests.builders import build_config
 from tests.calm_beam.model.llama.builders import build_llama_config

@@ -8,8 +8,15 @@ import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.training.exit_objective import decision_losses
-from calm_beam.training.logistic import LogisticFit, Rows, area_under_curve, exit_quality, f1_not_exiting, fit_logistic
+from calm_beam.training.config import decision_losses
+from calm_beam.training.train_classifier import (
+    LogisticFit,
+    Rows,
+    area_under_curve,
+    exit_quality,
+    f1_not_exiting,
+    fit_logistic,
+)
 
 
 def _rows(seed: int = 0, *, count: int = 400, width: int = 5) -> Rows:

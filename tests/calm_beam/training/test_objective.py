@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calm_beam.training.config import LAYER_WEIGHTS
-from calm_beam.training.objective import (
+from calm_beam.training.step import (
     all_layers,
     layer_weighted_loss,
     layer_weights,

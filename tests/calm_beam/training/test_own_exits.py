@@ -13,9 +13,8 @@ from calm_beam.checkpoints import StoredArrays, fingerprint, load_checkpoint, wr
 from calm_beam.model import ModelConfig, network_of, parameter_shapes
 from calm_beam.model.interface import Taught
 from calm_beam.training.config import MuonConfig, TrainingConfig
-from calm_beam.training.objective import layer_weighted_loss
-from calm_beam.training.own_exits import with_own_exits
-from calm_beam.training.step import loss_and_gradients, variables
+from calm_beam.training.new_model import with_own_exits
+from calm_beam.training.step import layer_weighted_loss, loss_and_gradients, variables
 from calm_beam.training.train import train
 from tests.builders import build_arrays, build_config
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import DTYPES
 from calm_beam.checkpoints import fingerprint
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
+from calm_beam.precision import DTYPES
 from calm_beam.training.batches import Pair
 from calm_beam.training.config import AdafactorConfig, MuonConfig, OptimizerConfig, TrainingConfig
-from calm_beam.training.initialize import initialize_parameters
+from calm_beam.training.new_model import initialize_parameters
 from calm_beam.training.saved_state import ResumeError, SavedState, TrainedModel
 from calm_beam.training.step import variables
 from calm_beam.training.train import Progress, train

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import Precision
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config
+from calm_beam.precision import Precision
 from calm_beam.training.batches import Pair
-from calm_beam.training.config import ClassifierConfig
-from calm_beam.training.exit_objective import (
+from calm_beam.training.config import (
+    ClassifierConfig,
     balanced_weights,
     decision_losses,
     geometric_weights,

@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
-from calm_beam.training.vocabulary import train_vocabulary
+from calm_beam.training.new_model import train_vocabulary
 
 _TEXTS = [f"the {noun} sees a {other}" for noun in ("cat", "dog", "owl") for other in ("mouse", "house", "bird")]
 

@@ -16,11 +16,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from calm_beam.decoding import batch
-from calm_beam.decoding.request import Request
-from calm_beam.launch.serve.app import build_app
-from calm_beam.launch.serve.limits import Limits
-from calm_beam.launch.serve.served import Served
-from calm_beam.launch.serve.timed_protocol import protocol_with
+from calm_beam.decoding.branches import Request
+from calm_beam.launch.serve.request import Limits, Served
+from calm_beam.launch.serve.run import build_app, protocol_with
 from calm_beam.serving import Generator, LossProbe
 from tests.pipelines import text_rows
 

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from calm_beam.checkpoints import load_checkpoint, write_native
-from calm_beam.inputs.vocabularies.chat import chat_of
+from calm_beam.inputs.vocabularies.chat_templates import chat_of
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.serving import Generator
 from tests.builders import build_arrays, build_config

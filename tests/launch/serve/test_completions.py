@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from calm_beam.launch.serve.limits import Limits
+from calm_beam.launch.serve.request import Limits
 from calm_beam.serving import Generator, OutputError
 from tests.calm_beam.serving.builders import STEPS, with_groups
 from tests.launch.serve.served import (

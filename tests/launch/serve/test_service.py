@@ -13,10 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from calm_beam.decoding.admission import Admission
-from calm_beam.decoding.batch import Batch
-from calm_beam.launch.serve import measurements
-from calm_beam.launch.serve.limits import Limits
+from calm_beam.decoding.batch import Admission, Batch
+from calm_beam.launch.serve import desk
+from calm_beam.launch.serve.request import Limits
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.serving import ContinuousGenerator, Generator, LossProbe, MeasuredLoss, OutputError
 from tests.calm_beam.serving.builders import with_groups
@@ -243,7 +242,7 @@ def test_a_full_disk_is_told_to_the_log_only(
 
     probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
     monkeypatch.setattr(LossProbe, "add", failing)
-    measuring = measurements.Measurements(generator, probe, most_waiting=1)
+    measuring = desk.Measurements(generator, probe, most_waiting=1)
     with ContinuousGenerator(generator) as continuous:
         for _ in range(2):
             request_id = measuring.sampled(None)

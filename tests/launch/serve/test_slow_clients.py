@@ -7,7 +7,7 @@ import socket
 import fastapi
 import pytest
 
-from calm_beam.launch.serve.limits import Limits
+from calm_beam.launch.serve.request import Limits
 from tests.launch.serve.served import served
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from calm_beam.launch.serve import tracing
+from calm_beam.launch.serve import metrics
 from calm_beam.serving import Generator
 from tests.launch.serve.served import PROMPTS, answered, asked
 
@@ -22,7 +22,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     kept, provider = InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    monkeypatch.setattr("calm_beam.launch.serve.tracing.trace.get_tracer", provider.get_tracer)
+    monkeypatch.setattr("calm_beam.launch.serve.metrics.trace.get_tracer", provider.get_tracer)
     return kept
 
 
@@ -71,6 +71,6 @@ def test_a_failure_is_an_error(client: TestClient, spans: Any, monkeypatch: pyte
 
 def test_it_answers_without(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where OpenTelemetry is not installed."""
-    monkeypatch.setattr(tracing, "_IS_INSTALLED", False)
-    monkeypatch.delattr(tracing, "trace", raising=False)
+    monkeypatch.setattr(metrics, "_IS_INSTALLED", False)
+    monkeypatch.delattr(metrics, "trace", raising=False)
     assert answered(asked(client, PROMPTS[0]))["tokens"]

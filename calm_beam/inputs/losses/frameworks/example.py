@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.tables import name_of
+from calm_beam.risk.testing import LossesError
 from calm_beam.storage import is_cloud_path, open_input, strict_json
-
-from ..rows import name_of
 
 # Where a framework has written an object that is no JSON, such as a picture, as Python shows it.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.tables import name_of
+from calm_beam.risk.testing import LossesError
 from calm_beam.storage import base_name, is_file, joined, open_input, parent, strict_json
 
-from ..rows import name_of
 from .example import ScoredExample, agreed, cluster_of, digest_of_asked, loaded_object
 
 _BEGINNING = 4096

@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.inputs.examples import check_row_size
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.tables import name_of
+from calm_beam.risk.testing import LossesError
 from calm_beam.storage import open_input, strict_json
 
-from ..rows import name_of
 from .example import ScoredExample, cluster_of, digest_of_asked
 
 _HEADER, _SAMPLES = "header.json", "samples/"

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.tables import name_of
+from calm_beam.risk.testing import LossesError
 from calm_beam.storage import base_name, joined, list_files, open_input, parent
 
-from ..rows import name_of
 from .example import ScoredExample, agreed, cluster_of, digest_of_asked, glob_of, loaded_object
 
 _NAME = re.compile(r"details_(.+)_(\d{4}-\d{2}-\d{2}T.*)\.parquet")

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.exits.grid import descending_grid
+from calm_beam.exits.thresholds import descending_grid
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from tools.demo_task.sentences import normalized

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.calibration.declared import DeclaredExample
-from calm_beam.inputs.losses.rows import LossRow
+from calm_beam.calibration.settings_rounds import DeclaredExample
+from calm_beam.inputs.losses.tables import LossRow
 
 ORDER = ("8bit", "6bit", "4bit", "3bit")
 _WRONG = (0.01, 0.03, 0.08, 0.3)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.errors import UsageError
-from calm_beam.inputs.losses.direction import known_direction, settled_direction
-from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.runs import Run, RunScores, known_direction, losses_of_runs, settled_direction
+from calm_beam.risk.testing import LossesError
 from tests.calm_beam.inputs.losses.builders import write_helm, write_inspect, write_lighteval, write_lm_eval
 
 _Writer = Callable[[pathlib.Path, bool], pathlib.Path]

@@ -13,10 +13,9 @@ import pytest
 from calm_beam.calibration.loss_table import LossTable
 from calm_beam.inputs.losses.frameworks import format_of
 from calm_beam.inputs.losses.frameworks.example import digest_of_asked
-from calm_beam.inputs.losses.rows import LossRow
 from calm_beam.inputs.losses.runs import Run, RunScores, losses_of_runs
-from calm_beam.inputs.losses.shown import named
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.tables import LossRow, named
+from calm_beam.risk.testing import LossesError
 from tests.calm_beam.inputs.losses.builders import (
     pack_in_zstandard,
     write_helm,

@@ -10,9 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from calm_beam.inputs.examples import DataError
-from calm_beam.inputs.losses.rows import LossRow, RowReading
-from calm_beam.inputs.losses.tables import read_rows, table_files
-from calm_beam.risk.setting_sums import LossesError
+from calm_beam.inputs.losses.tables import LossRow, RowReading, read_rows, table_files
+from calm_beam.risk.testing import LossesError
 from tests.calm_beam.inputs.losses.builders import coin_rows, row_values, write_csv
 
 _ALL = RowReading(group_key="group", cluster_key="cluster")

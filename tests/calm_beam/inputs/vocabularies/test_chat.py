@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.inputs.vocabularies.chat import OWN_TEMPLATE, chat_of, rendered
+from calm_beam.inputs.vocabularies.chat_templates import OWN_TEMPLATE, chat_of, rendered
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.manifest import ChatRecord
 from tests.builders import train_vocabulary

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from calm_beam.inputs.vocabularies import chat_process
-from calm_beam.inputs.vocabularies.chat import rendered
+from calm_beam.inputs.vocabularies import chat_templates
+from calm_beam.inputs.vocabularies.chat_templates import rendered
 from calm_beam.inputs.vocabularies.vocabulary import VocabularyError
 from calm_beam.manifest import ChatRecord
 
@@ -112,7 +112,7 @@ def test_a_process_that_was_killed_is_started_again() -> None:
     """Whoever ends it, such as a machine that is out of memory, only one prompt is lost, in words."""
     chat = ChatRecord(template=_ECHO, tokens={})
     assert rendered(chat, "a") == "a"
-    process = chat_process._RENDERER._process
+    process = chat_templates._RENDERER._process
     assert process is not None
     process.send_signal(signal.SIGKILL)
     process.wait()

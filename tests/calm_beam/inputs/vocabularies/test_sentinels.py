@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.inputs.vocabularies.sentinels import SentinelsError, extra_ids_beside, write_extra_ids
+from calm_beam.inputs.vocabularies.sentence_piece import SentinelsError, extra_ids_beside, write_extra_ids
 from calm_beam.inputs.vocabularies.vocabulary import VocabularyError, open_vocabulary
 from tests.builders import train_vocabulary
 

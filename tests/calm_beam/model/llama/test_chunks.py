@@ -3,7 +3,7 @@
 import pytest
 
 from calm_beam.model import architecture_of
-from calm_beam.model.llama.chunks import chunk_numbers, chunk_positions
+from calm_beam.model.llama.config import chunk_numbers, chunk_positions
 from tests.calm_beam.model.llama.builders import build_llama_config
 
 # Llama 3.2 1B.

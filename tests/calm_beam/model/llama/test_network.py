@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.model import network_of, parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling, network
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_llama import NumpyLlama

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calm_beam.model.llama import RopeScaling
-from calm_beam.model.llama.rotary import inverse_frequencies, rotated, turnings
+from calm_beam.model.llama.attention import inverse_frequencies, rotated, turnings
 from tests.calm_beam.model.llama.builders import build_llama_config
 
 _LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0)

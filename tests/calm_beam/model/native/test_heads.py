@@ -8,15 +8,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.exits.logit_summary import Summary
+from calm_beam.exits.decision import Summary
 from calm_beam.exits.measures import MEASURES
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
 from calm_beam.model.native_decoder import NativeDecoder, Packing
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
 
-def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, calls.Head]:
+def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, library.Head]:
     width = len(kernel)
     decoder = NativeDecoder(
         [],
@@ -50,8 +50,8 @@ def test_a_head_sums_up_its_logits(
         kernel[:, generator.integers(0, vocab_size, 3)] = kernel[:, generator.integers(0, vocab_size, 1)]
     entries = generator.integers(0, 50, rows)
     decoder, head = _head(kernel, factor=0.25)
-    made_by = calls.measure_of(measure, vocab_size=vocab_size)
-    summarise = functools.partial(calls.summarise, head, states=states, measure=made_by)
+    made_by = library.measure_of(measure, vocab_size=vocab_size)
+    summarise = functools.partial(library.summarise, head, states=states, measure=made_by)
     tokens: Any
     facts: Any
     tokens, facts = summarise(entries=entries)
@@ -92,15 +92,15 @@ def test_a_head_of_logits_that_are_no_numbers() -> None:
     states = np.ones((4, 4), np.float32)
     states[1, 2], states[2] = np.nan, -1
     _, head = _head(kernel)
-    tokens, facts = calls.summarise(head, states=states, entries=np.arange(4))
+    tokens, facts = library.summarise(head, states=states, entries=np.arange(4))
     assert tokens.tolist() == [280, 0, 0, 280]
     assert np.isnan(facts[0]).tolist() == [False, True, False, False]
     kernel[0, 5] = np.inf
     _, head = _head(kernel)
-    tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
+    tokens, facts = library.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
     assert (tokens.tolist(), facts[0].tolist()) == ([5], [np.inf])
     assert np.isnan(facts[2:4]).all()
     kernel[:] = -np.inf
     _, head = _head(kernel)
-    tokens, facts = calls.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
+    tokens, facts = library.summarise(head, states=np.ones((1, 4), np.float32), entries=np.arange(1))
     assert (tokens.tolist(), facts[0].tolist()) == ([0], [-np.inf])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calm_beam.exits.measures.state import STATE
-from calm_beam.model.native import calls
+from calm_beam.model.native import library
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -30,14 +30,14 @@ def test_confidences_of_states(width: int, scores: int) -> None:
         }
     assert np.isnan(expected["state"]).sum() == 4
     for name, of_all in expected.items():
-        measure = calls.measure_of(name, vocab_size=9, classifier=(kernel, bias), by_layer=[0.25, 0.5, 1])
+        measure = library.measure_of(name, vocab_size=9, classifier=(kernel, bias), by_layer=[0.25, 0.5, 1])
         assert measure is not None
-        found = calls.measure_states(measure, range(1, 4), states=states, below=below, lanes=lanes)
+        found = library.measure_states(measure, range(1, 4), states=states, below=below, lanes=lanes)
         np.testing.assert_allclose(found, of_all, rtol=2e-6, atol=2e-6)
-        some = calls.measure_states(measure, range(2, 4), states=states, below=lanes[:7], lanes=lanes[:7])
+        some = library.measure_states(measure, range(2, 4), states=states, below=lanes[:7], lanes=lanes[:7])
         np.testing.assert_array_equal(some, found[1:, :7])
 
 
 def test_measures_that_native_code_does_not_know() -> None:
     """They are left to others."""
-    assert calls.measure_of("patience", vocab_size=9) is None
+    assert library.measure_of("patience", vocab_size=9) is None

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.arithmetic import FLOAT32, Precision
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.model import EarlyExitT5, T5Config
+from calm_beam.precision import FLOAT32, Precision
 from tests.builders import build_checkpoint, build_config
 from tests.numpy_t5 import NumpyT5
 

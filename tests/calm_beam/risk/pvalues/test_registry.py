@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from calm_beam.risk.evidence import Evidence, EvidenceError, IsFraction, LogCapital, Loss, SquaredLoss
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import (
     P_VALUES,
     empirical_bernstein_p_value,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.risk.elementary import log_capital
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import signed_mixture_p_value
 from calm_beam.risk.pvalues.signed_mixture import BETS, mixture_p_value
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import wsr_p_value
 
 _LOSS = st.integers(-(2**20), 2**20).map(lambda units: units / 2**20)

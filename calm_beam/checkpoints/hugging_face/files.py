@@ -1,0 +1,293 @@
+"""What the folders of all families have: tensors, where outputs begin and end, and exits.
+
+Tensors are in one file or in the parts that its index names. Where outputs begin and end is what
+`generation_config.json` says, or `config.json` where that says nothing. Where `generation_config.json` names no end at
+all, transformers never ends an output; here `config.json` counts then. The parameters that only exits have are in a
+separate file, which transformers does not read.
+Source: transformers `generation/utils.py` (`_prepare_special_tokens`) and `modeling_utils.py`, versions 4 and 5.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from calm_beam.checkpoints.checkpoint import StoredModel
+from calm_beam.checkpoints.metadata import CheckpointError, read_json, shortened
+from calm_beam.checkpoints.model_folder import read_safetensors
+from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays
+from calm_beam.model import parameter_shapes
+from calm_beam.model.architecture import exit_fields
+
+# What torch.compile puts before every name.
+_COMPILED = "_orig_mod."
+
+
+def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> StoredArrays:
+    """Returns all tensors of the folder, none of which is read yet.
+
+    Args:
+      directory: Folder with `model.safetensors`, or the parts named by its index.
+      keeps: Which tensors to read, by name.
+
+    Raises:
+      CheckpointError: If a file is missing or damaged, or a part does not hold what the index says.
+    """
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").exists():
+        return read_safetensors(directory / "model.safetensors", keeps=keeps)
+    if not index.is_file():
+        raise CheckpointError(
+            f"{directory}: no model.safetensors, nor model.safetensors.index.json. Weights in other files, such as "
+            "pytorch_model.bin, are not read: save the model again with save_pretrained of a recent transformers."
+        )
+    parts = read_json(index).get("weight_map")
+    # Names alone: nothing outside of the folder is a part of the model.
+    if not isinstance(parts, dict) or not all(
+        isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
+    ):
+        raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
+    tensors: dict[str, Array] = {}
+    stamps: list[FileStamp] = []
+    for part in sorted(set(parts.values())):
+        found = read_safetensors(directory / part, keeps=keeps)
+        if found.keys() != {name for name, place in parts.items() if place == part and keeps(name)}:
+            raise CheckpointError(
+                f"{shortened(directory / part)}: does not hold the tensors that {index.name} says it holds."
+            )
+        tensors.update(found)
+        stamps += found.stamps
+    return StoredArrays(tensors, stamps)
+
+
+def check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iterable[str], model: str) -> None:
+    """Refuses tensors that are not those of a model.
+
+    Args:
+      directory: Their folder.
+      found: Their names.
+      expected: The names of the model's.
+      model: What `config.json` says it is, for the message.
+
+    Raises:
+      CheckpointError: If one is missing or unknown.
+    """
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        raise CheckpointError(
+            f"{directory}: tensors are not those of the {model} in config.json; missing "
+            f"{', '.join(missing[:4]) or 'none'} ({len(missing)}), unknown {', '.join(unknown[:4]) or 'none'} "
+            f"({len(unknown)}).{prefix_in_words(found, missing)}"
+        )
+
+
+def prefix_in_words(found: Iterable[str], missing: Iterable[str]) -> str:
+    """Returns a sentence on what stands before the names of all tensors, where without it they would be found.
+
+    Args:
+      found: Their names.
+      missing: Names of which at least one is found behind the prefix.
+
+    >>> prefix_in_words(["model.shared.weight", "model.lm_head.weight"], ["shared.weight"])
+    " Every name begins with 'model.', which the model's own do not: save it without that."
+    """
+    names, wanted = sorted(found), tuple(f".{name}" for name in missing)
+    match = next((name for name in names if name.endswith(wanted)), None)
+    if not wanted or match is None:
+        return ""
+    prefix = next(match.removesuffix(name[1:]) for name in wanted if match.endswith(name))
+    if not all(name.startswith(prefix) for name in names):
+        return ""
+    if prefix == _COMPILED:
+        return (
+            f" Every name begins with {prefix!r}: torch.compile puts that there. Save the model that was compiled, not "
+            "what torch.compile made of it."
+        )
+    return f" Every name begins with {shortened(prefix)!r}, which the model's own do not: save it without that."
+
+
+# Our name of the one matrix that is stored as it is; all others are stored [out, in].
+EMBEDDING = "token_embedder/embedding"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Described:
+    """A model as transformers describes it.
+
+    Attributes:
+      fields: What `config.json` says, but for the type of the weights.
+      generation: What `generation_config.json` says.
+      names: What transformers calls each parameter, by our names.
+    """
+
+    fields: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    names: Mapping[str, str]
+
+
+def written_ends(end_ids: Sequence[int]) -> int | list[int]:
+    """Returns `eos_token_id` for ids of which each ends an output: older readers know one alone."""
+    return end_ids[0] if len(end_ids) == 1 else list(end_ids)
+
+
+GENERATION = "generation_config.json"
+# Settings under which transformers generates other tokens than the most likely ones, and values that change nothing.
+_NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
+    "do_sample": (False,),
+    "num_beams": (1,),
+    "penalty_alpha": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "encoder_repetition_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "sequence_bias": ([], {}),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+}
+# What ends outputs there and not here.
+_STOPS = "stop_strings"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What a folder says about generating.
+
+    Attributes:
+      directory: The folder.
+      config: What `config.json` says.
+      file: What `generation_config.json` says; None if there is none.
+    """
+
+    directory: pathlib.Path
+    config: Mapping[str, Any]
+    file: Mapping[str, Any] | None
+
+    def end_ids(self, default: int | None) -> tuple[tuple[int, ...], pathlib.Path]:
+        """Returns the tokens of which each ends an output, ascending, and the file that says so.
+
+        Args:
+          default: What counts where neither file names one.
+
+        Raises:
+          CheckpointError: If they are no ids.
+        """
+        name, named = self._said("eos_token_id")
+        if named is None:
+            named = self.config.get("eos_token_id", default)
+        ids = named if isinstance(named, list) else [named]
+        if not ids or not all(type(index) is int for index in ids):
+            raise CheckpointError(
+                f"{self.directory / name}: eos_token_id is {shortened(repr(named))}; expected the id of the token that "
+                "ends an output, or a list of several."
+            )
+        return tuple(sorted(set(ids))), self.directory / name
+
+    def start_id(self, default: int) -> tuple[int, pathlib.Path]:
+        """Returns the token that a decoder beside an encoder reads first, and the file that says so.
+
+        Args:
+          default: What counts where neither file names one.
+
+        Raises:
+          CheckpointError: If it is no id.
+        """
+        key = "decoder_start_token_id"
+        name, named = self._said(key)
+        if self.file is not None and self.file.get(key) is None and self.file.get("bos_token_id") is not None:
+            name, key, named = GENERATION, "bos_token_id", self.file["bos_token_id"]
+        if named is None:
+            named = default
+        if isinstance(named, list) and len(named) == 1:
+            (named,) = named
+        if type(named) is not int:
+            raise CheckpointError(
+                f"{self.directory / name}: {key} is {shortened(repr(named))}; expected the id of the token that the "
+                "decoder reads first."
+            )
+        return named, self.directory / name
+
+    def not_followed(self) -> tuple[str, ...]:
+        """Returns sentences on settings under which transformers takes other tokens than the likeliest, or stops."""
+        name, fields = ("config.json", self.config) if self.file is None else (GENERATION, self.file)
+        stops = fields.get(_STOPS)
+        found = [
+            key
+            for key, neutral in _NOT_FOLLOWED.items()
+            if fields.get(key) is not None and not any(fields[key] == value for value in neutral)
+        ]
+        said = []
+        if found:
+            said.append(
+                f"{self.directory / name} sets {', '.join(found)}, which does not count here: every token is the most "
+                "likely one."
+            )
+        if stops:
+            said.append(
+                f"{self.directory / name} sets {_STOPS} {shortened(repr(stops))}, which do not count here: tokens "
+                "alone end an output. Name the tokens that these texts are among its eos_token_id."
+            )
+        return tuple(said)
+
+    def _said(self, key: str) -> tuple[str, Any]:
+        """Returns the name of the file that counts for a key, and what it says."""
+        if self.file is not None and self.file.get(key) is not None:
+            return GENERATION, self.file[key]
+        return "config.json", self.config.get(key)
+
+
+def read_generation(directory: pathlib.Path, config: Mapping[str, Any]) -> Generation:
+    """Returns what a folder says about generating.
+
+    Args:
+      directory: The folder.
+      config: What its `config.json` says.
+
+    Raises:
+      CheckpointError: If `generation_config.json` is there and cannot be read.
+    """
+    path = directory / GENERATION
+    return Generation(directory=directory, config=config, file=read_json(path) if path.is_file() else None)
+
+
+EXITS = "calm_beam_exits.safetensors"
+_CLASSIFIER = "decoder/meta_cls/kernel"
+
+
+def without_exits(config: Any) -> Any:
+    """Returns the config of a model without norms and heads of exits, and without a classifier."""
+    return dataclasses.replace(config, exit_classifier=0, exit_norms=False, exit_heads=False)
+
+
+def with_exits(directory: pathlib.Path, model: StoredModel, *, keeps: Callable[[str], bool]) -> StoredModel:
+    """Returns a model with what the file beside it holds; itself if there is none.
+
+    Args:
+      directory: Folder of the model.
+      model: What transformers' own files say.
+      keeps: Which arrays to read, by name.
+
+    Raises:
+      CheckpointError: If the file is damaged, or holds something else.
+      ValueError: If some exits lack what others have.
+    """
+    path = directory / EXITS
+    if not path.is_file():
+        return model
+    found = read_safetensors(path, keeps=keeps)
+    shapes = {name: array.shape for name, array in found.items()}
+    own = exit_fields(shapes, model.config.num_decoder_layers)
+    classifier = shapes.get(_CLASSIFIER, (0,))[-1]
+    config = dataclasses.replace(model.config, exit_classifier=classifier, **own)
+    unknown = sorted(found.keys() - (parameter_shapes(config).keys() - parameter_shapes(model.config).keys()))
+    if unknown:
+        raise CheckpointError(f"{path}: unknown {shortened(unknown[0])}; expected norms and heads of exits.")
+    return dataclasses.replace(
+        model,
+        config=config,
+        arrays=StoredArrays({**model.arrays, **found}, (*model.arrays.stamps, *found.stamps)),
+    )

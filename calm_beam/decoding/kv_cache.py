@@ -1,0 +1,360 @@
+"""Where keys and values of generated tokens stand, which branches (lanes) share them, and what engines get of that.
+
+The output of layer i at step t depends on the tokens so far and on what layers 1 to i kept of the earlier tokens, and
+that only on min(exit_s, i - 1) for each earlier step s: above its exit layer, a token's state does not change any
+more. Lanes with equal keys at layer i form a *group* that computes layer i once, whichever rule they exit by. Groups
+at layer i + 1 refine those at layer i, and groups only ever split, so lanes that have parted at an upper layer go on
+sharing the lower ones.
+
+What a layer has kept of one token for one group is a *node*: a row of that layer's store of keys and values. Each
+lane has its path, the nodes that it attends to. An engine gets the rows that it runs, and the paths. A split copies
+numbers, never keys and values; the nodes of a prompt are given back when it has ended.
+
+Prompts that have one lane each share nothing, so that a token has one node, the same at every layer: whether a layer
+was run for it, or was skipped and given keys and values of a state, it keeps them there. So a layer may be run for a
+token before it is known whether it is needed: what is propagated is written over it.
+
+Nothing here decides what is computed, only what is computed once: any partition finer than the keys gives the same
+outputs with more work.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from calm_beam.exits.propagations import PassedOn, Propagation
+
+
+class Rows(NamedTuple):
+    """Rows that go through layers at one step, ordered by prompt.
+
+    Attributes:
+      lanes: shape (rows,). The entry of each, as a number in (slots * lanes).
+      slots: shape (rows,). The prompt's slot.
+      steps: shape (rows,). The prompt's step, from 0.
+      nodes: shape (rows,). The node that a layer makes of this token.
+    """
+
+    lanes: np.ndarray
+    slots: np.ndarray
+    steps: np.ndarray
+    nodes: np.ndarray
+
+
+class Paths(Protocol):
+    """Nodes of the prompts in a batch of slots.
+
+    What a layer has kept of one token is a *node*: a row of that layer's store of keys and values. Each lane has its
+    path, the nodes that it attends to.
+
+    Attributes:
+      step: int32, shape (slots,). The step of each prompt, from 0; changed in place, since native code reads it there.
+    """
+
+    step: np.ndarray
+
+    @property
+    def capacity(self) -> int:
+        """Nodes of each layer's store."""
+
+    def room(self) -> int:
+        """Returns how many nodes every layer has left. A step takes at most one per live lane."""
+
+    def grow(self, added: int) -> None:
+        """Adds free nodes to every layer's store."""
+
+    def admit(self, slots: np.ndarray) -> None:
+        """Starts a prompt in each of `slots`: nothing kept."""
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Gives back the nodes of prompts that have ended."""
+
+    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
+
+    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
+        """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.
+
+        Args:
+          layer: From 1.
+          lanes: Numbers in (slots * lanes).
+          length: Steps to return, from the first.
+        """
+
+    def all_paths(self, layer: int) -> np.ndarray:
+        """Returns the nodes that every lane attends to at a layer, (slots * lanes, steps), as they stand."""
+
+    def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
+        """Goes to the next step.
+
+        Args:
+          tokens: shape (slots, lanes). Generated at this step.
+          exit_layers: shape (slots, lanes). Exit layers at this step.
+          alive: bool, shape (slots, lanes). Lanes that generated.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """The groups that go through one layer at one step.
+
+    Attributes:
+      rows: One for each group, whose lane is its first.
+      members: shape (members,). The lanes that take part, as numbers in (slots * lanes), in order.
+      of_member: shape (members,). The row of each of these.
+    """
+
+    rows: Rows
+    members: np.ndarray
+    of_member: np.ndarray
+
+
+class LaneTree:
+    """See `Paths`, with groups."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        lanes: int,
+        steps: int,
+        layers: int,
+        propagation: Propagation,
+        capacity: int,
+        first_kept_step: int = 0,
+    ) -> None:
+        """Prepares free slots.
+
+        Args:
+          slots: Prompts at a time.
+          lanes: Lanes of each.
+          steps: Most tokens of an output.
+          layers: Decoder depth L.
+          propagation: What skipped layers keep, by which layer i tells exits apart: its key is min(exit, i - 1), or
+            min(exit, i) where the propagation `separates_exit`, or no exit at all where nothing is skipped.
+          capacity: Nodes of each layer's store.
+          first_kept_step: First step that later ones attend to; exits at those before part no lanes.
+        """
+        self._shape = (slots, lanes)
+        self._layers, self._first_kept_step = layers, first_kept_step
+        self._shift = 0 if propagation.separates_exit else 1
+        self._exits_part_lanes = propagation.passed_on is not PassedOn.NOTHING
+        # Index 0 of the first axis is layer 1. Lanes of which this is equal are in one group: the lowest of its lanes
+        # when it was formed.
+        self._group = np.zeros((layers, slots * lanes), np.int32)
+        # Changed in place, as `step` is: native code reads them where they stand.
+        self._paths = np.zeros((layers, slots * lanes, steps), np.int32)
+        # Slot of the prompt that each node belongs to, -1 where it is free.
+        self._owners = np.full((layers, 0), -1, np.int32)
+        self._free = [np.zeros(0, np.int32) for _ in range(layers)]
+        self.step = np.zeros(slots, np.int32)
+        self.grow(capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Nodes of each layer's store."""
+        return self._owners.shape[1]
+
+    def room(self) -> int:
+        """Returns how many nodes every layer has left. A step takes at most one per live lane."""
+        return min(len(free) for free in self._free)
+
+    def grow(self, added: int) -> None:
+        """Adds free nodes to every layer's store."""
+        new = np.arange(self.capacity, self.capacity + added, dtype=np.int32)
+        self._owners = np.pad(self._owners, ((0, 0), (0, added)), constant_values=-1)
+        self._free = [np.concatenate([free, new]) for free in self._free]
+
+    def admit(self, slots: np.ndarray) -> None:
+        """Starts a prompt in each of `slots`: all lanes together, nothing kept."""
+        firsts = slots * self._shape[1]
+        self._group.reshape(self._layers, *self._shape)[:, slots] = firsts[:, None]
+        self.step[slots] = 0
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Gives back the nodes of prompts that have ended."""
+        # The last is for nodes without an owner, -1.
+        is_given_back = np.zeros(self._shape[0] + 1, bool)
+        is_given_back[list(slots)] = True
+        of_these = is_given_back[self._owners]
+        self._owners[of_these] = -1
+        for layer, nodes in enumerate(map(np.flatnonzero, of_these)):
+            self._free[layer] = np.concatenate([self._free[layer], nodes], dtype=np.int32)
+
+    def groups(self, layer: int, alive: np.ndarray) -> Groups:
+        """Returns the groups of the lanes that go through a layer, and gives each a node for this token.
+
+        Args:
+          layer: From 1.
+          alive: bool, shape (slots, lanes). Lanes that go on and have not left below.
+        """
+        members = np.flatnonzero(alive)
+        group = self._group[layer - 1, members]
+        # By group: the lowest lane that takes part, since the last of several values for one index stays.
+        by_group = np.empty(alive.size, np.int64)
+        by_group[group[::-1]] = members[::-1]
+        is_first = by_group[group] == members
+        lanes = members[is_first]
+        by_group[group[is_first]] = np.arange(len(lanes))
+        of_member = by_group[group]
+        slots = self._slots_of(lanes)
+        nodes = self._new_nodes(layer, slots)
+        self._set_path(layer, members, nodes[of_member])
+        return Groups(Rows(lanes, slots, steps=self.step[slots], nodes=nodes), members, of_member)
+
+    def keep(self, layer: int, states: np.ndarray, *, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
+        """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).
+
+        Args:
+          layer: The layer that was skipped.
+          states: A lane of each distinct state that is propagated.
+          members: The lanes that skipped the layer.
+          of_member: For each of them, the index of its state.
+        """
+        nodes = self._new_nodes(layer, self._slots_of(states))
+        self._set_path(layer, members, nodes[of_member])
+        return nodes
+
+    def give_back_newest(self, layer: int, members: np.ndarray, *, others: np.ndarray) -> None:
+        """Gives back the nodes that a layer has made of this token for some lanes, and for no others.
+
+        Args:
+          layer: From 1.
+          members: Lanes that will be given other nodes by `keep`, as numbers in (slots * lanes).
+          others: Lanes that keep theirs.
+        """
+        made, kept = (self._paths[layer - 1, lanes, self.step[self._slots_of(lanes)]] for lanes in (members, others))
+        nodes = np.setdiff1d(made, kept)
+        self._owners[layer - 1, nodes] = -1
+        self._free[layer - 1] = np.concatenate([self._free[layer - 1], nodes])
+
+    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
+        nodes: np.ndarray = self._paths[layers - 1, lanes, self.step[self._slots_of(lanes)]]
+        return nodes
+
+    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
+        """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.
+
+        Args:
+          layer: From 1.
+          lanes: Numbers in (slots * lanes).
+          length: Steps to return, from the first.
+        """
+        return self._paths[layer - 1, lanes, :length]
+
+    def all_paths(self, layer: int) -> np.ndarray:
+        """Returns the nodes that every lane attends to at a layer, (slots * lanes, steps), as they stand."""
+        paths: np.ndarray = self._paths[layer - 1]
+        return paths
+
+    def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
+        """Splits the groups whose lanes have parted, and goes to the next step.
+
+        Args:
+          tokens: shape (slots, lanes). Generated at this step.
+          exit_layers: shape (slots, lanes). Exit layers at this step.
+          alive: bool, shape (slots, lanes). Lanes that generated.
+        """
+        is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_part_lanes
+        kept_exits = np.where(is_kept, exit_layers, 0).reshape(-1)
+        is_alive, token = alive.reshape(-1), tokens.reshape(-1).astype(np.int64) * (self._layers + 1)
+        told, parted = (np.empty(self._group.shape, kind) for kind in (np.int64, bool))
+        for layer, group in enumerate(self._group, start=1):
+            # What the layer is told of this token.
+            told[layer - 1] = of_layer = token + np.minimum(kept_exits, layer - self._shift)
+            parted[layer - 1] = is_alive & (of_layer != of_layer.take(group))
+        parts = np.flatnonzero(parted)
+        if len(parts):
+            lanes = parts % alive.size
+            # One number for each layer, group, token and exit.
+            keys = (parts - lanes + self._group.flat[parts]) * (told.max() + 1) + told.flat[parts]
+            _, first, of_lane = np.unique(keys, return_index=True, return_inverse=True)
+            self._group.flat[parts] = lanes[first][of_lane]
+        self.step += alive.any(axis=1)
+
+    def _slots_of(self, lanes: np.ndarray) -> np.ndarray:
+        """Returns the slots of lanes, given as numbers in (slots * lanes)."""
+        return lanes // self._shape[1]
+
+    def _new_nodes(self, layer: int, slots: np.ndarray) -> np.ndarray:
+        """Returns a free node for the prompt in each of `slots`."""
+        free = self._free[layer - 1]
+        rest = len(free) - len(slots)
+        assert rest >= 0, "a step takes at most one node per live lane"
+        self._free[layer - 1], nodes = free[:rest], free[rest:]
+        self._owners[layer - 1, nodes] = slots
+        return nodes
+
+    def _set_path(self, layer: int, members: np.ndarray, nodes: np.ndarray) -> None:
+        self._paths[layer - 1, members, self.step[self._slots_of(members)]] = nodes
+
+
+class SingleLanes:
+    """See `Paths`; a lane is the number of its slot."""
+
+    def __init__(self, *, slots: int, steps: int, capacity: int) -> None:
+        """Prepares free slots.
+
+        Args:
+          slots: Prompts at a time.
+          steps: Most tokens of an output.
+          capacity: Nodes of each layer's store.
+        """
+        self._paths = np.zeros((slots, steps), np.int32)
+        self._free = np.zeros(0, np.int32)
+        self._capacity = 0
+        self.step = np.zeros(slots, np.int32)
+        self.grow(capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Nodes of each layer's store."""
+        return self._capacity
+
+    def room(self) -> int:
+        """Returns how many nodes are left. A step takes one per live lane."""
+        return len(self._free)
+
+    def grow(self, added: int) -> None:
+        """Adds free nodes to every layer's store."""
+        new = np.arange(self._capacity, self._capacity + added, dtype=np.int32)
+        self._free = np.concatenate([self._free, new])
+        self._capacity += added
+
+    def admit(self, slots: np.ndarray) -> None:
+        """Starts a prompt in each of `slots`: nothing kept."""
+        self.step[slots] = 0
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Gives back the nodes of prompts that have ended."""
+        self._free = np.concatenate([self._free, *(self._paths[slot, : self.step[slot]] for slot in slots)])
+        self.step[list(slots)] = 0
+
+    def take(self, lanes: np.ndarray) -> Rows:
+        """Returns the rows of lanes, in order, with a node for this token of each."""
+        rest = len(self._free) - len(lanes)
+        assert rest >= 0, "a step takes one node per live lane"
+        self._free, nodes = self._free[:rest], self._free[rest:]
+        steps = self.step[lanes]
+        self._paths[lanes, steps] = nodes
+        return Rows(lanes, lanes, steps=steps, nodes=nodes)
+
+    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Returns the node that each lane has of this token, at whatever layer."""
+        nodes: np.ndarray = self._paths[lanes, self.step[lanes]]
+        return nodes
+
+    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
+        """Returns the nodes that lanes attend to at whatever layer, (lanes, length)."""
+        return self._paths[lanes, :length]
+
+    def all_paths(self, layer: int) -> np.ndarray:
+        """Returns the nodes that every lane attends to at whatever layer, (slots, steps), as they stand."""
+        return self._paths
+
+    def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
+        """Goes to the next step."""
+        self.step += alive[:, 0]

@@ -1,0 +1,260 @@
+"""Prompts as a chat: what a template makes of an instruction and a user's text, rendered as transformers does.
+
+Templates do not see today's date: with it, prompts would be others tomorrow than those that were calibrated.
+
+A separate process renders them (`chat_renderer`), within limits of time, memory and length. There is one such process
+for each process that renders, started when it is needed and kept: a start takes a tenth of a second, a prompt a tenth
+of a millisecond. It ends with the process that started it.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from calm_beam.errors import UsageError
+from calm_beam.extras import imported
+
+from . import ChatRecord, VocabularyError
+from .tokenizer_json import read_text, read_tokenizer_files
+
+# Templates of published models take a millisecond of processor time, and a few megabytes.
+PROCESSOR_SECONDS = 1.0
+MEMORY_BYTES = 512 << 20
+# Of a machine on which others compute, too.
+_WALL_SECONDS = 120.0
+# A prompt has the texts of its chat, and what the template puts around them.
+_MOST_AROUND = 1 << 20
+_MOST_TIMES = 4
+_MOST_ERROR = 64 << 10
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from calm_beam.inputs.vocabularies.chat_renderer import main; main()"
+)
+
+
+def render(template: str, variables: Mapping[str, Any], *, texts: int) -> str:
+    """Returns what a template makes.
+
+    Args:
+      template: The template.
+      variables: What it sees; values that JSON has.
+      texts: How many characters the texts of the chat have.
+
+    Raises:
+      VocabularyError: If it cannot be rendered, or not within the limits; says why.
+    """
+    return _RENDERER.render(template, variables, most=_MOST_AROUND + _MOST_TIMES * texts)
+
+
+class _Renderer:
+    """The process, and who may talk to it: one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def render(self, template: str, variables: Mapping[str, Any], *, most: int) -> str:
+        request = {"template": template, "variables": variables, "most": most}
+        with self._lock:
+            process = self._running()
+            answer = self._answer(process, f"{json.dumps(request)}\n".encode(), most=12 * most + _MOST_ERROR)
+            if answer is None:
+                raise VocabularyError(f"the chat template cannot be rendered: {self._ended()}.")
+        if "error" in answer:
+            raise VocabularyError(f"the chat template cannot be rendered: {answer['error']}")
+        return answer["text"]
+
+    def close(self) -> None:
+        """Ends the process, if it is this process's."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        # What a process has started, one that was forked from it does not share.
+        if self._process is None or self._owner != os.getpid():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps([path or os.getcwd() for path in sys.path])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self._owner = os.getpid()
+            limits = {"seconds": PROCESSOR_SECONDS, "memory_bytes": MEMORY_BYTES}
+            self._send(self._process, f"{json.dumps(limits)}\n".encode())
+        return self._process
+
+    def _answer(self, process: "subprocess.Popen[bytes]", request: bytes, *, most: int) -> dict[str, str] | None:
+        """Returns an answer; None if the process has ended, or does not answer in time."""
+        if not self._send(process, request):
+            return None
+        assert process.stdout is not None
+        reading, content, deadline = process.stdout.fileno(), bytearray(), time.monotonic() + _WALL_SECONDS
+        while not content.endswith(b"\n"):
+            ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
+            piece = os.read(reading, 1 << 20) if ready else b""
+            content += piece
+            if not piece or len(content) > most:
+                return None
+        answer: dict[str, str] = json.loads(content)
+        return answer
+
+    def _send(self, process: "subprocess.Popen[bytes]", line: bytes) -> bool:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
+
+    def _ended(self) -> str:
+        """Ends the process, and returns in words why it had to."""
+        process, self._process = self._process, None
+        assert process is not None
+        try:
+            process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"there was no answer after {_WALL_SECONDS:g} seconds"
+        finally:
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    # What it was sent and has not read.
+                    continue
+        if process.returncode == -signal.SIGPROF:
+            return f"it takes more than {PROCESSOR_SECONDS:g} s of processor time"
+        if process.returncode < 0:
+            return f"the process that rendered it was ended by {signal.Signals(-process.returncode).name}"
+        return f"the process that rendered it ended with status {process.returncode}"
+
+
+_RENDERER = _Renderer()
+atexit.register(_RENDERER.close)
+
+
+OWN_TEMPLATE = "model"
+"""Names the template that lies beside a tokenizer."""
+NO_TEMPLATE = "none"
+"""Says that prompts are taken as they are, although there is a template."""
+
+_DATE = "strftime_now"
+
+
+def chosen_chat(
+    template: str | None, *, tokenizer: str, system: str | None, has_texts: bool = True
+) -> ChatRecord | None:
+    """Returns how prompts become chats; None if they are taken as they are.
+
+    A model that was taught chats answers other prompts badly, and nothing in its outputs says so. So where there is a
+    template, it has to be said whether it is used.
+
+    Args:
+      template: As in `chat_of`, or `NO_TEMPLATE`; None if nothing is said.
+      tokenizer: The vocabulary.
+      system: As in `chat_of`.
+      has_texts: Whether any prompt is text; ids are never made chats of.
+
+    Raises:
+      UsageError: If there is a template and nothing is said, or a system prompt has no template.
+      VocabularyError: As in `chat_of`.
+      MissingExtraError: As in `chat_of`.
+    """
+    must_say = template is None and has_texts and tokenizer.endswith(".json")
+    if must_say and read_tokenizer_files(tokenizer).chat_template is not None:
+        raise UsageError(
+            f"vocabulary {tokenizer}: has a chat template, so say whether prompts become chats: "
+            f"--chat_template={OWN_TEMPLATE} takes that template, --chat_template=FILE another one, and "
+            f"--chat_template={NO_TEMPLATE} takes prompts as they are (chat_template=... in Python)."
+        )
+    if template in (None, NO_TEMPLATE):
+        if system is not None:
+            raise UsageError("--system belongs to --chat_template, which is missing or none.")
+        return None
+    assert template is not None
+    return chat_of(template, tokenizer=tokenizer, system=system)
+
+
+def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:
+    """Returns how prompts become chats.
+
+    Args:
+      template: `OWN_TEMPLATE`, or the path of a file with a Jinja template.
+      tokenizer: The `tokenizer.json`, beside which special tokens are named.
+      system: What the chat begins with, before the user's text; None if it begins with that.
+
+    Raises:
+      VocabularyError: If there is no template, or it cannot be rendered.
+      MissingExtraError: If the package that renders it is not installed.
+    """
+    if not tokenizer.endswith(".json"):
+        raise VocabularyError(
+            f"chat templates belong to a tokenizer.json; vocabulary {tokenizer} is a SentencePiece model."
+        )
+    files = read_tokenizer_files(tokenizer)
+    text = files.chat_template if template == OWN_TEMPLATE else read_text(template)
+    if text is None:
+        raise VocabularyError(
+            f"vocabulary {tokenizer}: there is no chat template beside it, in tokenizer_config.json or "
+            "chat_template.jinja. Name a file that holds one."
+        )
+    chat = ChatRecord(template=text, system=system, tokens=files.special_tokens)
+    whole = rendered(chat, "probe")
+    if "probe" not in whole or (system is not None and system.strip() not in whole):
+        raise VocabularyError(f"the chat template leaves out the user's text or the system's: it made {whole[:200]!r}.")
+    return chat
+
+
+def rendered(chat: ChatRecord, text: str) -> str:
+    """Returns the prompt that a chat's template makes of a user's text, up to where the answer begins.
+
+    Raises:
+      VocabularyError: If the template cannot be rendered, or not within limits of time, memory and length; says why.
+      MissingExtraError: If the package that renders it is not installed.
+    """
+    imported("jinja2", extra="tokenizers", needed_for="a chat template")
+    texts = [] if chat.system is None else [chat.system]
+    messages = [{"role": "system", "content": system} for system in texts]
+    variables = {
+        "messages": [*messages, {"role": "user", "content": text}],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        **chat.tokens,
+    }
+    try:
+        made = render(chat.template, variables, texts=sum(map(len, (*texts, text))))
+    except VocabularyError as error:
+        if _DATE in str(error):
+            raise VocabularyError(
+                f"the chat template calls {_DATE}, today's date: tomorrow's prompts would be others than those that "
+                "were calibrated. Pass a template that has a date in it, or none."
+            ) from error
+        raise
+    for name, is_there in (("NUL characters", _has_nul), ("lone surrogates, which are no text", _has_surrogate)):
+        if is_there(made) and not any(map(is_there, (*texts, text))):
+            raise VocabularyError(f"the chat template makes {name}: no tokenizer knows what they mean.")
+    return made
+
+
+def _has_nul(text: str) -> bool:
+    return "\0" in text
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

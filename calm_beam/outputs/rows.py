@@ -1,0 +1,401 @@
+"""What every prompt became, a row each of a shard's file: generations and answers.
+
+A generation has the outputs of a prompt at every threshold or setting. Their texts can be written in the order of the
+data that they are of. An answer is what a prompt became by one branch; answers may also be published as JSON lines,
+which users read.
+"""
+
+import array
+import dataclasses
+import functools
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from calm_beam.inputs.examples import Example
+from calm_beam.serving.answer import Tally
+from calm_beam.storage import absolute, replacing
+
+from .finished import FinishedAnswers
+from .job import AnswerJob, OutputsError
+from .shards import (
+    AnsweredShard,
+    Failure,
+    ProbedLoss,
+    StoredShard,
+    damage_told,
+    open_shard,
+    shard_rows,
+    stored_shard,
+    write_shard,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from calm_beam.serving import Answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """One output of one prompt.
+
+    Attributes:
+      text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
+      tokens: Generated ids, with the final eos if it was generated; none where a decoder of the user's told none.
+      exit_layers: Layers used for each token, from 1; none where a decoder of the user's told none.
+      confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
+        None of a decoder of the user's.
+      near_tie: Whether a decision on its way was within rounding, as in `calm_beam.decoding.engine_choice`; None where that
+        is not known, as in files of earlier versions.
+      cost: What it has cost, as a decoder of the user's told; None where none did.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    exit_layers: tuple[int, ...]
+    confidences: tuple[float, ...]
+    near_tie: bool | None = None
+    cost: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """All outputs of one prompt.
+
+    Attributes:
+      example: The example.
+      truncated: Whether its prompt was cut.
+      duplicate: Whether another example with the same prompt counts before it.
+      failure: Why it could not be decoded; None if it was.
+      outputs: The full model's output, then one per threshold in descending order, or one per setting in their order;
+        empty after a failure.
+      max_rejected_confidence: Of the last output, what a sweep needs to go on below its threshold
+        (`PromptResult.max_rejected_confidence`); None where none goes on.
+    """
+
+    example: Example
+    truncated: bool
+    duplicate: bool
+    failure: str | None
+    outputs: tuple[Output, ...]
+    max_rejected_confidence: tuple[float, ...] | None = None
+
+    def near_ties(self) -> tuple[bool, ...]:
+        """Returns, for each threshold, whether its output or the full model's is known to have hung on a near tie."""
+        full, *others = self.outputs
+        return tuple(bool(full.near_tie or output.near_tie) for output in others)
+
+
+# All that are stored: which others have its prompt is said by the generation.
+_EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
+# The only one of them that a file may lack: where no example has a group.
+_GROUP = "group"
+# The column of `max_rejected_confidence`, as files of every version call it.
+_REJECTED = "runner_ups"
+
+
+def write_generations(
+    path: str | os.PathLike[str],
+    generations: Iterable[Generation],
+    *,
+    shard: int = 0,
+    digest: str = "",
+    engine: str | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Writes one shard as Parquet; the file appears whole or not at all.
+
+    Args:
+      path: Where to.
+      generations: The shard's generations.
+      shard: Number of the shard.
+      digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
+      engine: As in `StoredShard`.
+      overwrite: As in `write_shard`, with its errors.
+    """
+    rows = []
+    for generation in generations:
+        row = dataclasses.asdict(generation)
+        row[_REJECTED] = row.pop("max_rejected_confidence")
+        rows.append({**row.pop("example"), **row})
+    has_groups = any(row[_GROUP] is not None for row in rows)
+    outputs = [output for row in rows for output in row["outputs"]]
+    has_near_ties, has_costs = (any(output[name] is not None for output in outputs) for name in ("near_tie", "cost"))
+    failed = sum(row["failure"] is not None for row in rows)
+    about = StoredShard(shard=shard, examples=len(rows), failed=failed, digest=digest, engine=engine)
+    schema = _generations_schema(has_groups=has_groups, has_near_ties=has_near_ties, has_costs=has_costs)
+    write_shard(path, rows, schema=schema, about=about, overwrite=overwrite)
+
+
+@functools.cache
+def _generations_schema(*, has_groups: bool, has_near_ties: bool, has_costs: bool) -> "pyarrow.Schema":
+    """Returns the schema of a shard; without groups, near ties and costs, it is that of earlier versions."""
+    import pyarrow
+
+    output = pyarrow.struct(
+        [
+            ("text", pyarrow.string()),
+            ("tokens", pyarrow.list_(pyarrow.int32())),
+            ("exit_layers", pyarrow.list_(pyarrow.int32())),
+            ("confidences", pyarrow.list_(pyarrow.float32())),
+            *([("near_tie", pyarrow.bool_())] if has_near_ties else []),
+            *([("cost", pyarrow.float64())] if has_costs else []),
+        ]
+    )
+    return pyarrow.schema(
+        [
+            ("id", pyarrow.string()),
+            ("has_own_id", pyarrow.bool_()),
+            ("input", pyarrow.string()),
+            ("input_ids", pyarrow.list_(pyarrow.int32())),
+            ("references", pyarrow.list_(pyarrow.string())),
+            ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
+            ("cluster", pyarrow.string()),
+            *([(_GROUP, pyarrow.string())] if has_groups else []),
+            ("file_index", pyarrow.int32()),
+            ("line", pyarrow.int64()),
+            ("truncated", pyarrow.bool_()),
+            ("duplicate", pyarrow.bool_()),
+            ("failure", pyarrow.string()),
+            ("outputs", pyarrow.list_(output)),
+            (_REJECTED, pyarrow.list_(pyarrow.float32())),
+        ]
+    )
+
+
+def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | None = None) -> Iterator[Generation]:
+    """Yields the generations of one shard, in the order in which they were written.
+
+    Args:
+      path: A file of `write_generations`.
+      only: Ids of those that are wanted; None for all.
+
+    Raises:
+      OutputsError: If it is damaged; where its parts alone do not show that, and all generations are wanted, after the
+        last of them.
+    """
+    with damage_told(path):
+        for row in shard_rows(path, only=only):
+            example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS if name in row}
+            outputs = tuple(
+                Output(**{name: _as_tuple(value) for name, value in output.items()}) for output in row.pop("outputs")
+            )
+            rejected = _as_tuple(row.pop(_REJECTED))
+            yield Generation(example=Example(**example), outputs=outputs, max_rejected_confidence=rejected, **row)
+
+
+def stored_failures(path: str) -> list[tuple[str, str]]:
+    """Returns id and reason of every example of a shard that could not be decoded.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return [(row["id"], row["failure"]) for row in _columns(path, "id", "failure") if row["failure"] is not None]
+
+
+def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
+    """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return {(row["input"], _as_tuple(row["input_ids"])) for row in _columns(path, "input", "input_ids")}
+
+
+def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
+    """Returns the examples of one shard, without their outputs.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    rows = _columns(path, *_EXAMPLE_FIELDS)
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
+
+
+def stored_groups(path: str | os.PathLike[str]) -> list[str | None]:
+    """Returns the group of every example of one shard.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return [row.get(_GROUP) for row in _columns(path, "id", _GROUP)]
+
+
+def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
+    """Returns some columns of a shard, by row, without that of groups if there is none."""
+    with open_shard(path) as file:
+        stored = [name for name in names if name != _GROUP or name in file.schema_arrow.names]
+        rows: list[dict[str, Any]] = file.read(columns=stored, use_threads=False).to_pylist()
+    return rows
+
+
+def _as_tuple(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    # Of lists within lists alone, since the other lists are long.
+    return tuple(map(_as_tuple, value)) if value and isinstance(value[0], list) else tuple(value)
+
+
+def write_in_data_order(
+    file: BinaryIO, generations: Iterable[Generation], *, text_of: Callable[[Generation], str], folder: str
+) -> None:
+    """Writes a text for each generation, in the order of data files and of their lines.
+
+    Generations are not held: their texts wait on a disk, and 32 bytes for each say where.
+
+    Args:
+      file: Where to.
+      generations: In any order.
+      text_of: Returns what is written of one.
+      folder: On a local disk, with room for all texts once more; nothing stays there.
+
+    Raises:
+      OSError: If the disk is full.
+    """
+    # For each generation: file, line, first byte, number of bytes.
+    places = array.array("q")
+    with tempfile.TemporaryFile(dir=folder) as unordered:
+        end = 0
+        for generation in generations:
+            text = text_of(generation).encode()
+            unordered.write(text)
+            places.extend((generation.example.file_index, generation.example.line, end, len(text)))
+            end += len(text)
+        # [generations * 4] -> [generations, 4]
+        table = np.array(places, np.int64).reshape(-1, 4)
+        for row in np.lexsort((table[:, 1], table[:, 0])):
+            unordered.seek(table[row, 2])
+            file.write(unordered.read(table[row, 3]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What became of a prompt.
+
+    Attributes:
+      example: The prompt.
+      answer: Its answer; None if it has none.
+      failure: Why it has none, in words; None if it has one.
+      is_refused: Whether it was unfit to be decoded. If it has no answer otherwise, it should have been answered, and
+        counts as a loss of 1 where losses are measured.
+    """
+
+    example: Example
+    answer: "Answer | None" = None
+    failure: str | None = None
+    is_refused: bool = False
+
+
+def write_answers(path: str, rows: Sequence[Mapping[str, Any]], *, shard: AnsweredShard, has_groups: bool) -> None:
+    """Writes the file of a shard, whole or not at all.
+
+    Args:
+      path: Where to.
+      rows: Of `answer_row`, by id.
+      shard: What became of all its prompts.
+      has_groups: Whether rows say for which group, and at which threshold, a prompt was answered.
+
+    Raises:
+      FileExistsError: If there is one already, with other content.
+      OSError: If it cannot be written.
+    """
+    ids = [row["id"] for row in rows] + [failure.id for failure in shard.failures]
+    assert len(ids) == len(set(ids)) == shard.examples, "every prompt is answered once, or has failed"
+    write_shard(path, rows, schema=_answers_schema(has_groups=has_groups), about=shard, overwrite=False)
+
+
+def write_outcomes(
+    path: str,
+    outcomes: Iterable[Answered],
+    *,
+    shard: int,
+    digest: str,
+    losses: Sequence[ProbedLoss],
+    has_groups: bool,
+) -> None:
+    """Writes what became of the prompts of a shard, as `write_answers` does.
+
+    Args:
+      path: Where to.
+      outcomes: By id.
+      shard: Number of the shard.
+      digest: Of its prompts, and of how they were answered.
+      losses: What was measured, by id.
+      has_groups: As in `write_answers`.
+    """
+    # Here, since it needs JAX, which reading answers does not.
+    from calm_beam.serving import answer_row
+
+    tallies: dict[str | None, Tally] = {}
+    rows, failures = [], []
+    for each in outcomes:
+        example, before = each.example, tallies.get(each.example.group, Tally())
+        if each.answer is not None:
+            tallies[example.group] = before.answered(each.answer)
+            rows.append(answer_row(example.id, each.answer, has_groups=has_groups))
+        else:
+            assert each.failure is not None, "a prompt without an answer has a reason"
+            tallies[example.group] = before.failing()
+            failures.append(Failure(id=example.id, reason=each.failure))
+    answered = AnsweredShard.of(shard, digest=digest, failures=failures, losses=losses, tallies=tallies)
+    write_answers(path, rows, shard=answered, has_groups=has_groups)
+
+
+def publish_rows(source: str, path: str) -> None:
+    """Writes the rows of a shard's Parquet file as JSON lines, packed by gzip: the same bytes for the same rows.
+
+    Raises:
+      OutputsError: If the shard is damaged; nothing is written then.
+      OSError: If the file cannot be written.
+    """
+    with (
+        replacing(path) as temporary,
+        open(temporary, "wb") as raw,
+        # Without name and time, which would be of this moment.
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file,
+    ):
+        for row in shard_rows(source):
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def read_answers(directory: str) -> Iterator[dict[str, Any]]:
+    """Yields the rows of all answers of a run that has finished, by shard and id: the same as its files hold.
+
+    Args:
+      directory: Its output folder.
+
+    Raises:
+      OutputsError: If answering did not finish there, or a shard is missing, damaged or not the one that was finished.
+      OSError: If a file cannot be read.
+    """
+    folder = absolute(directory)
+    job = AnswerJob.read(folder)
+    for finished in FinishedAnswers.read(folder, job).shards:
+        path = job.shard_path(folder, finished.shard)
+        if stored_shard(path).digest != finished.digest:
+            raise OutputsError(f"{path}: is not the shard that was finished.")
+        yield from shard_rows(path)
+
+
+def _answers_schema(*, has_groups: bool) -> "pyarrow.Schema":
+    import pyarrow
+
+    return pyarrow.schema(
+        [
+            ("id", pyarrow.string()),
+            ("text", pyarrow.string()),
+            ("tokens", pyarrow.list_(pyarrow.int32())),
+            ("exit_layers", pyarrow.list_(pyarrow.int32())),
+            ("confidences", pyarrow.list_(pyarrow.float32())),
+            ("layers_used", pyarrow.int64()),
+            ("layers_saved", pyarrow.int64()),
+            ("truncated", pyarrow.bool_()),
+            *([("group", pyarrow.string()), ("threshold", pyarrow.float64())] if has_groups else []),
+        ]
+    )

@@ -1,0 +1,335 @@
+"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm when they show a broken bound.
+
+    calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
+
+One loss per line, measured on served prompts as the calibration measured it: a number, the word `missing` for a loss
+that could not be measured, or a row that `calm_beam.serving.LossProbe` wrote, whose loss is missing if it has a
+`failure`. With `--losses=-` they are taken from standard input as they come, and the command ends at an alarm.
+`--state` keeps what was learnt from one call to the next: give every loss once.
+
+There are two alarms, and each is right in what it says but with a chance of alpha:
+
+* the risk exceeds delta (status 3). Missing losses count as the lowest loss there is.
+* the risk exceeds delta, or losses are missing (status 4). Missing losses count as 1. If labels never come, this alarm
+  tells just that. With `--state`, another call goes on until the first alarm.
+
+As long as the expected next loss, given all losses before it, is at most delta, the chance that the first alarm is ever
+raised is at most alpha, however long the stream is and however often it is looked at. Independent prompts whose risk is
+at most delta are such a stream. Losses that come in clusters, such as questions on one text, are not:
+give the mean loss of each cluster, as the calibration with `--cluster_key` took it. Which prompts are measured must not
+depend on their losses.
+
+Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 the risk exceeds delta, 4 it does or losses are missing,
+130 interrupted (with `--losses=-`, after the state was kept).
+
+What `calm-beam monitor` is asked for.
+
+Finding the promise that losses are held against, and saying what the losses have to be of.
+
+A monitor, and the file that keeps it between calls.
+
+What `calm-beam monitor` does once its flags are parsed: take in the losses, and tell what they show.
+"""
+
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from calm_beam.errors import CalmBeamError, UsageError
+from calm_beam.inputs.examples import bounded_lines
+from calm_beam.launch.flags import FlagParser, naming, parsed, request_parser
+from calm_beam.launch.flags.requests import with_result
+from calm_beam.launch.flags.shared_options import check_parent, entry_choice, entry_in_words, find_manifest
+from calm_beam.launch.terminal import give, say, tell
+from calm_beam.launch.terminal.interrupts import INTERRUPTED
+from calm_beam.manifest import (
+    ANY_ENTRY,
+    Calibration,
+    EntryChoice,
+    Manifest,
+    ManifestError,
+    SettingManifest,
+    read_any_manifest,
+)
+from calm_beam.options import Options, option
+from calm_beam.options.groups import Entry, NamedManifest, OfSettings
+from calm_beam.options.kinds import number
+from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
+from calm_beam.serving.watched import MonitorError, Watched, entry_of_row, read_losses, shown_in_words
+from calm_beam.storage import (
+    check_writable,
+    exists,
+    is_file,
+    open_input,
+    replacing,
+    strict_json,
+    why_no_file,
+)
+from calm_beam.text import printable_line
+
+STREAM = "-"
+"""Names standard input."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Losses(Options):
+    """Which losses are watched, and how."""
+
+    losses: str = option(
+        dataclasses.MISSING, "file with one loss per line: a number, `missing`, or a row of a loss probe; - for stdin"
+    )
+    alpha: float = option(0.05, "chance of ever raising a false alarm, in (0, 1)", kind=number)
+    state: str | None = option(None, "file that keeps the state between calls; made if there is none")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha < 1:
+            raise UsageError(f"--alpha must be in (0, 1), got {self.alpha:g}. It is a probability: for 5 % pass 0.05.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonitorRequest(NamedManifest, Losses, Entry, OfSettings):
+    """Losses of a model in service, held against a promise."""
+
+
+def prepare(request: MonitorRequest) -> Watched:
+    """Returns what losses are held against, and says of what they have to be.
+
+    Raises:
+      UsageError: If there is no such entry, or no file of losses.
+    """
+    manifest = read_any_manifest(find_manifest(request.manifest))
+    choice = entry_choice(request, manifest)
+    with naming("--losses"):
+        if request.losses != STREAM and not is_file(request.losses):
+            raise UsageError(f"--losses {request.losses}: {why_no_file(request.losses)} Pass - for standard input.")
+        if choice == ANY_ENTRY and request.losses != STREAM:
+            choice = _choice_of_rows(request.losses, manifest)
+    watched = _watched(manifest, choice)
+    _say_what_losses_are(manifest, watched)
+    return watched
+
+
+def _choice_of_rows(path: str, manifest: Manifest | SettingManifest) -> EntryChoice:
+    """Returns the entry that the first row of a probe is about, if it is one of this manifest; else any entry."""
+    with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
+        first = next((line for _, line in bounded_lines(file, name=path)), "")
+    place = entry_of_row(first, digest=manifest.digest)
+    if place is None or place >= len(manifest.calibrations):
+        return ANY_ENTRY
+    return EntryChoice.named_by(manifest.calibrations[place])
+
+
+def _watched(manifest: Manifest | SettingManifest, choice: EntryChoice) -> Watched:
+    """Returns the entry that is chosen."""
+    if isinstance(manifest, SettingManifest):
+        return _watched_setting(manifest, choice)
+    entry = _chosen_entry(manifest, choice)
+    return Watched(
+        promise=WatchedPromise.of(manifest, entry),
+        tail=entry.objective.tail,
+        words=entry_in_words(entry),
+        remedy="Serve the full model, and calibrate anew.",
+    )
+
+
+def _watched_setting(manifest: SettingManifest, choice: EntryChoice) -> Watched:
+    try:
+        entry = manifest.calibration(choice)
+    except ManifestError as error:
+        raise UsageError(f"{error} Choose by --group, --tail, --delta and --epsilon.") from error
+    if entry.setting is None:
+        raise UsageError("what was asked for found no safe setting: there is no risk to watch.")
+    of_group = "all examples" if entry.group is None else f"group {entry.group}"
+    above = "" if entry.tail is None else f" > {entry.tail:g}"
+    return Watched(
+        promise=WatchedPromise.of(manifest, entry),
+        tail=entry.tail,
+        words=f"{of_group}, loss{above}, delta {entry.delta:g}, epsilon {entry.epsilon:g} (setting {entry.setting})",
+        remedy="Go back to a safer setting, and certify anew.",
+    )
+
+
+def _chosen_entry(manifest: Manifest, choice: EntryChoice) -> Calibration:
+    try:
+        named = manifest.matching(choice)
+    except ManifestError as error:
+        raise UsageError(f"--group: {error}") from error
+    found = [entry for entry in named if entry.threshold is not None]
+    if named and not found:
+        raise UsageError("what was asked for says never exit: there is no risk to watch.")
+    if len(found) != 1:
+        there = "; ".join(entry_in_words(entry) for entry in manifest.of_group(choice.group))
+        raise UsageError(
+            f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
+            "Choose by --consistency, --metric, --loss, --delta and --epsilon, the entry's own. "
+            f"The manifest has: {there}."
+        )
+    return found[0]
+
+
+def _say_what_losses_are(manifest: Manifest | SettingManifest, watched: Watched) -> None:
+    """Says of what every line has to be the loss, where that is not an example of all prompts."""
+    if manifest.data.clusters is not None:
+        say("the manifest is about clusters: every line has to be the mean loss of one")
+    if manifest.data.groups:
+        group = watched.promise.group
+        whose = "all groups, as they come" if group is None else f"group {printable_line(group)} alone"
+        what, where = ("prompts", "at this entry's threshold")
+        if isinstance(manifest, SettingManifest):
+            what, where = ("examples", "under this entry's setting")
+        say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
+
+
+_SCHEMA = "calm-beam/monitor/v2"
+_FIRST_SCHEMA = "calm-beam/monitor/v1"
+_LOSSES_BETWEEN_SAVES = 100
+# In bytes; states have some hundred.
+_LARGEST_STATE = 100_000
+
+
+class Session:
+    """A monitor, and the file that keeps it."""
+
+    def __init__(self, entry: Watched, request: MonitorRequest) -> None:
+        """Takes up the stored state, or starts anew."""
+        self._entry = entry
+        self._path: str | None = request.state or None
+        # What the state belongs to: another promise would be tested with losses that are not its own.
+        self._promise = entry.belongs_to
+        self.monitor = RiskMonitor.of_promise(entry.promise, alpha=request.alpha)
+        if self._path is None:
+            return
+        with naming("--state"):
+            check_parent("--state", self._path)
+            check_writable(self._path)
+            is_stored = exists(self._path)
+        if is_stored:
+            stored = self._load()
+            if stored.alpha != request.alpha:
+                raise UsageError(
+                    f"--state {self._path}: was kept with --alpha={stored.alpha:g}, now it is {request.alpha:g}. An "
+                    "alpha changed on the way promises nothing: go on with the old one, or start a new state."
+                )
+            self.monitor = stored
+
+    def _load(self) -> RiskMonitor:
+        assert self._path is not None
+        try:
+            with open_input(self._path) as file:
+                content = strict_json.loads(file.read(_LARGEST_STATE))
+            if not isinstance(content, dict) or content.keys() != {"schema", *self._promise, "monitor"}:
+                raise ValueError(f"expected an object with the keys schema, {', '.join(self._promise)} and monitor.")
+            if not isinstance(content["monitor"], dict):
+                raise ValueError("monitor must be an object.")
+            if content["schema"] not in (_SCHEMA, _FIRST_SCHEMA):
+                raise ValueError(f'schema is {content["schema"]!r:.60}, this calm-beam knows "{_SCHEMA}".')
+            is_of_first_version = content["schema"] == _FIRST_SCHEMA
+            read = RiskMonitor.from_first_version if is_of_first_version else RiskMonitor.from_dict
+            monitor = read(content["monitor"])
+        except ValueError as error:
+            raise MonitorError(f"state {self._path}: {error}") from error
+        promise = {name: content[name] for name in self._promise}
+        if promise != self._promise or (monitor.delta, monitor.is_signed) != (
+            self.monitor.delta,
+            self.monitor.is_signed,
+        ):
+            raise UsageError(
+                f"--state {self._path}: was kept for another manifest or entry than {self._entry.words} of "
+                "this one. Name those that it was kept for, or start a new state."
+            )
+        if is_of_first_version:
+            say(
+                f"state {self._path}: is of a version that counted missing losses as 1 and did not say which they are. "
+                'What it has found goes into the alarm "the risk exceeds delta, or losses are missing"; the proof that '
+                "the risk exceeds delta begins anew"
+            )
+        return monitor
+
+    def _save(self) -> None:
+        if self._path is not None:
+            content = {"schema": _SCHEMA, **self._promise, "monitor": self.monitor.to_dict()}
+            with replacing(self._path) as temporary:
+                temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def take(self, losses: Sequence[float | None]) -> None:
+        """Takes in all losses, and keeps the state."""
+        self.monitor = self.monitor.observe(losses)
+        self._save()
+
+    def follow(self, losses: Iterator[float | None]) -> None:
+        """Takes in losses one by one up to an alarm, and keeps the state now and then, at the end, and on errors.
+
+        An alarm about missing losses that was raised before does not end it: a proof may still come.
+        """
+        ended_by_missing = self.monitor.missing_alarm_at is None
+        try:
+            while self.monitor.alarm_at is None:
+                if ended_by_missing and self.monitor.missing_alarm_at is not None:
+                    return
+                try:
+                    loss = next(losses)
+                except StopIteration:
+                    return
+                self.monitor = self.monitor.observe([loss])
+                if self.monitor.n % _LOSSES_BETWEEN_SAVES == 0:
+                    self._save()
+        finally:
+            self._save()
+
+
+ALARM = 3
+MISSING_ALARM = 4
+
+
+def watch(request: MonitorRequest) -> int:
+    """Holds losses against a promise, tells what they show, and returns the exit status of the command."""
+    watched = prepare(request)
+    session = Session(watched, request)
+    try:
+        if request.losses == STREAM:
+            session.follow(read_losses(sys.stdin, "standard input", watched=watched))
+        else:
+            with open_input(request.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
+                session.take(list(read_losses(file, request.losses, watched=watched)))
+    except KeyboardInterrupt:
+        tell(shown_in_words(session.monitor, watched))
+        return INTERRUPTED
+    except CalmBeamError:
+        raise
+    except ValueError as error:
+        raise MonitorError(str(error)) from error
+    monitor = session.monitor
+    tell(shown_in_words(monitor, watched))
+    give(
+        {
+            "promise": watched.promise,
+            "losses": monitor.n,
+            "missing": monitor.missing,
+            "mean_loss": monitor.mean_loss,
+            "alpha": monitor.alpha,
+            "capital": monitor.capital,
+            "worst_capital": monitor.worst_capital,
+            "alarm_at": monitor.alarm_at,
+            "missing_alarm_at": monitor.missing_alarm_at,
+        }
+    )
+    if session.monitor.alarm_at:
+        return ALARM
+    return MISSING_ALARM if session.monitor.missing_alarm_at else 0
+
+
+_ESSENTIALS = ("--manifest", "--losses", "--alpha", "--state", "--delta", "--consistency", "--metric")
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (with_result(request_parser("monitor", MonitorRequest, doc=__doc__, essentials=_ESSENTIALS)),)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    (parser,) = flag_parsers()
+    return watch(parsed(MonitorRequest, argv, parser=parser))

@@ -186,7 +186,6 @@ _SERVING_PACKAGES = [
     "calm_beam.launch.terminal",
     "calm_beam.manifest",
     "calm_beam.metrics",
-    "calm_beam.metrics.bleurt",
     "calm_beam.model",
     "calm_beam.model.llama",
     "calm_beam.model.native",

@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 __getattr__ = on_first_use(
     __name__,
     {
-        "cloud": ("store_model",),
         "gguf_tokenizer": ("write_gguf_tokenizer",),
         "hugging_face": ("write_hugging_face",),
-        "load": ("find_model", "load_checkpoint", "missing_folder"),
-        "native": ("write_native",),
+        "load": ("find_model", "load_checkpoint", "missing_folder", "store_model"),
+        "model_folder": ("write_native",),
         "t5x": ("write_t5x",),
     },
 )

@@ -31,9 +31,7 @@ __getattr__ = on_first_use(
     {
         "files": ("DataFiles", "NoFilesError"),
         "formats": ("FORMATS", "check_installed", "format_of", "no_examples", "parts_of", "place_of", "read_examples"),
-        "parts": ("FilePart",),
-        "reading": ("AS_USUAL", "Reading"),
-        "seqio_names": ("is_seqio", "seqio_name"),
-        "seqio_tasks": ("seqio_shards",),
+        "reading": ("AS_USUAL", "FilePart", "Reading", "is_seqio", "seqio_name"),
+        "tensorflow_formats": ("seqio_shards",),
     },
 )

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.inputs.examples import DataError
-from calm_beam.inputs.reading import is_seqio
 from calm_beam.storage import absolute, is_cloud_path, is_file, is_folder, list_files, open_input, why_no_file
 from calm_beam.storage import stat as cloud_stat
 
 from .formats import check_installed, format_of
-from .reading import AS_USUAL, Reading
+from .reading import AS_USUAL, Reading, is_seqio
 from .tensorflow_formats import seqio_shards
 
 _CHUNK = 2**20

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from calm_beam.extras import MissingExtraError
 from calm_beam.inputs.examples import (
+    CHAT,
     DEFAULT_KEYS,
     DataError,
     Example,
@@ -22,11 +23,9 @@ from calm_beam.inputs.examples import (
     numbered_lines,
     parse_examples,
 )
-from calm_beam.inputs.reading import is_seqio
 from calm_beam.storage import open_input, version
 
-from .examples import CHAT as MESSAGES
-from .reading import AS_USUAL, FilePart, Reading, WholeFiles
+from .reading import AS_USUAL, FilePart, Reading, WholeFiles, is_seqio
 from .tensorflow_formats import SeqIOTasks, TFRecord
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class Parquet:
                     # A row could take either.
                     raise DataError(f"{part.path}: has two columns named {twice!r}. Rename or drop one of them.")
                 if keys.inputs not in names and "input_ids" not in names:
-                    wanted.add(MESSAGES)
+                    wanted.add(CHAT)
                 columns = [name for name in names if name in wanted]
                 if not columns:
                     raise DataError(

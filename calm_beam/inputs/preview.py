@@ -14,15 +14,13 @@ import zlib
 from collections.abc import Sequence
 
 from calm_beam.errors import UsageError
-from calm_beam.inputs.examples import DataError, mixed_prompts
-from calm_beam.inputs.reading import SeqIOShard, is_seqio, seqio_name
+from calm_beam.inputs.examples import DataError, Example, mixed_prompts
 from calm_beam.storage import open_input, size
 from calm_beam.text import counted
 
-from .examples import DataError, Example, mixed_prompts
 from .files import DataFiles
 from .formats import FORMATS, format_of, place_of, read_examples
-from .reading import Reading
+from .reading import Reading, SeqIOShard, is_seqio, seqio_name
 from .set_parts import CALIBRATING, Split
 
 # In every file, and in one shard of a SeqIO task; the rest is checked by the workers.

@@ -21,11 +21,10 @@ from google.protobuf.message import DecodeError
 from calm_beam.errors import CalmBeamError, UserCode
 from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.inputs.examples import DataError, Example, RowKeys, check_row_size, example_of_row
-from calm_beam.inputs.reading import SeqIOShard, task_and_split
 from calm_beam.storage import open_input, writing
 from calm_beam.text import counted
 
-from .reading import FilePart, Reading, WholeFiles
+from .reading import FilePart, Reading, SeqIOShard, WholeFiles, task_and_split
 
 
 def as_texts(values: Iterable[bytes], name: str, *, where: str) -> list[str]:

@@ -448,8 +448,8 @@ def _download(folder: pathlib.Path, names: Sequence[str], *, files: Sequence[Clo
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool:
         pending = [pool.submit(download, file, folder / name) for name, file in zip(names, files, strict=True)]
         try:
-            for download in pending:
-                download.result()
+            for each in pending:
+                each.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

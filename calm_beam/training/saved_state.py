@@ -22,11 +22,10 @@ from calm_beam.errors import UsageError
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID
 from calm_beam.model import ModelConfig
 from calm_beam.storage import replacing, strict_json
-from calm_beam.training.validation import GenerationScore
 
 from .batches import Pair
 from .config import TrainingConfig
-from .validation import Validation
+from .validation import GenerationScore, Validation
 
 _FORMAT = "calm-beam/training-state/v1"
 _FILE = re.compile(r"state_(\d+)\.safetensors")

@@ -21,9 +21,8 @@ from calm_beam.model.heads import has_own_exits, own_parameters
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.model.partitioning import divided, spread, whole
 from calm_beam.model.sharding import Division
-from calm_beam.training.config import AdafactorConfig, MuonConfig, OptimizerConfig
 
-from .config import LAYER_WEIGHTS
+from .config import LAYER_WEIGHTS, AdafactorConfig, MuonConfig, OptimizerConfig
 
 
 def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:

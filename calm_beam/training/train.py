@@ -18,7 +18,6 @@ from calm_beam.decoding.device_groups import DeviceGroup, device_groups
 from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
 from calm_beam.precision import Precision
 from calm_beam.storage import replacing, writing
-from calm_beam.training.validation import GenerationScore
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
 from .config import TrainingConfig
@@ -33,7 +32,7 @@ from .step import (
     spread_state,
     update,
 )
-from .validation import Validation, validation_losses
+from .validation import GenerationScore, Validation, validation_losses
 
 # Draws of one seed, each with a stream of its own: another number of sampled layers must not change the batches.
 _WEIGHTS_STREAM, _LAYERS_STREAM = 0, 2

@@ -25,7 +25,6 @@ from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.model.numerics import widened
 from calm_beam.precision import Precision
-from calm_beam.training.config import decision_losses
 
 from .batches import Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
 from .config import ClassifierConfig, balanced_weights, decision_losses, geometric_weights, independent_weights

@@ -10,7 +10,7 @@ from calm_beam.inputs.vocabularies.sentence_piece import EOS_ID as EOS_ID
 from calm_beam.inputs.vocabularies.sentence_piece import PAD_ID as PAD_ID
 from calm_beam.inputs.vocabularies.sentence_piece import UNK_ID as UNK_ID
 from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel, SentinelsError, extra_ids_beside
-from calm_beam.inputs.vocabularies.tokenizer_json import read_tokenizer_files
+from calm_beam.inputs.vocabularies.tokenizer_json import TokenizerModel, read_tokenizer_files
 from calm_beam.storage import base_name, open_input
 
 # The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.
@@ -200,9 +200,6 @@ def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> Vocab
             f"vocabulary {path}: extra_ids is {extra_ids}, but a tokenizer.json names its sentinels itself: leave "
             "extra_ids out."
         )
-    # Here, since it needs a package that the plain installation does not bring.
-    from calm_beam.inputs.vocabularies.tokenizer_json import TokenizerModel
-
     return TokenizerModel(path, content)
 
 

@@ -126,11 +126,11 @@ def test_it_holds_little_memory() -> None:
     # In a process that has no other children, of which one may have held more.
     code = (
         "import resource; from calm_beam.inputs.vocabularies.vocabulary import VocabularyError\n"
-        "from calm_beam.manifest import ChatRecord; from calm_beam.inputs.vocabularies import chat, chat_process\n"
+        "from calm_beam.manifest import ChatRecord; from calm_beam.inputs.vocabularies import chat_templates\n"
         "template = \"{{ ('a' * 300000000) | length }}{{ 'a' * 1000000000 }}\"\n"
-        "try: chat.rendered(ChatRecord(template=template, tokens={}), 'a')\n"
+        "try: chat_templates.rendered(ChatRecord(template=template, tokens={}), 'a')\n"
         "except VocabularyError: pass\n"
-        "process = chat_process._RENDERER._process\n"
+        "process = chat_templates._RENDERER._process\n"
         "process.kill(), process.wait(), print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)\n"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -141,9 +141,9 @@ def test_it_ends_with_the_process_that_asked(tmp_path: pathlib.Path) -> None:
     """Nothing is left running, however the process that asked has ended."""
     code = (
         "import os, sys; from calm_beam.manifest import ChatRecord;"
-        "from calm_beam.inputs.vocabularies import chat, chat_process;"
-        "chat.rendered(ChatRecord(template='x', tokens={}), 'x');"
-        "print(chat_process._RENDERER._process.pid, flush=True);"
+        "from calm_beam.inputs.vocabularies import chat_templates;"
+        "chat_templates.rendered(ChatRecord(template='x', tokens={}), 'x');"
+        "print(chat_templates._RENDERER._process.pid, flush=True);"
         "sys.argv[1] == 'exit' or os.kill(os.getpid(), 9)"
     )
     for way in ("exit", "kill"):

@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from calm_beam.training.config import balanced_weights, decision_losses, geometric_weights, independent_weights
+from calm_beam.training.train_classifier import (
+    balanced_weights,
+    decision_losses,
+    geometric_weights,
+    independent_weights,
+)
 
 # Five layers below the last, seven tokens: always agreeing, never, from the third layer on, and in and out.
 _AGREES = np.array(

@@ -8,11 +8,11 @@ import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.training.config import decision_losses
 from calm_beam.training.train_classifier import (
     LogisticFit,
     Rows,
     area_under_curve,
+    decision_losses,
     exit_quality,
     f1_not_exiting,
     fit_logistic,

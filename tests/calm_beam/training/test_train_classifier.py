@@ -13,14 +13,15 @@ from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.precision import Precision
 from calm_beam.training.batches import Pair
-from calm_beam.training.config import (
-    ClassifierConfig,
+from calm_beam.training.config import ClassifierConfig
+from calm_beam.training.train_classifier import (
+    TrainedClassifier,
     balanced_weights,
     decision_losses,
     geometric_weights,
     independent_weights,
+    train_classifier,
 )
-from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 from tests.builders import build_arrays, build_config
 
 _MODEL = build_config(num_encoder_layers=1, exit_classifier=2)

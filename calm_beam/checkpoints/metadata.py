@@ -3,6 +3,7 @@
 Readers raise `CheckpointError` where it is not.
 """
 
+import math
 import pathlib
 import stat
 from collections.abc import Mapping
@@ -83,7 +84,7 @@ def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
     Raises:
       CheckpointError: If one does not.
     """
-    sizes = {name: _FLOAT_BYTES * product(shape) for name, shape in shapes.items()}
+    sizes = {name: _FLOAT_BYTES * math.prod(shape) for name, shape in shapes.items()}
     largest, free = max(sizes, key=lambda name: sizes[name], default=""), available_bytes()
     if sizes and sizes[largest] > free:
         raise CheckpointError(
@@ -99,21 +100,13 @@ def check_together(shapes: Mapping[str, tuple[int, ...]]) -> None:
     Raises:
       CheckpointError: If they do not.
     """
-    total, free = sum(_FLOAT_BYTES * product(shape) for shape in shapes.values()), available_bytes()
+    total, free = sum(_FLOAT_BYTES * math.prod(shape) for shape in shapes.values()), available_bytes()
     if total > free:
         raise CheckpointError(
             f"it stores layers together, so that its arrays have to be held while they are read: as float32 "
             f"{total / 2**30:.3g} GiB, of which {free / 2**30:.3g} GiB are free. Convert it on a machine with more "
             "memory: calm-beam convert --layout=native."
         )
-
-
-def product(shape: tuple[int, ...]) -> int:
-    """Returns the number of values in an array, exactly."""
-    count = 1
-    for dimension in shape:
-        count *= dimension
-    return count
 
 
 def shortened(text: object, most: int = 200) -> str:

@@ -9,6 +9,7 @@ on the checkpoints of T5X, whose step lies in a msgpack file, and on those of it
 Source: Orbax `PyTreeCheckpointHandler`, versions 0.2 to 0.12; T5X `checkpoints.py`.
 """
 
+import math
 import mmap
 import os
 import pathlib
@@ -21,7 +22,7 @@ import numpy as np
 
 from calm_beam.storage import strict_json
 
-from .metadata import CheckpointError, check_is_file, check_memory, product, read_json, read_whole, shortened
+from .metadata import CheckpointError, check_is_file, check_memory, read_json, read_whole, shortened
 from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -109,9 +110,9 @@ def _claimed_shape(
     if folder not in stamps:
         stamps[folder] = _stamps(pathlib.Path(folder))
     stored = sum(stamp.size for stamp in stamps[folder])
-    number = product(tuple(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)))
+    number = math.prod(tuple(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)))
     # No chunk is stored in less than a byte.
-    if max(product(shape), product(chunks)) > _MOST_COMPRESSION * stored + _SLACK or number > stored:
+    if max(math.prod(shape), math.prod(chunks)) > _MOST_COMPRESSION * stored + _SLACK or number > stored:
         raise CheckpointError(
             f"{shortened(name)}: claims shape {shape} in chunks {chunks}, but {folder} holds {stored} bytes: "
             "that is not all of it, or the claim is wrong."

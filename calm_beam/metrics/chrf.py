@@ -7,18 +7,6 @@ from typing import Any
 from calm_beam.extras import imported
 from calm_beam.metrics import Sight, best_over_references
 
-
-def sacrebleu_metrics(*, needed_for: str) -> Any:
-    """Returns sacrebleu's module of metrics; raises MissingExtraError if the package is missing."""
-    return imported("sacrebleu.metrics", extra="metrics", needed_for=f'the metric "{needed_for}"')
-
-
-def fraction_score(scorer: Any, candidate: str, *, reference: str) -> float:
-    """Returns the score of a candidate against one reference, as a fraction in [0, 1]."""
-    # Equal words give 100.00000000000004.
-    return float(min(1.0, scorer.sentence_score(candidate, [reference]).score / 100))
-
-
 CHRF_SIGHT = Sight(tokens=str.split)
 """All but white space."""
 
@@ -54,9 +42,12 @@ def chrf(candidate: str, references: Sequence[str]) -> float:
 def _score(candidate: str, reference: str) -> float:
     if candidate == reference:
         return 1.0
-    return fraction_score(_scorer(), candidate, reference=reference)
+    # Equal words give 100.00000000000004.
+    return float(min(1.0, _scorer().sentence_score(candidate, [reference]).score / 100))
 
 
 @functools.cache
 def _scorer() -> Any:
-    return sacrebleu_metrics(needed_for="chrf").CHRF(char_order=6, word_order=0, beta=2)
+    return imported("sacrebleu.metrics", extra="metrics", needed_for='the metric "chrf"').CHRF(
+        char_order=6, word_order=0, beta=2
+    )

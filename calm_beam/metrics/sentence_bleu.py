@@ -5,9 +5,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from calm_beam.extras import imported
 from calm_beam.metrics import Sight, best_over_references
-
-from .chrf import sacrebleu_metrics
 
 _CONTEXT = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN)
 
@@ -71,4 +70,6 @@ def _score(candidate: str, reference: str) -> float:
 
 @functools.cache
 def _scorer() -> Any:
-    return sacrebleu_metrics(needed_for="sentence_bleu").BLEU(tokenize="13a", smooth_method="exp", effective_order=True)
+    return imported("sacrebleu.metrics", extra="metrics", needed_for='the metric "sentence_bleu"').BLEU(
+        tokenize="13a", smooth_method="exp", effective_order=True
+    )

@@ -167,7 +167,6 @@ _SERVING_PACKAGES = [
     "calm_beam.checkpoints",
     "calm_beam.checkpoints.hugging_face",
     "calm_beam.decoding",
-    "calm_beam.decoding.cpu",
     "calm_beam.decoding.xla",
     "calm_beam.evaluation",
     "calm_beam.exits",

@@ -1,8 +1,8 @@
 from .calibration.guarantee import Guarantee as Guarantee
 from .checkpoints import load_checkpoint as load_checkpoint
 from .errors import CalmBeamError as CalmBeamError
-from .exits.grid import uniform_grid as grid
 from .exits.rule import ExitRule as ExitRule
+from .exits.thresholds import uniform_grid as grid
 from .inputs.vocabularies.vocabulary import open_vocabulary as open_vocabulary
 from .launch.calibrate.call import calibrate as calibrate
 from .launch.certify.call import certify as certify

@@ -51,7 +51,7 @@ class Output:
       exit_layers: Layers used for each token, from 1; none where a decoder of the user's told none.
       confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
         None of a decoder of the user's.
-      near_tie: Whether a decision on its way was within rounding, as in `calm_beam.decoding.engine_choice`; None where that
+      near_tie: Whether a decision on its way was within rounding (`calm_beam.decoding.engine_choice`); None where that
         is not known, as in files of earlier versions.
       cost: What it has cost, as a decoder of the user's told; None where none did.
     """

@@ -68,7 +68,7 @@ def test_rows_that_are_computed_in_another_way_beside_others_are_noticed(
         return faults(made, _BFLOAT16, smallest=smallest)
 
     assert found() == []
-    for module in (tiles, tiles, device_steps):
+    for module in (tiles, device_steps):
         monkeypatch.setattr(module, "apart", lambda values: values)
     assert found()[0].startswith("a row is computed in another way beside others: ")
 

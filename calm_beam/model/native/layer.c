@@ -1,5 +1,5 @@
 /* Decoder layers for one token of every row, and what it keeps of states that skipped it: calls of Python's, which
-   change arrays in place. The structures are those of native/calls.py.
+   change arrays in place. The structures are those of native/structures.py.
 
    T5's layer attends to what was generated, and then to the source; Llama's to both at once, after positions have
    turned its queries and keys.

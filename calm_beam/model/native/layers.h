@@ -1,5 +1,5 @@
 /* Decoder layers: what native code is given of them, and what takes rows through one. The structures are those of
-   native/calls.py. */
+   native/structures.py. */
 
 #ifndef CALM_BEAM_LAYERS_H_
 #define CALM_BEAM_LAYERS_H_

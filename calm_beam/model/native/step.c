@@ -1,4 +1,4 @@
-/* Whole steps of prompts that have one lane each: a call of Python's, whose structures are those of native/calls.py.
+/* Whole steps of prompts that have one lane each: a call of Python's, whose structures are those of native/structures.py.
 
    Where the weights of a layer are at hand, rows need not wait for each other. A thread takes a few of them through a
    layer, decides who leaves, and goes on with those who stay: nothing is run in vain, and threads meet once a step. */

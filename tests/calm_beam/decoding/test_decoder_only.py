@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import decoder as group_decoder
 from calm_beam.decoding.branches import PromptResult
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -371,6 +372,6 @@ def test_prompts_that_begin_alike_have_the_outputs_of_others(
     monkeypatch.setattr(device_steps, "go_through", watched)
     shared = decode()
     assert seen == [begun[:32]]
-    monkeypatch.setattr(decoder, "common_prefix", lambda prompts, *, width: ())
+    monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())
     assert_all_same(shared, decode())
     assert len(seen) == 1

@@ -137,13 +137,13 @@ def test_a_full_device_halves_the_budget(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """When the device runs out of memory, what has not ended is decoded again with half the budget, and it is told."""
-    library = 0
+    calls = 0
 
     def full_at_first(step: Callable[..., object]) -> Callable[..., object]:
         def run(*arguments: object, **rows: object) -> object:
             nonlocal calls
-            library += 1
-            if library in (20, 50):
+            calls += 1
+            if calls in (20, 50):
                 raise error
             return step(*arguments, **rows)
 

@@ -15,7 +15,7 @@ import numpy as np
 from calm_beam.model import architecture_of
 from calm_beam.model.interface import EarlyExitModel
 
-from .branches import Branches, PromptResult, Request
+from .branches import Branches, PromptResult, Request, is_end
 from .compilation import (
     admitted_together,
     buffer_bucket,
@@ -26,7 +26,6 @@ from .compilation import (
     places_by_width,
 )
 from .cpu import NativeEngine
-from .ends import is_end
 from .engine import Engine, Outputs, Slots, StepOutputs, Work
 from .kv_cache import LaneTree, Paths, SingleLanes
 from .memory import Budget

@@ -8,8 +8,9 @@ skipped layers keep the same of a token that left at a layer.
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,11 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.thresholds import scheduled_thresholds
 
 from .settings import check_sizes
+
+if TYPE_CHECKING:
+    import jax
+
+_Tokens = TypeVar("_Tokens", np.ndarray, "jax.Array")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -324,6 +330,16 @@ class PromptResult:
             max_rejected_confidence=None if rejected is None else rejected[chosen],
             find_near_ties=lambda _: None if self.near_ties is None else self.near_ties[chosen],
         )
+
+
+def is_end(tokens: _Tokens, end_ids: Sequence[int]) -> Any:
+    """Returns which tokens end an output, bool, shape of `tokens`.
+
+    Args:
+      tokens: Ids, any shape.
+      end_ids: Those that end one; at least one.
+    """
+    return functools.reduce(operator.or_, (tokens == end for end in end_ids))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

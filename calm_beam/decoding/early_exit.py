@@ -28,10 +28,9 @@ from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
 from calm_beam.precision import FLOAT32, Precision
 
-from .branches import Branch, BranchResult
+from .branches import Branch, BranchResult, is_end
 from .compilation import compiled, members_by_width
 from .device_groups import device_groups, placed
-from .ends import is_end
 from .engine_choice import Machine, chosen_engine
 from .settings import check_sizes
 

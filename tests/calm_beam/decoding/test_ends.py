@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.decoding.ends import is_end
+from calm_beam.decoding.branches import is_end
 
 
 @pytest.mark.parametrize("make", [np.array, jnp.array])

@@ -259,6 +259,17 @@ def check_ids(name: str, ids: object, *, below: int) -> None:
     """
     is_of_numbers = isinstance(ids, tuple) and all(type(index) is int and 0 <= index < below for index in ids)
     if not is_of_numbers or list(ids) != sorted(set(ids)):  # type: ignore[call-overload]
-        shown = repr(ids)
-        shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
-        raise ValueError(f"{name} must be different whole numbers from 0 to {below - 1}, ascending; got {shown}.")
+        raise ValueError(
+            f"{name} must be different whole numbers from 0 to {below - 1}, ascending; got {cut(repr(ids))}."
+        )
+
+
+def cut(text: str) -> str:
+    """Returns a text of a file for a message: at most 100 characters of it, and dots where it is longer."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def few(names: list[str]) -> str:
+    """Returns names of a file for a message: four, and how many more there are; `none` without any."""
+    shown = ", ".join(cut(name) for name in names[:4]) or "none"
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

@@ -9,9 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from calm_beam.model.architecture import check_exit_fields, check_ids, exit_fields, exit_shapes
-
-Shapes = Mapping[str, tuple[int, ...]]
+from calm_beam.model.architecture import Shapes, check_exit_fields, check_ids, cut, exit_fields, exit_shapes, few
 
 # Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
 ACTIVATIONS = ("silu", "gelu", "relu")
@@ -68,7 +66,6 @@ MOST_LAYERS = 1000
 _TOO_LARGE = 2**31
 # Of factors and bases; the largest known is 10 million.
 _LARGEST_NUMBER = 1e30
-_LONGEST_SHOWN = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,14 +101,14 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in _SCALINGS:
             raise ValueError(
-                f"rope_scaling: kind must be one of {', '.join(ROPE_SCALINGS)}; got {_cut(repr(self.kind))}."
+                f"rope_scaling: kind must be one of {', '.join(ROPE_SCALINGS)}; got {cut(repr(self.kind))}."
             )
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
             if field.name not in _SCALINGS[self.kind]:
                 if value != field.default:
                     raise ValueError(
-                        f"rope_scaling: {field.name} is {_cut(repr(value))}, but kind {self.kind} has no such number."
+                        f"rope_scaling: {field.name} is {cut(repr(value))}, but kind {self.kind} has no such number."
                     )
             elif field.type is int:
                 _check_size(f"rope_scaling: {field.name}", value)
@@ -220,7 +217,7 @@ class LlamaConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is bool and type(value) is not bool:
-                raise ValueError(f"{field.name} must be true or false, got {_cut(repr(value))}.")
+                raise ValueError(f"{field.name} must be true or false, got {cut(repr(value))}.")
             if field.type is int:
                 _check_size(field.name, value, least=0 if field.name == "exit_classifier" else 1)
             if field.type is float:
@@ -228,9 +225,9 @@ class LlamaConfig:
         if self.num_decoder_layers > MOST_LAYERS:
             raise ValueError(f"num_decoder_layers must be at most {MOST_LAYERS}, got {self.num_decoder_layers}.")
         if not isinstance(self.rope_scaling, RopeScaling):
-            raise ValueError(f"rope_scaling must be a RopeScaling, got {_cut(repr(self.rope_scaling))}.")
+            raise ValueError(f"rope_scaling must be a RopeScaling, got {cut(repr(self.rope_scaling))}.")
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {_cut(repr(self.activation))}.")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {cut(repr(self.activation))}.")
         if self.exit_classifier not in (0, 1, 2):
             raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
         check_exit_fields(self)
@@ -280,7 +277,7 @@ class LlamaConfig:
         if (self.sliding_window is None) != (not self.windowed_layers):
             raise ValueError(
                 "sliding_window and windowed_layers go together, got "
-                f"{_cut(repr(self.sliding_window))} and {_cut(repr(self.windowed_layers))}."
+                f"{cut(repr(self.sliding_window))} and {cut(repr(self.windowed_layers))}."
             )
         if self.sliding_window is not None:
             _check_size("sliding_window", self.sliding_window)
@@ -299,7 +296,7 @@ def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
     _check_fields(LlamaConfig, values, shown="")
     scaling = values.get("rope_scaling", {})
     if not isinstance(scaling, dict):
-        raise ValueError(f"rope_scaling must be an object, got {_cut(repr(scaling))}.")
+        raise ValueError(f"rope_scaling must be an object, got {cut(repr(scaling))}.")
     _check_fields(RopeScaling, scaling, shown="rope_scaling: ")
     if isinstance(scaling.get("pair_factors"), list):
         values["rope_scaling"] = RopeScaling(**{**scaling, "pair_factors": tuple(scaling["pair_factors"])})
@@ -395,8 +392,8 @@ def check_parameters(config: LlamaConfig, found: Shapes) -> None:
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:
         raise ValueError(
-            f"arrays are not those of the decoder-only model that the config describes: missing {_few(missing)}; "
-            f"unknown {_few(unknown)}. Expected {len(expected)} arrays, found {len(found)}."
+            f"arrays are not those of the decoder-only model that the config describes: missing {few(missing)}; "
+            f"unknown {few(unknown)}. Expected {len(expected)} arrays, found {len(found)}."
         )
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
@@ -410,21 +407,21 @@ def _check_fields(config: type, fields: Mapping[str, Any], *, shown: str) -> Non
         name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields
     )
     if unknown or missing:
-        raise ValueError(f"{shown}unknown keys {_cut(str(unknown))}, missing keys {missing}.")
+        raise ValueError(f"{shown}unknown keys {cut(str(unknown))}, missing keys {missing}.")
 
 
 def _check_size(name: str, value: object, *, least: int = 1) -> None:
     if type(value) is not int:
-        raise ValueError(f"{name} must be a whole number, got {_cut(repr(value))}.")
+        raise ValueError(f"{name} must be a whole number, got {cut(repr(value))}.")
     if not least <= value < _TOO_LARGE:
-        raise ValueError(f"{name} must be at least {least} and below 2**31, got {_cut(str(value))}.")
+        raise ValueError(f"{name} must be at least {least} and below 2**31, got {cut(str(value))}.")
 
 
 def _set_positive(config: object, name: str, *, shown: str) -> None:
     """Makes a number a float, so that 10000 and 10000.0 are one model; refuses what is none, or not above 0."""
     value = getattr(config, name)
     if type(value) not in (int, float) or not 0 < value < _LARGEST_NUMBER:
-        raise ValueError(f"{shown} must be a number above 0 and below 1e30, got {_cut(repr(value))}.")
+        raise ValueError(f"{shown} must be a number above 0 and below 1e30, got {cut(repr(value))}.")
     object.__setattr__(config, name, float(value))
 
 
@@ -433,18 +430,7 @@ def _check_factors(values: object) -> None:
         type(value) is float and 0 < value < _LARGEST_NUMBER for value in values
     )
     if not is_list:
-        raise ValueError(
-            f"rope_scaling: pair_factors must be numbers above 0 and below 1e30, got {_cut(repr(values))}."
-        )
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(_cut(name) for name in names[:4]) or "none"
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+        raise ValueError(f"rope_scaling: pair_factors must be numbers above 0 and below 1e30, got {cut(repr(values))}.")
 
 
 # What is held at a time beside keys and values: 256 MiB. With less, products have too few rows to be fast.

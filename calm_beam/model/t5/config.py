@@ -4,9 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from calm_beam.model.architecture import check_exit_fields, check_ids, exit_fields, exit_shapes
-
-Shapes = Mapping[str, tuple[int, ...]]
+from calm_beam.model.architecture import Shapes, check_exit_fields, check_ids, cut, exit_fields, exit_shapes, few
 
 # Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
 ACTIVATIONS = ("gelu", "silu", "relu")
@@ -20,7 +18,6 @@ MOST_LAYERS = 1000
 _TOO_LARGE = 2**31
 # Of the encoder's, half are for either direction, and half of those hold one distance each.
 _LEAST_BUCKETS = 4
-_LONGEST_SHOWN = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,14 +76,14 @@ class T5Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is bool and type(value) is not bool:
-                raise ValueError(f"{field.name} must be true or false, got {_cut(repr(value))}.")
+                raise ValueError(f"{field.name} must be true or false, got {cut(repr(value))}.")
             if field.type is int and field.name != "start_id":
                 _check_size(field.name, value)
         self._check_begin_and_ends()
         if self.activation == "":
             object.__setattr__(self, "activation", default_activation(gated_mlp=self.gated_mlp))
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {_cut(repr(self.activation))}.")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {cut(repr(self.activation))}.")
         if self.exit_classifier not in (0, 1, 2):
             raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
         check_exit_fields(self)
@@ -103,7 +100,7 @@ class T5Config:
     def _check_begin_and_ends(self) -> None:
         if type(self.start_id) is not int or not 0 <= self.start_id < self.vocab_size:
             raise ValueError(
-                f"start_id must be a whole number from 0 to {self.vocab_size - 1}, got {_cut(repr(self.start_id))}."
+                f"start_id must be a whole number from 0 to {self.vocab_size - 1}, got {cut(repr(self.start_id))}."
             )
         check_ids("end_ids", self.end_ids, below=self.vocab_size)
         if not self.end_ids:
@@ -185,7 +182,7 @@ def infer_config(
     landmarks = ("token_embedder/embedding", table, "decoder/layers_0/self_attention/query/kernel", mlp_input)
     missing = [name for name in landmarks if name not in shapes]
     if missing:
-        found = ", ".join(_cut(name) for name in sorted(shapes)[:8]) or "nothing"
+        found = ", ".join(cut(name) for name in sorted(shapes)[:8]) or "nothing"
         raise ValueError(
             f"not a T5 parameter tree: expected {', '.join(missing)}; found {len(shapes)} arrays ({found}, ...)."
         )
@@ -227,16 +224,16 @@ def check_dimensions(shapes: Shapes) -> None:
     """
     for name, shape in shapes.items():
         if not shape or min(shape) < 1:
-            raise ValueError(f"{_cut(name)} has shape {tuple(shape)}, expected dimensions of at least 1.")
+            raise ValueError(f"{cut(name)} has shape {tuple(shape)}, expected dimensions of at least 1.")
 
 
 def _check_size(name: str, value: object) -> None:
     if type(value) is not int:
-        raise ValueError(f"{name} must be a whole number, got {_cut(repr(value))}.")
+        raise ValueError(f"{name} must be a whole number, got {cut(repr(value))}.")
     if value < 1 and name != "exit_classifier":
-        raise ValueError(f"{name} must be at least 1, got {_cut(str(value))}.")
+        raise ValueError(f"{name} must be at least 1, got {cut(str(value))}.")
     if value >= _TOO_LARGE:
-        raise ValueError(f"{name} must be below 2**31, got {_cut(str(value))}.")
+        raise ValueError(f"{name} must be below 2**31, got {cut(str(value))}.")
     if value > MOST_LAYERS and name.endswith("_layers"):
         raise ValueError(f"{name} must be at most {MOST_LAYERS}, got {value}.")
 
@@ -252,17 +249,8 @@ def _check_tree(found: Shapes, expected: Shapes) -> None:
     if missing or unknown:
         raise ValueError(
             "not a T5 parameter tree: "
-            f"missing {_few(missing)}; unknown {_few(unknown)}. Expected {len(expected)} arrays, found {len(found)}."
+            f"missing {few(missing)}; unknown {few(unknown)}. Expected {len(expected)} arrays, found {len(found)}."
         )
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise ValueError(f"{name} has shape {tuple(found[name])}, expected {shape} from the sizes of other arrays.")
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(_cut(name) for name in names[:4]) or "none"
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -12,9 +12,9 @@ from .launch.verify.call import verify as verify
 from .manifest import Manifest as Manifest
 from .manifest import read_manifest as read_manifest
 from .risk.monitor import RiskMonitor as RiskMonitor
-from .risk.setting_sums import LossSums as LossSums
-from .risk.setting_sums import RiskTest as RiskTest
-from .risk.setting_sums import control_risk as control_risk
+from .risk.testing import LossSums as LossSums
+from .risk.testing import RiskTest as RiskTest
+from .risk.testing import control_risk as control_risk
 from .serving import Answer as Answer
 from .serving import ContinuousGenerator as ContinuousGenerator
 from .serving import Generator as Generator

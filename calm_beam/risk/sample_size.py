@@ -26,8 +26,6 @@ from calm_beam.risk.losses import LOSS_SCALE, require_signed_unit_interval
 from calm_beam.risk.pvalues import P_VALUES, exact_binomial_p_value, p_values_of
 from calm_beam.risk.pvalues.signed_mixture import BETS
 
-from .pvalues import P_VALUES
-
 # Calibration sets simulated together; part of what a seed means.
 _SETS_AT_A_TIME = 50
 # How close a number of examples is searched for by simulation, whose own error is larger.

@@ -25,7 +25,7 @@ def _heavy_modules_loaded_by(module: str) -> list[str]:
     return _run(f"import sys, {module}; print(*[m for m in {_HEAVY} if m in sys.modules])").split()
 
 
-@pytest.mark.parametrize("module", ["calm_beam.manifest", "calm_beam.manifest.files", "calm_beam.manifest.files"])
+@pytest.mark.parametrize("module", ["calm_beam.manifest", "calm_beam.manifest.files"])
 def test_import_loads_the_standard_library_only(module: str) -> None:
     """Importing the manifest loads none of the numerical packages."""
     assert _heavy_modules_loaded_by(module) == []

@@ -6,7 +6,6 @@ import sys
 _MODULES = ", ".join(
     f"calm_beam.risk.{name}"
     for name in (
-        "totals",
         "evidence",
         "monitor",
         "pvalues",

@@ -24,7 +24,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.demo import embedded
 from calm_beam.inputs.set_parts import CALIBRATING, Split
-from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.report.command import report_after
 from calm_beam.launch.report.request import ReportRequest

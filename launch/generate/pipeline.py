@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.errors import UsageError
-from calm_beam.launch.flags import UsageError, as_usage, naming
+from calm_beam.launch.flags import as_usage, naming
 from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.flags.shared_options import (
     check_precision,

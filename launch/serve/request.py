@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from calm_beam.errors import UsageError
 from calm_beam.extras import imported
-from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.shared_options import MetricFiles, check_precision, entry_choice, find_manifest
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.options import Options, again, option, switch

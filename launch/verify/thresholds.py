@@ -27,7 +27,7 @@ from calm_beam.exits.measures import check_named
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.vocabularies.chat_templates import NO_TEMPLATE
-from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.flags.shared_options import (
     check_precision,

@@ -4,11 +4,11 @@ from .errors import CalmBeamError as CalmBeamError
 from .exits.rule import ExitRule as ExitRule
 from .exits.thresholds import uniform_grid as grid
 from .inputs.vocabularies.vocabulary import open_vocabulary as open_vocabulary
-from .launch.calibrate.call import calibrate as calibrate
-from .launch.certify.call import certify as certify
-from .launch.generate.call import generate as generate
-from .launch.suitability.call import suitability as suitability
-from .launch.verify.call import verify as verify
+from .launch.calibrate.command import calibrate as calibrate
+from .launch.certify.run import certify as certify
+from .launch.generate.pipeline import generate as generate
+from .launch.suitability.command import suitability as suitability
+from .launch.verify.thresholds import verify as verify
 from .manifest import Manifest as Manifest
 from .manifest import read_manifest as read_manifest
 from .risk.monitor import RiskMonitor as RiskMonitor

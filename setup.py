@@ -180,7 +180,6 @@ _SERVING_PACKAGES = [
     "calm_beam.launch.doctor",
     "calm_beam.launch.flags",
     "calm_beam.launch.generate",
-    "calm_beam.launch.monitor",
     "calm_beam.launch.serve",
     "calm_beam.launch.terminal",
     "calm_beam.manifest",

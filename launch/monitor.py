@@ -21,14 +21,6 @@ depend on their losses.
 
 Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 the risk exceeds delta, 4 it does or losses are missing,
 130 interrupted (with `--losses=-`, after the state was kept).
-
-What `calm-beam monitor` is asked for.
-
-Finding the promise that losses are held against, and saying what the losses have to be of.
-
-A monitor, and the file that keeps it between calls.
-
-What `calm-beam monitor` does once its flags are parsed: take in the losses, and tell what they show.
 """
 
 import dataclasses

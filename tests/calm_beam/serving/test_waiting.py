@@ -33,8 +33,8 @@ def test_the_first_prompt_of_a_length_names_what_it_waits_for(
     """The second does not: it compiles nothing."""
     monkeypatch.setattr(generator, "_PATIENCE_SECONDS", 0)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    generator = _generator()
-    generator.generate([5, 6, 7])
+    served = _generator()
+    served.generate([5, 6, 7])
     assert capsys.readouterr().err.startswith("calm-beam: compiling for prompts of this length, once")
-    generator.generate([7, 6, 5])
+    served.generate([7, 6, 5])
     assert capsys.readouterr().err == ""

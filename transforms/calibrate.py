@@ -3,19 +3,19 @@
 Chosen thresholds are confirmed by examples that had no part in choosing them. Losses of any origin are summed exactly,
 and every setting is tested:
 
-import apache_beam as beam
-from calm_beam import transforms
-from calm_beam.risk.setting_sums import RiskTest
+    import apache_beam as beam
+    from calm_beam import transforms
+    from calm_beam.risk.setting_sums import RiskTest
 
-tests = [RiskTest(delta=0.05, epsilon=0.05)]
-with beam.Pipeline() as pipeline:
-_ = (
-pipeline
-| beam.Create([("example-1", "8 bits", 0.0), ("example-1", "4 bits", 0.2)])  # (id, setting, loss), each once
-| beam.CombineGlobally(transforms.SumLosses(tests))
-| transforms.ControlRisk(tests, order=["8 bits", "4 bits"])
-| beam.Map(print)
-)
+    tests = [RiskTest(delta=0.05, epsilon=0.05)]
+    with beam.Pipeline() as pipeline:
+        _ = (
+            pipeline
+            | beam.Create([("prompt-1", "8 bits", 0.0), ("prompt-1", "4 bits", 0.2)])  # (id, setting, loss), each once
+            | beam.CombineGlobally(transforms.SumLosses(tests))
+            | transforms.ControlRisk(tests, order=["8 bits", "4 bits"])
+            | beam.Map(print)
+        )
 """
 
 import dataclasses

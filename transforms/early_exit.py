@@ -1,14 +1,14 @@
 """Answering prompts in a pipeline: a model handler for Beam's `RunInference`.
 
-import apache_beam as beam
-from apache_beam.ml.inference.base import RunInference
-from calm_beam import transforms
+    import apache_beam as beam
+    from apache_beam.ml.inference.base import RunInference
+    from calm_beam import transforms
 
-handler = transforms.EarlyExitModelHandler("demo/manifest.json", consistency="textual", delta=0.05)
-with beam.Pipeline() as pipeline:
-_ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference(handler) | beam.Map(print)
+    handler = transforms.EarlyExitModelHandler("demo/manifest.json", consistency="textual", delta=0.05)
+    with beam.Pipeline() as pipeline:
+        _ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference(handler) | beam.Map(print)
 
-Where a worker finds the host of its model: in its own process, or in one process for all of the machine.
+A worker finds the host of its model here: in its process, or in one process for all of the machine.
 """
 
 import functools

@@ -3,8 +3,8 @@
 Workers on other machines get calm_beam as a package that is built here. From sources on this machine, which workers
 install, to a job on plain machines; docs/dataflow.md has one with GPUs:
 
-calm-beam calibrate --runner=DataflowRunner --project=P --region=us-central1 --temp_location=gs://B/temp \
---checkpoint=gs://B/model --data='gs://B/data/*.jsonl.gz' --output=gs://B/calibration --num_shards=100
+    calm-beam calibrate --runner=DataflowRunner --project=P --region=us-central1 --temp_location=gs://B/temp \
+        --checkpoint=gs://B/model --data='gs://B/data/*.jsonl.gz' --output=gs://B/calibration --num_shards=100
 """
 
 import pathlib

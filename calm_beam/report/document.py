@@ -208,7 +208,7 @@ _ON_LIGHT = ("#fdf1c2", "#a5d7b8", "#4ba3b3", "#2f6ba8", "#2a2f72")
 _ON_DARK = ("#4d431c", "#34684a", "#3a8d99", "#6fafe3", "#d3dcff")
 # Of lines that stand beside each other, on a light page and on a dark one, told apart by readers who are colour-blind
 # too (after Okabe and Ito, "Color universal design", 2008); the last two are for what the others are compared with.
-SERIES = (
+SERIES: tuple[tuple[str, str], ...] = (
     ("#0072b2", "#56b4e9"),
     ("#c04e00", "#f0803c"),
     ("#00805d", "#2fc297"),

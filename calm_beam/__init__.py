@@ -6,7 +6,7 @@
     print(manifest.calibrations[0].threshold)
 
 The names below are public; each loads what it needs when it is first used, so that a serving process can read a
-manifest without JAX or Beam. Transforms for pipelines of your own are in `calm_beam.transforms`. What is listed in
+manifest without JAX or Beam. Transforms for your own pipelines are in `calm_beam.transforms`. Names listed in
 neither place may change without notice.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Where each name is, and what it is called there; `__init__.pyi` says the same to type checkers.
+# Module and attribute behind each public name; `__init__.pyi` says the same to type checkers.
 _PUBLIC = {
     # Calibrating.
     "calibrate": "calm_beam.launch.calibrate.command:calibrate",
@@ -36,12 +36,12 @@ _PUBLIC = {
     # Models.
     "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
     "open_vocabulary": "calm_beam.inputs.vocabularies.vocabulary:open_vocabulary",
-    # Risk control of anybody's losses.
+    # Risk control of your own losses.
     "certify": "calm_beam.launch.certify.run:certify",
     "RiskTest": "calm_beam.risk.testing:RiskTest",
     "LossSums": "calm_beam.risk.testing:LossSums",
     "control_risk": "calm_beam.risk.testing:control_risk",
-    # What every error of ours is.
+    # The base class of all our errors.
     "CalmBeamError": "calm_beam.errors:CalmBeamError",
 }
 

@@ -1,7 +1,7 @@
-"""The base class of the errors that calm-beam raises in words of its own, and words for those of others.
+"""The base class of the errors that calm-beam raises with messages of its own, and messages for other errors.
 
-What the user wrote is run within `UserCode`: a metric that calls `sys.exit(0)` would otherwise end a run as if it had
-succeeded, with nothing written.
+Code that the user wrote runs within `UserCode`: otherwise a metric that calls `sys.exit(0)` would end a run as if it
+had succeeded, with nothing written.
 """
 
 import contextlib
@@ -14,27 +14,28 @@ _LONGEST_TEXT = 500
 
 
 class CalmBeamError(Exception):
-    """What was wrong, what was expected and how to fix it, in one or two sentences.
+    """An error whose message says what was wrong, what was expected and how to fix it, in one or two sentences.
 
-    Every error class of ours derives from it, next to the built-in that fits (`ValueError`, `OSError`). A caller who
+    All our error classes derive from it, next to the built-in that fits (`ValueError`, `OSError`). A caller who
     sees one needs its message and no traceback; any other exception out of calm-beam is a defect.
     """
 
 
 class UsageError(CalmBeamError, ValueError):
-    """What was asked for is wrong; nothing has been done.
+    """A wrong request; nothing has been done.
 
-    Messages call options by the flags of the command line; functions of Python that take them call them as arguments.
+    Messages call options by the flags of the command line; Python functions that take the same options call them as
+    arguments.
     """
 
 
 class ManifestError(CalmBeamError, ValueError):
-    """A manifest that cannot be trusted, or does not hold what was asked of it; or a record that is a part of one."""
+    """A manifest that cannot be trusted or lacks what was asked of it, or a bad record that is part of a manifest."""
 
 
 def os_error_in_words(error: OSError) -> str:
-    """Returns what an error says, the system's without its number."""
-    # Only the system's have both; errors of our own are whole sentences.
+    """Returns the message of an OSError; for errors of the system, without their number."""
+    # Only errors of the system have both; our own messages are whole sentences.
     if error.filename is None or not error.strerror:
         return str(error)
     return f"{os.fspath(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}."
@@ -42,7 +43,7 @@ def os_error_in_words(error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
+    """Turns errors with a file, while the value of a flag is checked, into a `UsageError` that names the flag."""
     try:
         yield
     except OSError as error:
@@ -51,10 +52,10 @@ def naming(flag: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
-    """Turns what goes wrong while flags and what they name are checked into a `UsageError`.
+    """Turns errors raised while flags and what they name are checked into a `UsageError`.
 
     Args:
-      kinds: What is turned. A manifest that cannot be trusted never is: that is a failure.
+      kinds: Exceptions to turn. A manifest that cannot be trusted is never turned: that is a failure.
     """
     try:
         yield
@@ -65,10 +66,10 @@ def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) 
 
 
 class UserCode:
-    """A context for code of the user: any exception that leaves it is raised anew as an error of ours.
+    """A context for the user's code: an exception that leaves it is raised again as one of our errors.
 
-    That includes `SystemExit` and whatever else is no `Exception`. Ctrl-C stays what it is: Python raises it in the
-    main thread, so that a `KeyboardInterrupt` in another thread is the user's own. Do not yield within this context.
+    That includes `SystemExit` and anything else that is not an `Exception`. Ctrl-C stays what it is: Python raises it
+    in the main thread, so a `KeyboardInterrupt` in another thread is the user's own. Do not yield within this context.
 
     >>> with UserCode(lambda said: CalmBeamError(f"my_metric raised {said}")):
     ...     raise SystemExit(0)
@@ -77,12 +78,12 @@ class UserCode:
     """
 
     def __init__(self, error: Callable[[str], CalmBeamError], *, passing: type[CalmBeamError] | tuple[()] = ()) -> None:
-        """Takes what makes the error, given the exception in words, and the errors of ours that pass as they are."""
+        """Takes a function from the exception's text to our error, and the classes of errors that pass unchanged."""
         self._error = error
         self._passing = passing
 
     def __enter__(self) -> None:
-        """Begins the context."""
+        """Enters the context."""
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: types.TracebackType | None
@@ -95,7 +96,7 @@ class UserCode:
 
 
 def text_of(raised: BaseException) -> str:
-    """Returns what an exception says, in one line and cut where it is long."""
+    """Returns the text of an exception, in one line and cut where it is long."""
     return _in_one_line(lambda: str(raised))
 
 
@@ -107,12 +108,12 @@ def shown(value: object) -> str:
 def _in_one_line(text_of_it: Callable[[], str]) -> str:
     try:
         text = text_of_it()
-    # That text is the user's code as well.
+    # The text comes from the user's code as well.
     except BaseException as error:
         if _is_ctrl_c(error):
             raise
         return "(its text is not available)"
-    # Whoever reads a traceback takes a line that looks like an error for the error.
+    # In a traceback, readers take any line that looks like an error for the error.
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: _LONGEST_TEXT + 1])
     return line if len(text) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"
 

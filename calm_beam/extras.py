@@ -1,4 +1,4 @@
-"""What only some need: modules and packages, imported when they are used, with their extra named if it is missing."""
+"""Optional modules and packages: imported when they are used, and their extra is named if they are missing."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from calm_beam.errors import CalmBeamError
 
 
 class MissingExtraError(CalmBeamError, ValueError):
-    """A package is needed that the plain installation of calm-beam does not bring."""
+    """A package is needed that the plain installation of calm-beam does not include."""
 
 
 def imported(module: str, *, extra: str, needed_for: str) -> Any:
@@ -22,7 +22,7 @@ def imported(module: str, *, extra: str, needed_for: str) -> Any:
       needed_for: What cannot be done without it, for the message.
 
     Raises:
-      MissingExtraError: If it cannot be imported; says how to get it.
+      MissingExtraError: If the module cannot be imported; the message says how to get it.
     """
     try:
         return importlib.import_module(module)
@@ -33,11 +33,12 @@ def imported(module: str, *, extra: str, needed_for: str) -> Any:
 
 
 def on_first_use(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a package by which names are imported when they are first used (PEP 562).
+    """Returns the `__getattr__` of a package that imports names when they are first used (PEP 562).
 
     Args:
       package: Its name.
-      homes: By module of the package, the names that it takes from there. Type checkers need the same as imports.
+      homes: The names that the package takes from each of its modules, by module. Type checkers need them as imports
+        too.
     """
 
     def imported_name(name: str) -> Any:
@@ -53,25 +54,25 @@ _tensorflow_lock = threading.Lock()
 
 
 def tensorflow_on_cpu(*, extra: str, needed_for: str) -> Any:
-    """Returns TensorFlow, which from then on uses no accelerator in this process.
+    """Returns TensorFlow, and keeps it from using any accelerator in this process.
 
-    By default it takes nearly all memory of every GPU that it sees, at its first operation; JAX would find none left.
+    At its first operation TensorFlow takes nearly all memory of every GPU that it sees, and would leave none for JAX.
 
     Args:
-      extra: As in `imported`.
-      needed_for: As in `imported`.
+      extra: The extra of calm-beam that installs TensorFlow, as in `imported`.
+      needed_for: What cannot be done without TensorFlow, for the message.
 
     Raises:
-      MissingExtraError: If it is not installed, or if it has been using a GPU in this process before.
+      MissingExtraError: If it is not installed, or has already used a GPU in this process.
     """
     with _tensorflow_lock:
-        # Its greeting at every import, once in every worker; errors still show.
+        # TensorFlow logs a greeting at every import, once in every worker; errors still show.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         tensorflow = imported("tensorflow", extra=extra, needed_for=needed_for)
         try:
             tensorflow.config.set_visible_devices([], "GPU")
         except RuntimeError as error:
-            # Its devices are settled at its first operation.
+            # TensorFlow fixes its devices at its first operation.
             if tensorflow.config.get_visible_devices("GPU"):
                 raise MissingExtraError(
                     f"{needed_for} needs TensorFlow on the CPU, but this process has begun to use it on a GPU: call "

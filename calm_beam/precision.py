@@ -1,4 +1,4 @@
-"""In which numbers a model computes: a part of what a promise is about, since rounding moves exits."""
+"""The number types in which a model computes. They are part of what a promise is about, since rounding moves exits."""
 
 import dataclasses
 from typing import Self
@@ -10,15 +10,15 @@ MATMUL_PRECISIONS = ("highest", "high", "default")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
-    """What weights, states, keys and values are stored in, and how products of matrices are made of them.
+    """The dtype of weights, states, keys and values, and the precision of matrix products.
 
-    Sums, norms, softmax, logits, confidences and what is compared with a threshold are float32 in any case.
+    Sums, norms, softmax, logits, confidences and the values compared with a threshold are always float32.
 
     Attributes:
       dtype: One of `DTYPES`.
       matmul_precision: One of `MATMUL_PRECISIONS`, for float32. On GPUs and TPUs, `highest` gives float32 products;
-        `high` TF32 ones, or three passes in bfloat16; `default` TF32 ones, or one pass in bfloat16. CPUs have float32
-        products only. Products of bfloat16 numbers are exact, so that there is nothing to choose.
+        `high` gives TF32 or three passes in bfloat16; `default` gives TF32 or one pass in bfloat16. CPUs have float32
+        products only. Products of bfloat16 numbers are exact, so there is nothing to choose.
     """
 
     dtype: str = "float32"
@@ -36,20 +36,20 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str, matmul_precision: str | None = None) -> Self:
-        """Returns the precision that a record names; None stands for `highest`.
+        """Returns the precision that a record names; a `matmul_precision` of None means `highest`.
 
         Raises:
-          ValueError: If one of them is none that we know.
+          ValueError: If the dtype or the precision is unknown.
         """
         return cls(dtype=dtype, matmul_precision=matmul_precision or "highest")
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number, as weights, states, keys and values have them."""
+        """Bytes per number of weights, states, keys and values."""
         return 4 if self.dtype == "float32" else 2
 
     def recorded_precision(self) -> str | None:
-        """Returns what records say of the precision of products; None where they say nothing."""
+        """Returns the precision of matrix products as records write it; None where they leave it out."""
         return None if self.matmul_precision == "highest" else self.matmul_precision
 
 
@@ -58,9 +58,9 @@ FLOAT32 = Precision()
 
 
 def held_type(name: str, precision: Precision) -> str:
-    """Returns the type in which a precision holds a parameter.
+    """Returns the dtype in which a precision stores a parameter.
 
-    Scales of norms, biases, relative position biases and the exit classifier stay float32: no large product has them.
+    Scales of norms, biases, relative position biases and the exit classifier stay float32: no large product uses them.
 
     >>> precision = Precision(dtype="bfloat16")
     >>> held_type("decoder/decoder_norm/scale", precision), held_type("decoder/layers_0/mlp/wo/kernel", precision)

@@ -1,37 +1,37 @@
 r"""Numbers and texts as people write and read them: in data, in flags, on terminals and in spreadsheets.
 
-Numbers are read as JSON, C and spreadsheets read them, and nothing else. Python's own `float` and `int` also take
-underscores between digits and the digits of every script, so that a typing mistake such as `1_0e-1_0` becomes a number
+Numbers are read as JSON, C and spreadsheets read them, and in no other way. Python's own `float` and `int` also take
+underscores between digits and the digits of every script, so a typing mistake such as `1_0e-1_0` would become a number
 that nobody meant.
 
 Ids, names, file names and outputs are written by others. On a terminal, control characters in them move the cursor,
-change the title or hide what stands before; marks of direction turn around the words beside them. Here they are shown
-as Python writes them, such as `\x1b` and `\u202e`. Files and JSON need none of this: what stands there is data.
+change the title or hide text; direction marks reverse the words around them. Here such characters are shown as Python
+writes them, such as `\x1b` and `\u202e`. Files and JSON need none of this: their content is data.
 """
 
 import re
 
-# Blanks that may stand around a number; not those of Unicode.
+# Blanks allowed around a number; not those of Unicode.
 _BLANKS = " \t\r\n\f\v"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-# Read, so that what asks for a range can say that it is outside.
+# These are read, so that a check of a range can say that they are outside.
 _NOT_FINITE = re.compile(r"[+-]?(?:inf|infinity|nan)", re.IGNORECASE)
 
 # Controls (C0, DEL, C1) but for line breaks and tabs; separators of lines and paragraphs; marks that change the
-# direction of text; halves of surrogate pairs, which file names that are no UTF-8 have, and which no stream can encode.
+# direction of text; lone surrogates, from file names that are not UTF-8; no stream can encode them.
 _NEVER = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff"
 _UNPRINTABLE = re.compile(f"[{_NEVER}]")
 _UNPRINTABLE_IN_LINE = re.compile(rf"[{_NEVER}\t\n]")
 
 
 def counted(number: int, one: str, *, several: str | None = None) -> str:
-    """Returns a number with what it counts.
+    """Returns a number with its noun, singular or plural.
 
     Args:
       number: The number.
-      one: What it counts, if that is one.
-      several: The same for any other number; the word for one with an s if omitted.
+      one: The noun for exactly one.
+      several: The noun for any other number; `one` with an s if omitted.
 
     >>> counted(1, "example"), counted(1000, "example"), counted(0, "reply", several="replies")
     ('1 example', '1,000 examples', '0 replies')
@@ -40,7 +40,7 @@ def counted(number: int, one: str, *, several: str | None = None) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Returns a text of at most so many characters: itself, or its beginning and an ellipsis.
+    """Returns a text cut to at most `most` characters: the text itself, or its beginning and an ellipsis.
 
     >>> shortened("abc", 3), shortened("abcd", 3)
     ('abc', 'ab…')
@@ -49,11 +49,11 @@ def shortened(text: str, most: int) -> str:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuses what a file gives for a count and is none; `name` is its key.
+    """Refuses a value from a file that is not a count; `name` is its key.
 
     Raises:
-      TypeError: If it is no integer.
-      ValueError: If it is negative, or no 64-bit number holds it.
+      TypeError: If it is not an integer.
+      ValueError: If it is negative, or does not fit in 64 bits.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
@@ -62,7 +62,7 @@ def check_count(name: str, value: object) -> None:
 
 
 def written_float(text: str) -> float:
-    r"""Returns the number that a text holds, blanks around it aside.
+    r"""Returns the number in a text, ignoring blanks around it.
 
     Args:
       text: A decimal number such as `0.05`, `-1`, `.5` or `1e-3`; or `inf` or `nan`, for callers that check a range.
@@ -83,13 +83,13 @@ def written_float(text: str) -> float:
 
 
 def written_int(text: str) -> int:
-    """Returns the whole number that a text holds, blanks around it aside.
+    """Returns the whole number in a text, ignoring blanks around it.
 
     Args:
-      text: Digits of ASCII, with or without a sign.
+      text: ASCII digits, with or without a sign.
 
     Raises:
-      ValueError: If it is anything else, or longer than any number is.
+      ValueError: If it is anything else, or too long for any number.
     """
     stripped = text.strip(_BLANKS)
     if _WHOLE.fullmatch(stripped):
@@ -98,7 +98,7 @@ def written_int(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    r"""Returns a text in which line breaks and tabs are the only characters that do something to a terminal.
+    r"""Returns a text in which line breaks and tabs are the only characters that affect a terminal.
 
     >>> printable("id \x1b[31m\nof \u202eold")
     'id \\x1b[31m\nof \\u202eold'
@@ -107,7 +107,7 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    r"""Returns a text in which no character does anything to a terminal: one value, in one line.
+    r"""Returns a text in one line, in which no character affects a terminal.
 
     >>> printable_line("a\tb\nc")
     'a\\tb\\nc'

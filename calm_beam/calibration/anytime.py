@@ -1,14 +1,14 @@
-"""What several tests of a manifest say together: `verify --anytime` may be repeated on new examples for ever.
+"""Evidence about a manifest's promises over many runs: `verify --anytime` may be repeated on new examples forever.
 
-A p-value for one set of examples is not made for that: sixty runs on sixty sets, each with alpha = 5 %, call most
-promises broken whose risk is just at delta. Capitals are. Against "the risk is at most delta" bettors stake fixed
-shares on every loss, as `signed_mixture` does against the opposite, and multiply their capital by
+A p-value for one set of examples does not allow that: sixty runs on sixty sets, each with alpha = 5 %, report most
+promises as broken whose risk is just at delta. Capitals allow it. Against "the risk is at most delta" bettors stake
+fixed shares on every loss, as `signed_mixture` does against the opposite, and multiply their capital by
 1 + bet (loss - delta). If the risk is at most delta no bettor gains in expectation, so the chance that all together
 ever have 1 / p times what they started with is at most p (Ville's inequality), over all examples of all runs, whatever
 decides when the next run comes.
 
 A capital is a product of factors, one for each example, and its logarithm a sum of integers: it does not depend on the
-order of the examples. It is looked at after every run, and carried from run to run in a file.
+order of the examples. It is tested after every run, and a file carries it from run to run.
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ _P = TypeVar("_P", bound=AskedTest)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromiseEvidence:
-    """What all runs up to now say of one promise.
+    """The evidence of all runs up to now about one promise.
 
     Attributes:
-      n: Independent units: examples, or clusters of them.
-      loss_sum: Sum of their losses in units of 2^-32; those that failed have loss 1.
-      proof: Of each bettor against "the risk exceeds delta", the logarithm of its capital in units of 2^-32.
-      excess: Likewise against "the risk is at most delta", for which those that failed have the lowest loss there is.
-      p_value: Of "the risk exceeds delta": the least after any run.
-      excess_p_value: Likewise of "the risk is at most delta".
+      n: Number of independent units: examples, or clusters of them.
+      loss_sum: Sum of their losses in units of 2^-32; failed examples have loss 1.
+      proof: For each bettor against "the risk exceeds delta", the logarithm of its capital in units of 2^-32.
+      excess: The same against "the risk is at most delta", where failed examples have the lowest possible loss.
+      p_value: p-value for "the risk exceeds delta": the least after any run.
+      excess_p_value: p-value for "the risk is at most delta": the least after any run.
     """
 
     n: int = 0
@@ -57,12 +57,12 @@ class PromiseEvidence:
         """Returns the evidence after one more run.
 
         Args:
-          strict: shape (units,). Its losses; those that failed have loss 1.
-          lenient: The same, but that those that failed have the lowest loss there is.
+          strict: shape (units,). Losses of the run's units; failed units have loss 1.
+          lenient: The same, except that failed units have the lowest possible loss.
           delta: Risk tolerance, in (0, 1).
           is_signed: Whether losses lie in [-1, 1].
 
-        Source: as `mixture_p_value`, whose capitals are evaluated once a run.
+        Source: as in `mixture_p_value`; the capitals are evaluated once per run.
         """
         fixed, fixed_lenient = to_signed_fixed_point(strict), to_signed_fixed_point(lenient)
         proof = tuple(
@@ -89,7 +89,7 @@ def _p_value(capitals: Sequence[int]) -> float:
 
 
 def _excess_log_capital(fixed_losses: np.ndarray, *, delta: float, share: float, is_signed: bool) -> np.ndarray:
-    """Returns by how much a bettor's log capital grows who believes that the risk exceeds delta, rounded down."""
+    """Returns the growth of log capital of a bettor on "the risk exceeds delta", rounded down."""
     # The factor is least at the least loss there can be, 0 or -1, and is 1 - share there.
     bet = share / (1 + delta if is_signed else delta)
     return log_floor(1 + bet * (fixed_losses / LOSS_SCALE - delta))
@@ -97,14 +97,14 @@ def _excess_log_capital(fixed_losses: np.ndarray, *, delta: float, share: float,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnytimeEvidence:
-    """What all runs up to now say of the promises of a manifest: a value that one run leaves to the next.
+    """The evidence of all runs up to now about the promises of a manifest; each run passes it to the next.
 
     Attributes:
       manifest: The manifest's digest.
-      alpha: Chance of ever calling any promise broken that is kept, in (0, 1).
-      runs: How many there were.
+      alpha: Chance of ever reporting a kept promise as broken, in (0, 1).
+      runs: Number of runs.
       seen: Digests of the names of the units that have counted.
-      promises: Of every entry that promises something, in the manifest's order.
+      promises: Evidence for every entry that promises something, in the manifest's order.
     """
 
     manifest: str
@@ -119,7 +119,7 @@ class AnytimeEvidence:
         return cls(manifest=manifest, alpha=alpha, promises=(PromiseEvidence(),) * promises)
 
     def come_again(self, names: Iterable[str]) -> int:
-        """Returns how many units have counted already, by their names."""
+        """Returns how many of the named units have counted already."""
         return len(self.seen & _digests(names))
 
     def after_run(
@@ -132,9 +132,9 @@ class AnytimeEvidence:
         """Returns the evidence after one more run.
 
         Args:
-          names: Of its units.
-          losses: For every promise, the losses of its units as `PromiseEvidence.after` takes them; None where the run
-            has none.
+          names: Names of the run's units.
+          losses: For every promise, the losses of the run's units as `PromiseEvidence.after` takes them; None where the
+          run has none.
           entries: Every promise, in the manifest's order.
 
         Source: ours; see the module docstring.
@@ -152,11 +152,11 @@ class AnytimeEvidence:
     def verdicts(self, entries: Sequence[_P]) -> tuple[Verdict[_P], ...]:
         """Returns a verdict on each entry that any run had losses of.
 
-        Holm's procedure goes over all promises, also those without losses: which of them a run tests may depend on what
-        was found before.
+        Holm's procedure runs over all promises, including those without losses: which promises a run tests may depend
+        on earlier findings.
 
         Args:
-          entries: All that promise something, in the manifest's order.
+          entries: All entries that promise something, in the manifest's order.
         """
         excess = np.array([of_promise.excess_p_value for of_promise in self.promises])
         is_broken = holm_test(excess, epsilon=self.alpha).rejected
@@ -187,7 +187,7 @@ class AnytimeEvidence:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Returns the evidence that `to_dict` gave, of a file that is as it was written."""
+        """Returns the evidence from a dict of `to_dict`, read from an undamaged file."""
         return cls(
             manifest=value["manifest"],
             alpha=value["alpha"],
@@ -217,13 +217,13 @@ class CarriedState:
     """The evidence of the runs up to now, and the file that keeps it."""
 
     def __init__(self, path: str, *, manifest: str, promises: int, alpha: float) -> None:
-        """Takes up what is stored, or starts anew.
+        """Loads the stored evidence, or starts from none.
 
         Args:
           path: The file.
           manifest: The manifest's digest.
           promises: How many of its entries promise something.
-          alpha: Chance of ever calling any promise broken that is kept.
+          alpha: Chance of ever reporting a kept promise as broken.
 
         Raises:
           StateError: If the file is not as it was written.
@@ -251,16 +251,16 @@ class CarriedState:
         self.evidence = stored
 
     def check_new(self, names: Collection[str], *, are_own: bool, unit: str) -> str | None:
-        """Refuses units that have counted in an earlier run; returns a caution where they may have.
+        """Refuses units that have counted in an earlier run; returns a warning if they may have.
 
         Args:
-          names: Of the units of this run.
-          are_own: Whether the names stood in the data. If not they were made of the content, and equal ones may be two
-            draws of the same prompt.
-          unit: What one is called.
+          names: Names of the units of this run.
+          are_own: Whether the names come from the data. Otherwise they are derived from the content, and equal ones may
+            be two draws of the same prompt.
+          unit: The noun for one unit.
 
         Raises:
-          UsageError: If a unit comes again; without names of their own, if all do.
+          UsageError: If a unit is repeated; where names are derived from content, if all units are.
         """
         again = self.evidence.come_again(names)
         if not again:
@@ -278,7 +278,7 @@ class CarriedState:
         )
 
     def keep(self, evidence: AnytimeEvidence) -> None:
-        """Keeps the evidence after this run.
+        """Writes the evidence after this run.
 
         Raises:
           UsageError: If another run has written the file meanwhile.

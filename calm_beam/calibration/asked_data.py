@@ -1,6 +1,6 @@
-"""The data that plans are asked of, and their groups. Data are decoded for a plan, or generations are stored already.
+"""The data that plans are asked of, with their groups: files to decode for a plan, or stored generations.
 
-Groups are settled by their names before any loss is seen. Which groups there are, and how many examples each has, may
+Groups are fixed by name before any loss is seen. Which groups there are, and how many examples each has, may
 depend on the data: given the names, the losses of a group are still independent draws of its own distribution, and its
 tests hold.
 """
@@ -68,7 +68,7 @@ def groups_of_stored(stored: StoredGenerations, finished: FinishedSweep) -> tupl
 
 
 def counted_groups(names: Iterable[str | None], *, key: str) -> tuple[GroupRecord, ...]:
-    """Returns how often each name is there, ascending by name.
+    """Returns the number of examples per name, ascending by name.
 
     Args:
       names: The group of every example.
@@ -91,7 +91,7 @@ def counted_groups(names: Iterable[str | None], *, key: str) -> tuple[GroupRecor
 
 
 def groups_in_words(groups: Sequence[GroupRecord], *, key: str) -> str:
-    """Returns which groups there are, in one line.
+    """Returns a one-line list of the groups.
 
     >>> groups_in_words([GroupRecord(name="de", examples=40), GroupRecord(name="en", examples=1)], key="language")
     '2 groups by language: de (40 examples), en (1 example)'
@@ -104,40 +104,40 @@ def groups_in_words(groups: Sequence[GroupRecord], *, key: str) -> str:
 
 
 class AskedData(abc.ABC):
-    """Examples that a plan is asked of.
+    """The examples that a plan is about.
 
     Attributes:
-      ARE_DECODED: Whether their outputs are made for the plan, in place of what was there before.
+      ARE_DECODED: Whether outputs are decoded for the plan, replacing any earlier ones.
     """
 
     ARE_DECODED: ClassVar[bool]
 
     @abc.abstractmethod
     def identity(self, plans: PlanList) -> str:
-        """Returns what identifies them; `plans` are those that were asked of their outputs before."""
+        """Returns an identifier of the data; `plans` are the earlier plans on the same outputs."""
 
     @abc.abstractmethod
     def groups(self) -> tuple[GroupRecord, ...]:
-        """Returns the groups of the examples, which have a key of groups."""
+        """Returns the groups of the examples; they have a group key."""
 
     @abc.abstractmethod
     def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples there are; None if they are more than that many."""
+        """Returns the number of examples; None if it exceeds `at_most`."""
 
     def asked(self, plan: Plan, plans: PlanList, *, command: str) -> AskedPlan:
-        """Returns a plan as it is asked of them, to be listed.
+        """Returns the list entry for a plan on these data.
 
         Args:
           plan: The plan.
-          plans: Those that were asked before.
-          command: What asks.
+          plans: Earlier plans on the data.
+          command: The command that asks.
         """
         return AskedPlan.of(plan, data=self.identity(plans), command=command, decodes=self.ARE_DECODED)
 
 
 @dataclasses.dataclass(frozen=True)
 class FilesToDecode(AskedData):
-    """Data files that are decoded for the plan; each answer reads them.
+    """Data files that are decoded for the plan; every method reads them.
 
     Attributes:
       files: The files, and how they are read.
@@ -156,17 +156,17 @@ class FilesToDecode(AskedData):
         return groups_of_data(self.files)
 
     def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples there are; None if they are more than that many."""
+        """Returns the number of examples; None if it exceeds `at_most`."""
         return count_examples(self.files, at_most=at_most)
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodedExamples(AskedData):
-    """Examples whose generations are stored completely.
+    """Examples whose generations are stored and complete.
 
     Attributes:
       stored: The generations.
-      finished: That they are complete.
+      finished: The mark that they are complete.
     """
 
     ARE_DECODED: ClassVar[bool] = False
@@ -175,7 +175,7 @@ class DecodedExamples(AskedData):
     finished: FinishedSweep
 
     def identity(self, plans: PlanList) -> str:
-        """Returns what the list of plans calls the data that they were made of, or else a digest of what is stored."""
+        """Returns the name of the source data in the list of plans, or else a digest of the generations."""
         return plans.data_of_outputs() or self.finished.digest()
 
     def groups(self) -> tuple[GroupRecord, ...]:
@@ -183,14 +183,14 @@ class DecodedExamples(AskedData):
         return groups_of_stored(self.stored, self.finished)
 
     def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples are stored; None if they are more than that many."""
+        """Returns the number of stored examples; None if it exceeds `at_most`."""
         return self.finished.examples if self.finished.examples <= at_most else None
 
     def check_failed(self, on_error: str) -> None:
-        """Refuses generations of which some failed, unless `on_error` counts those.
+        """Refuses generations with failed examples, unless `on_error` counts those.
 
         Raises:
-          UsageError: If there are some.
+          UsageError: If there are failed examples and they do not count.
         """
         if self.finished.failed and on_error == "fail":
             raise UsageError(

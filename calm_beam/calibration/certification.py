@@ -1,6 +1,6 @@
-"""Certification of the settings of a sweep: what is settled before a loss is summed, and what is proved.
+"""Certification of the settings of a sweep: the plan fixed before any loss is summed, and what is proved.
 
-Fresh losses test what a manifest of settings promises.
+Also tests the promises of a manifest of settings with fresh losses.
 """
 
 import dataclasses
@@ -48,18 +48,18 @@ _SHOWN = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingGuarantees:
-    """What is asked of settings: every combination of the lists is a promise of its own.
+    """Guarantees asked of settings: every combination of the lists is a promise of its own.
 
     Attributes:
       deltas: Risk tolerances.
       epsilons: Allowed probabilities of error; one if joint.
-      tails: Losses of which a share delta of examples may lose more, besides the tests of the mean.
-      loss: What the losses are: `given`, `signed` or `relu`.
-      p_value: Test of one setting; None takes the one that suits the losses (`calm_beam.calibration.guarantee`).
+      tails: Bounds t of tail tests: at most a share delta of examples may lose more than t. They add to mean tests.
+      loss: Kind of loss: `given`, `signed` or `relu`.
+      p_value: Test of one setting; None takes the default for the losses (`calm_beam.calibration.guarantee`).
       procedure: How several settings are tested.
-      joint: Whether all are to hold together. Then each gets an equal share of epsilon (Bonferroni).
+      joint: Whether all must hold together. Each then gets an equal share of epsilon (Bonferroni).
       clustered: Whether losses are means over clusters.
-      watched: Whether the tests are looked at after every round.
+      watched: Whether the tests are evaluated after every round.
     """
 
     deltas: Sequence[float]
@@ -89,11 +89,11 @@ class SettingGuarantees:
                 raise UsageError(f"--{name} must be one of {', '.join(known)}; got {choice!r}.")
 
     def tests(self, *, groups: Sequence[str] = (), losses: int | None = None) -> tuple[SettingTest, ...]:
-        """Returns each with nothing left open: of all examples and then of each group, the mean first.
+        """Returns the tests with all defaults filled in: for all examples, then for each group, the mean first.
 
         Args:
           groups: Groups of examples with tests of their own.
-          losses: How many there are, examples times settings; None where that is not known yet.
+          losses: Number of losses, examples times settings; None if not known yet.
 
         Raises:
           UsageError: If a combination is not allowed.
@@ -119,7 +119,7 @@ class SettingGuarantees:
 
     def _default_p_value(self, tail: float | None, *, is_kept: bool) -> str:
         if self.watched:
-            # The only one that may be.
+            # The only p-value that may be watched.
             return "signed_mixture"
         return default_p_value(
             is_binary=tail is not None and not self.clustered,
@@ -146,17 +146,17 @@ def _check(test: SettingTest, *, clustered: bool) -> None:
 def settled_order(
     sweep: LossTable, *, order: Sequence[str] | None, order_by: str | None, costs: dict[str, float]
 ) -> tuple[str, ...]:
-    """Returns the settings in testing order, which no loss decides.
+    """Returns the settings in testing order, which depends on no loss.
 
     Args:
-      sweep: What was swept.
-      order: The order as it was declared; None where costs make it.
-      order_by: One of `ORDERS` where they do: the dearest first, or the cheapest.
-      costs: Of each setting, as it was declared; empty where the rows say it.
+      sweep: The sweep's losses.
+      order: The order as declared; None where costs decide it.
+      order_by: One of `ORDERS` where costs decide: the dearest first, or the cheapest.
+      costs: Declared cost of each setting; empty where the rows give it.
 
     Raises:
-      UsageError: If the order does not name every setting once, or a cost is missing, or differs between examples:
-        then its mean depends on the data.
+      UsageError: If the order does not name every setting once, or a cost is missing, or a cost differs between
+        examples, so that its mean depends on the data.
     """
     if order is not None:
         missing = [name for name in sweep.settings if name not in order]
@@ -184,10 +184,10 @@ def settled_order(
 
 
 def order_of_costs(costs: Mapping[str, float], *, order_by: str | None) -> tuple[str, ...]:
-    """Returns settings in the order of what they cost.
+    """Returns settings in the order of their costs.
 
     Args:
-      costs: Of every setting; no loss has a part in them.
+      costs: Cost of every setting; no loss enters it.
       order_by: One of `ORDERS`.
 
     Raises:
@@ -206,7 +206,7 @@ def check_names(plan: SettingPlan) -> None:
     """Refuses names of settings and groups that are too long for a table.
 
     Raises:
-      UsageError: If one is; begins with it.
+      UsageError: If a name is too long; the message begins with it.
     """
     groups = [test.group for test in plan.tests if test.group is not None]
     for kind, names in (("setting", plan.order), ("group", groups)):
@@ -223,12 +223,12 @@ class SettingRow(TestedSetting):
 
     Attributes:
       group: Group of examples; empty for all.
-      loss: What the losses are.
-      tail: What a loss has to exceed to count; None where the mean is bounded.
+      loss: Kind of loss.
+      tail: Bound that a loss must exceed to count; None for tests of the mean.
       delta: Risk tolerance.
       epsilon: Allowed probability of error.
-      setting: The setting.
-      cost: What the setting costs; None where nobody told.
+      setting: Name of the setting.
+      cost: Cost of the setting; None if not given.
     """
 
     group: str
@@ -248,12 +248,12 @@ class SettingRow(TestedSetting):
 def setting_rows(
     sweep: LossTable, plan: SettingPlan, *, costs: Mapping[str, float]
 ) -> tuple[tuple[SettingRow, ...], ...]:
-    """Returns for every test the risk of every setting, and what the test says of it.
+    """Returns for every test the risk of every setting and the result of its test.
 
     Args:
       sweep: All losses.
-      plan: What is asked for, fixed before any loss was summed.
-      costs: By setting; of those whose cost is known.
+      plan: The plan, fixed before any loss was summed.
+      costs: Known costs by setting.
 
     Raises:
       EvidenceError: If the losses do not allow a p-value that was planned.
@@ -274,9 +274,9 @@ def rows_of(
 
     Args:
       test: The test.
-      tested: What it says of every setting.
+      tested: Its result for every setting.
       order: The settings in testing order.
-      costs: By setting; of those whose cost is known.
+      costs: Known costs by setting.
     """
     return tuple(
         SettingRow(
@@ -309,12 +309,12 @@ def setting_manifest(
     Args:
       sweep: All losses that were counted.
       plan: What was asked for.
-      entries: What was proved: from `entries_of`, or `calm_beam.calibration.rounds`.
-      costs: By setting; of those whose cost is known.
-      patterns: Where the losses came from.
-      software: Versions of what computed this.
-      sequential: How it ended, if it was watched round by round.
-      earlier_plans: Those that were asked in the same output directory before.
+      entries: The results, from `entries_of` or `calm_beam.calibration.rounds`.
+      costs: Known costs by setting.
+      patterns: Patterns of the files with the losses.
+      software: Versions of the software that computed the manifest.
+      sequential: How the run ended, if it was watched round by round.
+      earlier_plans: Earlier plans in the same output directory.
     """
     groups = sorted({test.group for test in plan.tests if test.group is not None})
     guarantee = guarantee_in_words(
@@ -355,7 +355,7 @@ def setting_manifest(
 
 
 def _with_example_risk(entry: SettingCalibration, sweep: LossTable) -> SettingCalibration:
-    """Returns an entry with the mean loss over examples beside that over clusters, where those are the units."""
+    """Returns an entry with the mean loss over examples added, where clusters are the units."""
     if sweep.clusters is None or entry.setting is None:
         return entry
     single = dataclasses.replace(sweep, clusters=None)
@@ -364,7 +364,7 @@ def _with_example_risk(entry: SettingCalibration, sweep: LossTable) -> SettingCa
 
 
 def entries_of(plan: SettingPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[SettingCalibration, ...]:
-    """Returns what a manifest says of every test, given what that says of every setting, in testing order."""
+    """Returns the manifest entry of every test from its rows, in testing order."""
     paths = [[SettingStep.of(row) for row in of_test if row.tested] for of_test in rows]
     levels = plan.tested_epsilons([[step.p_value for step in path] for path in paths])
     return tuple(
@@ -374,7 +374,7 @@ def entries_of(plan: SettingPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple
 
 
 def promised(manifest: SettingManifest) -> tuple[SettingCalibration, ...]:
-    """Returns the entries that promise something of a setting."""
+    """Returns the entries that promise something about a setting."""
     return tuple(entry for entry in manifest.calibrations if entry.setting is not None)
 
 
@@ -383,7 +383,7 @@ def check_fresh(sweep: LossTable, manifest: SettingManifest) -> None:
 
     Raises:
       UsageError: If a promised setting or a group has no losses, there are losses of a setting that was not swept, or
-        all are the losses that were certified.
+        all losses are those that were certified.
     """
     entries = promised(manifest)
     wanted = sorted({str(entry.setting) for entry in entries})
@@ -406,9 +406,10 @@ def check_fresh(sweep: LossTable, manifest: SettingManifest) -> None:
 
 
 def why_not_fresh(sweep: LossTable, manifest: SettingManifest) -> str | None:
-    """Returns a caution if examples that were certified seem to be among fresh ones; None otherwise.
+    """Returns a warning if certified examples seem to be among the fresh ones; None otherwise.
 
-    Ids say it, and ids that merely number the rows of a file are the same in every file: so this is no error.
+    The check compares ids. Ids that merely number the rows of a file are the same in every file, so this is not an
+    error.
     """
     sample = manifest.data.id_sample
     if sample is None or not (again := come_again(sample, sweep.ids)):
@@ -426,9 +427,9 @@ def verify_settings(
     """Returns a verdict on each entry that promises something.
 
     Args:
-      sweep: Losses of examples drawn independently of those that were certified; `check_fresh` has found them good.
-      manifest: What was promised.
-      alpha: Chance of calling any promise broken that is kept, in (0, 1).
+      sweep: Losses of examples drawn independently of those that were certified; they passed `check_fresh`.
+      manifest: The promises.
+      alpha: Chance of reporting a kept promise as broken, in (0, 1).
 
     Raises:
       EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
@@ -439,7 +440,7 @@ def verify_settings(
 
 
 def unit_names(sweep: LossTable) -> tuple[frozenset[str], str]:
-    """Returns the names of the independent units of a sweep, and what one is called: an example, or a cluster."""
+    """Returns the names of the independent units of a sweep, and the noun for one: example or cluster."""
     if sweep.clusters is None:
         return frozenset(sweep.ids), "example"
     return frozenset(sweep.clusters), "cluster"
@@ -448,24 +449,24 @@ def unit_names(sweep: LossTable) -> tuple[frozenset[str], str]:
 def with_settings(
     evidence: AnytimeEvidence, names: Iterable[str], *, sweep: LossTable, manifest: SettingManifest
 ) -> AnytimeEvidence:
-    """Returns the evidence of earlier runs after one more.
+    """Returns the evidence of earlier runs updated with one more run.
 
     Args:
-      evidence: Of the earlier ones.
-      names: Of the units of this one, none of which has counted before.
-      sweep: Its losses, as `verify_settings` takes them.
-      manifest: What was promised.
+      evidence: Evidence of the earlier runs.
+      names: Names of this run's units, none of which has counted before.
+      sweep: Losses of this run, as `verify_settings` takes them.
+      manifest: The promises.
     """
     return evidence.after_run(names, _losses(sweep, manifest), entries=promised(manifest))
 
 
 def _losses(sweep: LossTable, manifest: SettingManifest) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the losses of every promise. Nobody says which outputs failed: no loss is more lenient than another."""
+    """Returns the losses of every promise, strict and lenient; they are equal, as failed outputs are not marked."""
     in_order = [_in_order(sweep, entry, salt=manifest.plan.salt) for entry in promised(manifest)]
     return [(of_entry, of_entry) for of_entry in in_order]
 
 
 def _in_order(sweep: LossTable, entry: SettingCalibration, *, salt: str) -> np.ndarray:
-    """Returns the losses that an entry is about in betting order, shape (units,)."""
+    """Returns the losses for an entry in betting order, shape (units,)."""
     assert entry.setting is not None
     return sweep.in_betting_order(salt=salt, order=(entry.setting,), group=entry.group, tail=entry.tail)[:, 0]

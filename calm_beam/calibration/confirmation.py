@@ -1,13 +1,13 @@
-"""Testing once more what was chosen: by examples that had no part in choosing, decoded as it is served.
+"""Confirmation: a second test of chosen thresholds, by holdout examples that are decoded as they are served.
 
-Whatever chose thresholds, losses of units that had no part in it are independent of the choice. So tests of a short
-sequence that was chosen, one after the other at level epsilon up to the first that fails, err together with probability
-at most epsilon, and their promise is about whatever made those losses: here the decoder that serves. A second test by
-units that chose would prove nothing: they were chosen for.
+Losses of units that had no part in choosing thresholds are independent of the choice. So tests of a short chosen
+sequence, one after the other at level epsilon up to the first that fails, err together with probability at most
+epsilon, and their promise is about the decoder that made those losses: here the decoder that serves. A second test by
+the selection units would prove nothing, since the thresholds were chosen for them.
 
-A threshold that one part could just prove is seldom proved by another, so it alone mostly ends in "never exit". Two
-that are safer are tested before it. They are chosen by their p-values, too: the logarithm of one grows with the number
-of units, so that p ** r is about what r times as many units would give.
+A threshold that one part could just prove is seldom proved by another, so testing it alone mostly ends in "never exit".
+Two safer thresholds are tested before it. They are chosen by their p-values, too: the logarithm of a p-value grows with
+the number of units, so p ** r is about what r times as many units would give.
 """
 
 import dataclasses
@@ -41,19 +41,19 @@ from .publish import data_record, with_positions
 from .result import CalibrationOutcome, RiskRow, example_risk
 from .variants import whole_of
 
-# Of epsilon: which p-values are aimed at where safer thresholds are confirmed first; any at the one that was chosen.
+# Powers of epsilon: the p-values aimed at for the safer thresholds confirmed first; 0 is the chosen threshold itself.
 _POWERS = (2.5, 1.25, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfirmedChoice:
-    """The lowest threshold that one part of a set found safe, safer ones, and what the other part said of them.
+    """The lowest threshold that the selection part found safe, safer ones, and the holdout's results for them.
 
     Attributes:
-      path: Indices of what has to be confirmed, the safest first and the chosen one last; empty: nothing was chosen.
-      test: What the part that chose said of all thresholds.
-      p_values: Those of the part that confirms, one for each of `path`.
-      promised: Index of the last that was confirmed, with all before it; None for none.
+      path: Indices of the thresholds to confirm, the safest first and the chosen one last; empty if nothing was chosen.
+      test: Result of the selection part for all thresholds.
+      p_values: p-values of the holdout, one for each of `path`.
+      promised: Index of the last threshold that was confirmed with all before it; None if there is none.
     """
 
     path: tuple[int, ...]
@@ -63,7 +63,7 @@ class ConfirmedChoice:
 
     @property
     def chosen(self) -> int | None:
-        """Index of the lowest that was found safe; None for none."""
+        """Index of the lowest threshold found safe; None if there is none."""
         return self.path[-1] if self.path else None
 
 
@@ -79,24 +79,24 @@ def confirmed_calibration(
     holdout_share: float,
     procedure: str = "fixed_sequence",
 ) -> ConfirmedChoice:
-    """Returns the lowest threshold found safe, and what of it is confirmed, given every single loss.
+    """Returns the lowest threshold found safe and its confirmation, given every single loss.
 
     With probability at least 1 - epsilon, the threshold that is promised has a risk of at most delta as it is served.
     The level at which it was chosen does not enter; epsilon is taken there too, since a threshold that some examples
     could not prove is seldom proved by fewer. `calibrate --holdout_share=0.3` does the same with sums.
 
     Args:
-      losses: shape (units, thresholds), descending by threshold, by which the part that chooses does; those of other
-        units are not looked at. Each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
-      served: The same shape. Losses of what the decoder that serves gives; only those of units that confirm, at what
-        has to be confirmed, are looked at.
+      losses: shape (units, thresholds), descending by threshold. Losses of the decoder that the selection part uses;
+        those of other units are ignored. Each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
+      served: The same shape. Losses of the decoder that serves; only those of holdout units at the thresholds to
+        confirm are used.
       keys: One per unit, distinct: ids of examples, or names of clusters.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the promised threshold breaks it, in (0, 1).
       p_value: A key of `P_VALUES`.
       salt: Decides the parts, and the order of units for p-values that bet on them; fixed before any loss is seen.
-      holdout_share: Chance of a unit to be in the part that confirms, in (0, 1).
-      procedure: How thresholds are tested where they are chosen, a key of `PROCEDURES`.
+      holdout_share: Probability that a unit is in the holdout, in (0, 1).
+      procedure: Procedure by which the selection part tests thresholds, a key of `PROCEDURES`.
 
     Raises:
       ValueError: If shapes do not fit, keys repeat, a part is empty, or a value is out of range.
@@ -132,19 +132,19 @@ def confirmed_calibration(
 
 
 def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: float, holdout_share: float) -> np.ndarray:
-    """Returns what is to be confirmed of what was accepted: three places, ascending, some of which may be the same.
+    """Returns which accepted thresholds to confirm: three indices, ascending, some of which may be equal.
 
-    The last one is the last that was accepted. Before it are the last ones at which the part that confirms, if it saw
-    the same mean loss, would have a p-value of about epsilon to the power of 2.5 and of 1.25; where there is none such,
-    the first that was accepted. It hangs on the losses of the part that chooses alone, so that any rule would be valid.
-    This one was settled by simulation: at 490 examples that choose and 210 that confirm it leaves 1 to 2 % of runs
-    without a threshold, where the last place alone leaves 57 to 77 %.
+    The last index is the last that was accepted. Before it are the last ones at which the holdout, if it saw the same
+    mean loss, would have a p-value of about epsilon to the power of 2.5 and of 1.25; where there is none, the first
+    that was accepted. The choice depends only on the losses of the selection part, so any rule would be valid. This one
+    was settled by simulation: with 490 selection examples and 210 holdout examples it leaves 1 to 2 % of runs without a
+    threshold, where the last index alone leaves 57 to 77 %.
 
     Args:
-      p_values: shape (..., thresholds), by the part that chooses; the safest first.
+      p_values: shape (..., thresholds), from the selection part; the safest first.
       accepted: The same shape, bool.
-      epsilon: Level of the tests that confirm, in (0, 1).
-      holdout_share: Chance of a unit to be in the part that confirms, in (0, 1).
+      epsilon: Level of the confirming tests, in (0, 1).
+      holdout_share: Probability that a unit is in the holdout, in (0, 1).
 
     Returns:
       Shape (..., 3), int64; -1 where nothing was accepted.
@@ -155,7 +155,7 @@ def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: floa
     array([1, 2, 4])
     """
     is_accepted = np.asarray(accepted, bool)
-    # In logarithms, so that any machine decides alike.
+    # In exact logarithms, so that every machine decides alike.
     expected = elementary.log(p_values) * (holdout_share / (1 - holdout_share))
     levels = elementary.log(epsilon) * np.array(_POWERS)
     is_small = is_accepted[..., None, :] & (expected[..., None, :] <= levels[:, None])
@@ -165,13 +165,13 @@ def confirming_places(p_values: ArrayLike, accepted: ArrayLike, *, epsilon: floa
 
 
 def confirming_path(entry: Calibration, *, epsilon: float, holdout_share: float) -> tuple[PathEntry, ...]:
-    """Returns what of an entry has to be confirmed, in the order of the tests; empty where nothing was chosen."""
+    """Returns the steps to confirm for an entry, in the order of the tests; empty where nothing was chosen."""
     chosen = entry.chosen
     if chosen is None:
         return ()
     path = entry.path
     if entry.procedure == EACH_VARIANT:
-        # Each variant's is a sequence by itself, in which what is safer than the chosen threshold stands before it.
+        # Each variant has its own sequence, in which thresholds safer than the chosen one come before it.
         path = tuple(step for step in path if step.variant == chosen.variant)
     p_values, accepted = [step.p_value for step in path], [step.rejected for step in path]
     places = confirming_places(p_values, accepted, epsilon=epsilon, holdout_share=holdout_share)
@@ -179,11 +179,11 @@ def confirming_path(entry: Calibration, *, epsilon: float, holdout_share: float)
 
 
 def paths_to_confirm(entries: Sequence[Calibration], plan: Plan) -> list[tuple[float, tuple[PathEntry, ...]]]:
-    """Returns what of every entry has to be confirmed, in the order of the tests, and at which level.
+    """Returns for every entry the level and the steps to confirm, in the order of the tests.
 
     Args:
-      entries: As the part that chooses has found them.
-      plan: What is asked for, with the share that confirms.
+      entries: The entries as the selection part found them.
+      plan: The plan, with the holdout share.
     """
     assert plan.confirm_share is not None
     levels = plan.confirming_epsilons([entry.chosen is not None for entry in entries])
@@ -194,7 +194,7 @@ def paths_to_confirm(entries: Sequence[Calibration], plan: Plan) -> list[tuple[f
 
 
 def thresholds_to_confirm(entries: Sequence[Calibration], plan: Plan) -> dict[Variant | None, tuple[float, ...]]:
-    """Returns what has to be confirmed: by way of decoding, the thresholds of all entries, descending."""
+    """Returns the thresholds to confirm for all entries, by variant, descending."""
     return _thresholds_of(paths_to_confirm(entries, plan))
 
 
@@ -215,20 +215,19 @@ def confirmed_outcome(
     decoder: str,
     exit_head: str,
 ) -> CalibrationOutcome:
-    """Returns a calibration whose thresholds are those that are confirmed.
+    """Returns the calibration with its thresholds confirmed, or without those that are not.
 
     Args:
-      found: What the part that chooses came to.
-      totals: Those of the other part, at the thresholds and of the ways of decoding that `thresholds_to_confirm`
-        gives.
-      plan: What is asked for, fixed before any loss was seen.
-      digest: Of the plan, as it was then.
-      decoder: What decoded the part that confirms, as in `ConfirmationRecord`.
-      exit_head: Likewise.
+      found: Result of the selection part.
+      totals: Totals of the holdout, at the thresholds and variants that `thresholds_to_confirm` gives.
+      plan: The plan, fixed before any loss was seen.
+      digest: Digest of the plan at that time.
+      decoder: Decoder of the holdout, as in `ConfirmationRecord`.
+      exit_head: Exit head of the holdout, as in `ConfirmationRecord`.
 
     Raises:
       ManifestError: If the plan is another one.
-      OutputsError: If ways of decoding saw different examples.
+      OutputsError: If variants saw different examples.
       ValueError: If no examples confirm.
       EvidenceError: If the losses do not allow a p-value that was planned.
     """
@@ -241,12 +240,12 @@ def confirmed_outcome(
     per_spec = len(found.rows) // len(plan.tests)
     tested: list[list[_Confirmation]] = []
     for spec, (level, path) in zip(plan.tests, paths, strict=True):
-        # Aimed at the level that is settled by now: what is handed on later must not change a p-value.
+        # The aim is the level as settled now: levels passed on later must not change a p-value.
         aimed = dataclasses.replace(spec, epsilon=level)
         tested.append([])
         for accepted in path:
             of_variant = totals[accepted.variant]
-            # Those of a group may be none; of the whole they are some.
+            # A group may have no units; the whole set has some.
             check_parts(manifest.data.units, of_variant.risk.n, verb="confirm")
             place = asked[accepted.variant].index(accepted.threshold)
             tested[-1].append(_tested(of_variant, aimed, place, accepted=accepted, num_layers=num_layers))
@@ -270,7 +269,7 @@ def confirmed_outcome(
             decoder=decoder,
             exit_head=exit_head,
             dtype=manifest.decode.dtype,
-            # A part of the settings, which both parts are decoded by.
+            # The engine belongs to the settings, by which both parts are decoded.
             engine=manifest.decode.engine,
             data=data_record(whole, plan.that_confirms(()), patterns=manifest.data.patterns),
         )
@@ -289,13 +288,13 @@ def confirmed_outcome(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Confirmation:
-    """The test of a threshold by units that chose nothing.
+    """The test of a threshold by holdout units.
 
     Attributes:
-      step: What a manifest says of it; rejected is whether its p-value is at most the level of its test.
+      step: Its record in the manifest; `rejected` is whether its p-value is at most the level of its test.
       loss_sum: Exact sum of losses in units of 2^-32.
       example_risk: Mean loss over examples; None where units are examples.
-      is_reached: Whether all tests before it held.
+      is_reached: Whether all tests before it succeeded.
     """
 
     step: PathEntry
@@ -307,7 +306,7 @@ class _Confirmation:
 def _tested(
     totals: CalibrationTotals, spec: PlannedTest, place: int, *, accepted: PathEntry, num_layers: int
 ) -> _Confirmation:
-    """Returns the test of an accepted threshold, given by its place among those decoded."""
+    """Returns the test of an accepted threshold, given by its index among those decoded."""
     evidence = totals.evidence(spec)
     p_value = float(p_values_for(spec, evidence)[place])
     step = PathEntry(
@@ -315,7 +314,7 @@ def _tested(
         n=evidence.n,
         risk=float(evidence.risks()[place]),
         p_value=p_value,
-        # Decided where the level is known.
+        # Set later, where the level is known.
         rejected=False,
         layers=totals.of_group(spec.group).mean_layers(num_layers)[1 + place],
         variant=accepted.variant,
@@ -327,7 +326,7 @@ def _tested(
 
 
 def _in_sequence(tests: Sequence[_Confirmation], *, epsilon: float) -> list[_Confirmation]:
-    """Returns tests one after the other, of which those after the first that failed are not reached."""
+    """Returns the tests with `is_reached` set: tests after the first that failed are not reached."""
     held = [test.step.p_value <= epsilon for test in tests]
     failed = next((at for at, holds in enumerate(held) if not holds), len(tests))
     return [
@@ -337,7 +336,7 @@ def _in_sequence(tests: Sequence[_Confirmation], *, epsilon: float) -> list[_Con
 
 
 def _confirmed(entry: Calibration, tests: Sequence[_Confirmation], *, epsilon: float, num_layers: int) -> Calibration:
-    """Returns an entry with its confirmations, and what they leave of its promise."""
+    """Returns an entry with its confirmations and the promise that remains."""
     reached = [test for test in tests if test.is_reached]
     if not reached:
         return entry

@@ -1,4 +1,4 @@
-"""Guarantees as a user asks for them: one by one, or every combination of lists."""
+"""Guarantees as users ask for them: one at a time, or as every combination of lists."""
 
 import dataclasses
 import itertools
@@ -19,9 +19,9 @@ MOST_KEPT_LOSSES = 2_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """With probability at least 1 - epsilon, outputs lose at most delta, on average, to those of the full model.
+    """A guarantee: with probability at least 1 - epsilon, outputs lose at most delta to the full model's, on average.
 
-    With `tail`, at most a share delta of outputs loses more than that.
+    With `tail`, at most a share delta of outputs loses more than `tail`.
 
     >>> Guarantee("textual", "rouge_l_unicode", delta=0.1).epsilon
     0.05
@@ -31,16 +31,16 @@ class Guarantee:
     Source: CALM, Definitions 1 (textual consistency) and 2 (risk consistency).
 
     Attributes:
-      consistency: `textual`: the loss is 1 - score of the early-exit output against the full model's; or `risk`: it is
-        what the early-exit output scores less than the full model's against the references.
-      metric: Name of a metric, or `module:function` of your own.
+      consistency: `textual`: the loss is 1 - score of the early-exit output against the full model's; or `risk`: the
+        loss is how much lower the early-exit output scores than the full model's against the references.
+      metric: Name of a metric, or `module:function` for your own.
       delta: Risk tolerance, in (0, 1).
-      epsilon: Allowed probability that the chosen threshold breaks it, in (0, 1).
+      epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       loss: For risk consistency, `signed` or `relu` (the paper's); None takes `signed`, or `relu` if the p-value is for
-        losses in [0, 1]. A tail is of `relu`.
+        losses in [0, 1]. Tail guarantees use `relu`.
       tail: A loss in [0, 1) that an output may have; `delta` is then the share of outputs that may lose more. None
         bounds the mean loss.
-      p_value: Test of one threshold; None takes the one that suits the loss and the data (`default_p_value`).
+      p_value: Test of one threshold; None takes the default for the loss and the data (`default_p_value`).
       procedure: How several thresholds are tested.
     """
 
@@ -55,15 +55,15 @@ class Guarantee:
     procedure: str = PROCEDURE
 
     def __post_init__(self) -> None:
-        # Whatever is wrong with it is told now.
+        # Errors are raised here and not when the guarantee is used.
         self.planned()
 
     def planned(self, *, is_clustered: bool = False, is_kept: bool = False) -> PlannedTest:
-        """Returns it with nothing left open.
+        """Returns the planned test, with all defaults filled in.
 
         Args:
           is_clustered: Whether losses are means over clusters.
-          is_kept: Whether every single loss may be kept, and not only sums.
+          is_kept: Whether every single loss may be kept, rather than sums alone.
 
         Raises:
           ValueError: If a value or a combination is not allowed.
@@ -77,7 +77,7 @@ class Guarantee:
         p_value = self.p_value or default_p_value(
             is_binary=is_of_0_and_1 and not is_clustered,
             is_signed=objective.is_signed,
-            # Of variants, among which a part of the set chooses, there are only sums.
+            # Where a selection part chooses among variants, only sums are kept.
             is_kept=is_kept and self.procedure != PARETO,
         )
         check_asked(
@@ -99,13 +99,14 @@ class Guarantee:
 
 
 def default_p_value(*, is_binary: bool, is_signed: bool, is_kept: bool) -> str:
-    """Returns the test that is taken where none is named: a rule that looks at no loss, and is settled with the plan.
+    """Returns the default p-value: a rule that looks at no loss, and is settled with the plan.
 
-    Of losses of 0 and 1 the binomial test is exact. Of others, bets on one after the other prove most, for which every
-    single loss has to be kept; else there are sums of them.
+    For losses of 0 and 1 the binomial test is exact. For others, bets on one after the other prove most, but every
+    single loss has to be kept; without single losses the default tests their sum.
 
     Args:
-      is_binary: Whether the loss of every independent unit is known beforehand to be 0 or 1: that of a tail, or of a
+      is_binary: Whether the loss of every independent unit is known beforehand to be 0 or 1: a tail loss, or the loss
+        of a metric that is declared binary. Means over clusters are not.
         metric that says so. Means over clusters are not.
       is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
       is_kept: Whether every single loss may be kept: see `are_kept`.
@@ -120,10 +121,10 @@ def default_p_value(*, is_binary: bool, is_signed: bool, is_kept: bool) -> str:
 
 
 def are_kept(losses: int | None, *, entries: int) -> bool:
-    """Returns whether every single loss is kept where nobody names a p-value.
+    """Returns whether every single loss is kept where no p-value is named.
 
     Args:
-      losses: How many an entry has at most: examples times thresholds, or settings; None where nobody knows.
+      losses: Upper bound on the losses of an entry: examples times thresholds or settings; None where it is unknown.
       entries: Number of entries.
 
     >>> are_kept(5_000 * 20, entries=4), are_kept(10**7, entries=1), are_kept(None, entries=1)
@@ -133,7 +134,7 @@ def are_kept(losses: int | None, *, entries: int) -> bool:
 
 
 def default_tests_in_words(tests: Sequence[AskedTest]) -> str:
-    """Returns by which p-values is tested, where nobody has named one."""
+    """Returns a sentence with the default p-values, for tests that name none."""
     names = ", ".join(dict.fromkeys(test.p_value for test in tests))
     return f"tested by {names}, since no --p_value is named"
 
@@ -152,22 +153,22 @@ def specs_of(
     is_clustered: bool = False,
     losses: int | None = None,
 ) -> tuple[PlannedTest, ...]:
-    """Returns guarantees with nothing left open: of all prompts, and then of each group.
+    """Returns the planned tests of guarantees, with all defaults filled in: for all prompts, then for each group.
 
     Args:
       guarantees: One or more, all different.
       groups: Names of groups, each of which is given every guarantee too.
-      joint: Whether they are to hold together with probability 1 - epsilon. Then they have one epsilon, of which each
+      joint: Whether they must all hold together with probability 1 - epsilon. Then they have one epsilon, of which each
         gets an equal share (Bonferroni).
       is_clustered: Whether losses are means over clusters.
-      losses: As in `are_kept`; None where single losses are not kept, whatever there are. With groups they never are,
+      losses: Number of losses as `are_kept` takes it; None if single losses are never kept. With groups they never are,
         since all entries of a guarantee have one test.
 
     Raises:
       ValueError: If there are none, two are equal, or a joint guarantee has several epsilons.
     """
     is_kept = not groups and are_kept(losses, entries=len(guarantees))
-    # Checked before epsilon is divided, so that a message speaks of the value that was given.
+    # Checked before epsilon is divided, so that messages quote the value that was given.
     specs = tuple(guarantee.planned(is_clustered=is_clustered, is_kept=is_kept) for guarantee in guarantees)
     if not specs or len(set(specs)) != len(specs):
         raise ValueError(f"guarantees must list one or more different ones, got {list(guarantees)}.")
@@ -205,8 +206,9 @@ def every_guarantee(
       metrics: Names of metrics.
       deltas: Risk tolerances.
       epsilons: Allowed probabilities of error.
-      tails: Losses of which a share delta of outputs may lose more, besides the guarantees of the mean.
-      risk_loss: Loss of risk consistency whose mean is bounded; None as in `Guarantee`. Tails are of `relu`.
+      tails: Losses that at most a share delta of outputs may exceed; these guarantees come in addition to those of the
+        mean.
+      risk_loss: Loss of risk consistency for guarantees of the mean; None as in `Guarantee`. Tails use `relu`.
       p_value: Test of one threshold; None as in `Guarantee`.
       procedure: How several thresholds are tested.
 
@@ -234,7 +236,7 @@ def every_guarantee(
 
 
 def place_of_served(asked: str, specs: Sequence[PlannedTest]) -> int:
-    """Returns the place of the guarantee that is to be served, among all that are asked for.
+    """Returns the index of the guarantee to serve, among all that are asked for.
 
     >>> lists = {"metrics": ["rouge_l"], "deltas": [0.05, 0.1], "epsilons": [0.05]}
     >>> specs = specs_of(every_guarantee(consistencies=["textual", "risk"], **lists))
@@ -242,12 +244,12 @@ def place_of_served(asked: str, specs: Sequence[PlannedTest]) -> int:
     (1, 2)
 
     Args:
-      asked: What tells it from the others, with commas between: its consistency, delta, metric or loss as they are, or
-        any of these, epsilon and group as NAME=VALUE. Without a group it is one about all prompts.
-      specs: All, in the order of the manifest's entries.
+      asked: Values that identify the guarantee, comma-separated: its consistency, delta, metric or loss as they are, or
+        any of these, epsilon and group as NAME=VALUE. Without a group it is a guarantee about all prompts.
+      specs: All planned tests, in the order of the manifest's entries.
 
     Raises:
-      ValueError: If it fits none of them, or several.
+      ValueError: If it fits no guarantee, or several.
     """
     wanted: dict[str, str | float | None] = {"group": None}
     for part in asked.split(","):
@@ -277,7 +279,7 @@ _SERVED = ("consistency", "delta", "metric", "loss", "epsilon", "group")
 
 
 def _name_of(value: str, specs: Sequence[PlannedTest]) -> str:
-    """Returns what a value is that stands without a name."""
+    """Returns the name of the field that a value without a name belongs to."""
     if value in CONSISTENCIES:
         return "consistency"
     if value in {spec.loss for spec in specs}:
@@ -297,7 +299,7 @@ def _number(name: str, value: str) -> float:
 
 
 def _fits(spec: PlannedTest, name: str, value: str | float | None) -> bool:
-    """Returns whether a guarantee has a value; of BLEURT, the name without its checkpoint's digest will do."""
+    """Returns whether a guarantee has a value; for BLEURT, the name without the checkpoint's digest is enough."""
     own = getattr(spec, name)
     return own == value or (name == "metric" and str(own).startswith(f"{value}@"))
 

@@ -1,6 +1,6 @@
-"""All losses of a sweep: one for each example under each setting, or an error that names what is amiss.
+"""All losses of a sweep: one for each example under each setting, or an error that names what is missing.
 
-Losses come in rows, or from stored outputs of a decoder of the user's, of which other findings are reported, too.
+Losses come from rows, or from stored outputs of a user's decoder, whose other findings are reported too.
 """
 
 import array
@@ -30,18 +30,18 @@ from calm_beam.storage import absolute
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LossTable:
-    """The losses of a sweep, complete.
+    """The complete losses of a sweep.
 
     Attributes:
-      ids: Of the examples.
-      settings: By name, ascending.
+      ids: Ids of the examples.
+      settings: Names of the settings, ascending.
       losses: float64, shape (examples, settings).
-      groups: Of each example; None where nobody asked.
-      clusters: Of each example; None where nobody asked.
-      costs: By setting, the mean of what its rows say; of those settings whose rows say one.
-      constant_costs: The settings whose rows all say the same cost.
-      fingerprints: By setting, what identifies examples and losses, in any order.
-      decoder: What decoded the outputs that losses were made of; None where losses or scores were given.
+      groups: Group of each example; None if groups were not asked for.
+      clusters: Cluster of each example; None if clusters were not asked for.
+      costs: Mean cost of each setting whose rows give costs.
+      constant_costs: Settings whose rows all give the same cost.
+      fingerprints: By setting, a fingerprint of examples and losses that does not depend on their order.
+      decoder: Decoder of the outputs that were scored; None where losses or scores were given.
     """
 
     ids: tuple[str, ...]
@@ -60,7 +60,7 @@ class LossTable:
 
         Raises:
           LossesError: If an example has several losses under a setting or none, belongs to several groups or clusters,
-            or only some rows of a setting say a cost; names examples and setting.
+            or only some rows of a setting give a cost; names examples and setting.
         """
         places: dict[str, int] = {}
         groups: list[str | None] = []
@@ -101,10 +101,10 @@ class LossTable:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Returns the losses of several sets of examples together, under the same settings, without their costs.
+        """Returns the concatenated losses of several sets of examples under the same settings, without costs.
 
         Args:
-          parts: At least one; no example is in two.
+          parts: At least one part; no example is in two parts.
         """
         first = parts[0]
         return dataclasses.replace(
@@ -128,11 +128,11 @@ class LossTable:
         return dataclasses.replace(self, settings=tuple(sorted(settings)), losses=self.losses[:, kept])
 
     def fingerprint(self) -> str:
-        """Returns what identifies examples and losses under all settings."""
+        """Returns the fingerprint of examples and losses under all settings."""
         return fingerprint_text(merged_sums(self.fingerprints[name] for name in self.settings))
 
     def rows_of(self, group: str | None) -> np.ndarray:
-        """Returns the indices of the examples of a group, ascending; None is all."""
+        """Returns the indices of the examples of a group, ascending; None gives all."""
         if group is None or self.groups is None:
             return np.arange(len(self.ids))
         return np.flatnonzero(np.array([name == group for name in self.groups]))
@@ -153,9 +153,9 @@ class LossTable:
         """Returns the losses of independent units: examples, or clusters of them.
 
         Args:
-          order: Settings, in the order in which columns come.
-          group: Examples of this group alone; None for all.
-          tail: What a loss has to exceed to count as 1, and else as 0; None counts it as it is.
+          order: Settings, in the order of the columns.
+          group: The group whose examples are used; None for all.
+          tail: Bound that a loss must exceed to count as 1, else it counts as 0; None leaves losses as they are.
 
         Returns:
           The names of the units, and int64 of shape (units, settings) in units of 2^-32, rounded up.
@@ -178,9 +178,9 @@ class LossTable:
 
         Args:
           salt: Decides the order of the units.
-          order: As in `units`.
-          group: As there.
-          tail: As there.
+          order: Settings, in the order of the columns.
+          group: The group whose examples are used; None for all.
+          tail: Bound that a loss must exceed to count as 1, else it counts as 0; None leaves losses as they are.
 
         Raises:
           EvidenceError: If there are too many losses to keep.
@@ -191,7 +191,7 @@ class LossTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OrderedLosses:
-    """The losses of a table with its settings in testing order, of which guarantees are tested.
+    """The losses of a table with its settings in testing order, for tests of guarantees.
 
     Attributes:
       table: The losses.
@@ -204,10 +204,10 @@ class OrderedLosses:
     salt: str
 
     def evidence(self, asked: SettingTest, /) -> Evidence:
-        """Returns what the losses say about one guarantee, in its group or in all examples.
+        """Returns the evidence about one guarantee, in its group or in all examples.
 
         Raises:
-          EvidenceError: If every single loss is needed, and they are too many.
+          EvidenceError: If every single loss is needed and there are too many.
         """
         names, fixed = self.table.units(order=self.order, group=asked.group, tail=asked.tail)
         needs_table = P_VALUES[asked.p_value].needs_table
@@ -219,7 +219,7 @@ class OrderedLosses:
 
 
 class _Column:
-    """The losses of one setting, as they come."""
+    """The losses of one setting, in the order of their rows."""
 
     def __init__(self) -> None:
         self._places = array.array("q")
@@ -227,7 +227,7 @@ class _Column:
         self.costs = array.array("d")
 
     def add(self, place: int, row: LossRow) -> None:
-        """Takes a row in, of the example at a place."""
+        """Adds a row for the example at an index."""
         self._places.append(place)
         self._losses.append(row.loss)
         if row.cost is not None:
@@ -249,36 +249,36 @@ class _Column:
         return losses
 
     def mean_cost(self, setting: str) -> float:
-        """Returns the mean of all costs, which every row must say."""
+        """Returns the mean of all costs; every row must give one."""
         check_every_cost(setting, rows=len(self._losses), told=len(self.costs))
         return mean_cost(self.costs)
 
     def fingerprint(self, ids: Sequence[str]) -> int:
-        """Returns the sum of the digests of ids and losses."""
+        """Returns the sum of the digests of ids with losses."""
         return loss_fingerprint([ids[place] for place in self._places], np.frombuffer(self._losses))
 
 
 def loss_fingerprint(ids: Sequence[str], losses: np.ndarray) -> int:
-    """Returns the sum of the digests of ids and losses, which identifies them in any order.
+    """Returns the sum of the digests of ids with losses: a fingerprint that does not depend on their order.
 
     Args:
-      ids: Of examples.
-      losses: Of each, shape (examples,).
+      ids: Ids of the examples.
+      losses: Loss of each example, shape (examples,).
     """
     lines = (f"{loss} {name}" for name, loss in zip(ids, to_signed_fixed_point(losses).tolist(), strict=True))
     return sum_of_digests(b"".join(hashlib.sha256(line.encode()).digest() for line in lines))
 
 
 def mean_cost(costs: Sequence[float]) -> float:
-    """Returns the mean of costs, exact up to the last step, in any order; of equal ones it is that cost."""
+    """Returns the mean of costs, rounded once, so their order does not matter; equal costs give that cost."""
     return costs[0] if len(set(costs)) == 1 else math.fsum(costs) / len(costs)
 
 
 def check_every_cost(setting: str, *, rows: int, told: int) -> None:
-    """Refuses costs in only some rows of a setting.
+    """Refuses a setting with costs in only some of its rows.
 
     Raises:
-      LossesError: If so.
+      LossesError: If only some rows give a cost.
     """
     if told != rows:
         raise LossesError(
@@ -288,11 +288,11 @@ def check_every_cost(setting: str, *, rows: int, told: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweptSettings:
-    """Outputs of every prompt under every setting, complete.
+    """The complete outputs of every prompt under every setting.
 
     Attributes:
-      folder: Where they are.
-      job: What they are.
+      folder: Their folder.
+      job: The job that made them.
       finished: The mark that they are complete.
     """
 
@@ -302,15 +302,15 @@ class SweptSettings:
 
     @classmethod
     def read(cls, directory: str) -> Self:
-        """Returns what `SweepWith` has stored.
+        """Returns the outputs that `SweepWith` has stored.
 
         Args:
           directory: Its output directory, or a folder below `generations/` in it.
 
         Raises:
-          UsageError: If there is none, or several.
-          OutputsError: If they are not complete, or not those of such a decoder.
-          OSError: If they are on an object store that is not known.
+          UsageError: If there are no outputs, or outputs of several sweeps.
+          OutputsError: If they are incomplete, or not those of such a decoder.
+          OSError: If they are on an unknown object store.
         """
         folder = SettingHome(absolute(directory)).only_folder(flag="--outputs")
         job = SettingJob.read(folder)
@@ -318,25 +318,28 @@ class SweptSettings:
 
     @property
     def tested(self) -> tuple[str, ...]:
-        """The settings that are tested, in that order: all but the first, which they are compared with."""
+        """The tested settings in testing order: all but the first, which is the reference."""
         return self.job.settings[1:]
 
     def table(self, objective: Objective, metric: Metric, *, has_groups: bool, has_clusters: bool) -> LossTable:
         """Returns the losses of every tested setting.
 
-        An example without an answer has loss 1 under every setting. A setting's cost is its mean over the others.
+        An example without an answer has loss 1 under every setting. A setting's cost is the mean over the other
+        examples.
 
         Args:
-          objective: Which losses, by scores of outputs held against those under the first setting, or references.
-          metric: What scores.
-          has_groups: Whether examples of groups are told apart.
+          objective: The losses to compute, from scores of outputs against those under the first setting, or against
+            references.
+          metric: The metric that scores.
+          has_groups: Whether the table has the examples' groups.
           has_clusters: Whether clusters are the units.
 
         Raises:
           DataError: If references are needed, and an example has none.
-          MetricError: If the metric fails, or leaves [0, 1]; names the example. Or if it tells nothing (`Contrast`).
-          LossesError: If only some answers under a setting say a cost.
-          OutputsError: If a shard is damaged, or not the one that was marked as complete.
+          MetricError: If the metric fails, or leaves [0, 1]; names the example. Or if its scores show no differences
+            (`Contrast`).
+          LossesError: If only some answers under a setting give a cost.
+          OutputsError: If a shard is damaged, or differs from the one that was marked as complete.
         """
         rows: list[LossRow] = []
         costs: dict[str, list[float]] = {name: [] for name in self.tested}

@@ -1,8 +1,8 @@
 """Calibration over a grid without an order, such as thresholds and temperatures: one part chooses a path, one tests it.
 
-A hash of each unit's name draws the part that it is in, by itself, before anything is known of it: sizes vary like a
-binomial, which voids nothing, since they and the losses are independent, and each test knows its own n. Wherever a set
-is split in two, one part of which chooses what the other one tests, the split is checked here.
+A hash of each unit's name decides which part the unit is in, independently of all others and before anything is known
+of it. Part sizes therefore vary like a binomial. That voids nothing, since sizes and losses are independent and each
+test uses its own n. Wherever one part of a set chooses what another part tests, the split is checked here.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from calm_beam.risk.pvalues import P_VALUES, p_values_of
 
 
 def check_split(*, keys: Sequence[str], share: tuple[str, float], fault: str) -> None:
-    """Refuses to split units that cannot be told apart, or by no share.
+    """Refuses to split units whose keys repeat, or by a share out of range.
 
     Args:
       keys: One per unit.
-      share: Name and value of the chance of a unit to be in one of the parts, in (0, 1).
-      fault: What a unit in both parts would do.
+      share: Name and value of the probability that a unit is in one of the parts, in (0, 1).
+      fault: What would go wrong if a unit were in both parts, for the message.
 
     Raises:
       ValueError: If keys repeat, or the share is out of range.
@@ -36,12 +36,12 @@ def check_split(*, keys: Sequence[str], share: tuple[str, float], fault: str) ->
 
 
 def check_parts(choosing: int, testing: int, *, verb: str) -> None:
-    """Refuses parts of a set one of which is empty.
+    """Refuses a split with an empty part.
 
     Args:
       choosing: Units that choose.
       testing: Units of the other part.
-      verb: What these do with what was chosen.
+      verb: What the other part does with the choice, for the message.
 
     Raises:
       ValueError: If a part is empty.
@@ -64,12 +64,12 @@ SELECTION_SHARE = 0.3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParetoChoice:
-    """The cheapest place of a grid proved safe.
+    """The cheapest point of a grid proved safe.
 
     Attributes:
-      chosen: Its index, or None: never exit.
-      path: Places that the first part found worth testing, safest first.
-      test: What the second part said of all places; those off the path were not tested.
+      chosen: Index of the point, or None: never exit.
+      path: Points that the first part found worth testing, safest first.
+      test: Result of the second part for all points; those off the path were not tested.
     """
 
     chosen: int | None
@@ -80,18 +80,18 @@ class ParetoChoice:
 def variants_plan(
     variants: Sequence[Variant], *, selection_share: float | None = None, objective: str | None = None
 ) -> ParetoPlan:
-    """Returns how several variants are tested: by a rule that their number decides, and no loss.
+    """Returns how several variants are tested: by a rule that depends on their number alone, and on no loss.
 
-    Each by itself costs a divided epsilon, and a part of the set that chooses costs its units. In simulations the
-    former proves more, of up to nine variants (docs/measurements.md, "Lists of variants").
+    Testing each variant by itself divides epsilon; a selection part uses up units. In simulations the former proves
+    more for up to nine variants (docs/measurements.md, "Lists of variants").
 
     Args:
-      variants: The ways of decoding.
-      selection_share: The share of the set that chooses, where it is named.
-      objective: As in `ParetoPlan`.
+      variants: The variants.
+      selection_share: The share of the set that chooses, if named.
+      objective: The cost to minimise, as in `ParetoPlan`.
 
     Raises:
-      ManifestError: If they are not two or more different ones, or the share is none.
+      ManifestError: If there are fewer than two variants, two are equal, or the share is not one.
     """
     if selection_share is None and len(variants) > MOST_BY_THEMSELVES:
         selection_share = SELECTION_SHARE
@@ -102,7 +102,7 @@ def part_of(unit: str, *, salt: str, selection_share: float) -> str:
     """Returns which part of a set a unit is in, `CHOOSING` or `TESTING`.
 
     Args:
-      unit: Its name, which no other has: id of an example, or name of a cluster.
+      unit: Its unique name: id of an example, or name of a cluster.
       salt: Fixed before any loss is seen.
       selection_share: Chance of being in the part that chooses, in (0, 1).
     """
@@ -110,13 +110,13 @@ def part_of(unit: str, *, salt: str, selection_share: float) -> str:
 
 
 def pareto_choice(choosing: np.ndarray, testing: np.ndarray, *, costs: Sequence[float], epsilon: float) -> ParetoChoice:
-    """Returns the cheapest place whose risk is proved to be at most delta, with probability at least 1 - epsilon.
+    """Returns the cheapest point whose risk is proved to be at most delta, with probability at least 1 - epsilon.
 
     Args:
-      choosing: shape (places,). p-values of the part that chooses the path.
-      testing: shape (places,). p-values of the part that tests it.
-      costs: What to keep low, at every place; from the part that chooses.
-      epsilon: Allowed probability that the chosen place breaks the tolerance, in (0, 1).
+      choosing: shape (points,). p-values of the part that chooses the path.
+      testing: shape (points,). p-values of the part that tests it.
+      costs: Cost to minimise, at every point; from the part that chooses.
+      epsilon: Allowed probability that the chosen point breaks the tolerance, in (0, 1).
 
     Raises:
       ValueError: If shapes do not fit, or a value is out of range.
@@ -143,21 +143,22 @@ def pareto_calibration(
     selection_share: float = 0.5,
     sizes: np.ndarray | None = None,
 ) -> ParetoChoice:
-    """Returns the cheapest place of a grid proved safe, given every single loss and cost.
+    """Returns the cheapest point of a grid proved safe, given every single loss and cost.
 
-    The units are split before anything is known of them. The first part alone decides what is tested and in which
-    order, by p-values and mean costs; the second part alone tests it. `calibrate --tau=1,4` does the same with sums.
+    The units are split before anything is known of them. The first part alone decides, by p-values and mean costs,
+    which points are tested and in which order. The second part alone tests them. `calibrate --tau=1,4` does the same
+    with sums.
 
     Args:
-      losses: shape (units, places), each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
-      costs: shape (units, places), finite; what to keep low, such as layers that all tokens of an output used.
+      losses: shape (units, points), each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
+      costs: shape (units, points), finite; the cost to minimise, such as layers that all tokens of an output used.
       keys: One per unit, distinct: ids of examples, or names of clusters.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the choice breaks it, in (0, 1).
-      p_value: A key of `P_VALUES`; none that bets on the units one after the other.
+      p_value: A key of `P_VALUES`; not one that bets on the units one after the other.
       salt: Decides the split; fixed before any loss is seen.
-      selection_share: Chance of a unit to be in the part that chooses, in (0, 1).
-      sizes: shape (units, places), positive in sum; what costs are counted by, such as tokens. None counts units.
+      selection_share: Probability that a unit is in the part that chooses, in (0, 1).
+      sizes: shape (units, points), positive in sum; denominators of costs, such as tokens. None counts units.
 
     Raises:
       ValueError: If shapes do not fit, keys repeat, a part is empty, or a value is out of range.

@@ -1,4 +1,4 @@
-"""What is settled before any loss is seen: the promise of every p-value and procedure rests on that."""
+"""The plan of a run, settled before any loss is seen: the promise of every p-value and procedure rests on that."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,20 +33,20 @@ _BLOCKS = 5
 
 
 class Counted(Protocol):
-    """Examples, or outputs of them, that can be counted before any loss is seen."""
+    """Examples or outputs that can be counted before any loss is seen."""
 
     def examples(self, *, at_most: int) -> int | None:
-        """Returns how many examples there are; None if they are more than that many."""
+        """Returns the number of examples; None if it exceeds `at_most`."""
         ...
 
 
 def single_losses(source: Counted, *, thresholds: int, entries: int) -> int | None:
-    """Returns how many single losses an entry has; None if those of all are too many to keep by default.
+    """Returns the number of single losses per entry; None if all entries have too many to keep by default.
 
     Args:
-      source: Counts the examples, no more of them than may be kept.
-      thresholds: Size of the grid, or of those of all variants together.
-      entries: Number of entries, as in `are_kept`.
+      source: Counts the examples, up to the number that may be kept.
+      thresholds: Size of the grid, or of the grids of all variants together.
+      entries: Number of entries.
     """
     examples = source.examples(at_most=MOST_KEPT_LOSSES // (thresholds * entries))
     return None if examples is None else examples * thresholds
@@ -54,17 +54,17 @@ def single_losses(source: Counted, *, thresholds: int, entries: int) -> int | No
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanTerms:
-    """What is asked besides the tests, and besides what the outputs are.
+    """The terms of a plan other than the tests and the identity of the outputs.
 
     Attributes:
-      joint_epsilon: As in `Plan`.
+      joint_epsilon: Joint epsilon of all entries, as in `Plan`.
       seed: Decides the salt.
-      on_error: As in `Plan`.
-      sequential: As there.
-      pareto: As there.
-      holdout_share: As there.
-      near_ties: What becomes of outputs that hung on a decision within rounding: `count`, or `worst_case` for loss 1.
-      serve: Place of the spec that will be served, which was settled with the rest; None where nobody said.
+      on_error: Treatment of examples that fail, as in `Plan`.
+      sequential: Rounds and the rule that stops them, as in `Plan`.
+      pareto: How variants are tested, as in `Plan`.
+      holdout_share: Share of the set that confirms, as in `Plan`.
+      near_ties: Treatment of outputs that depended on a decision within rounding: `count`, or `worst_case` for loss 1.
+      serve: Index of the spec that will be served, settled with the rest; None if left open.
     """
 
     joint_epsilon: float | None = None
@@ -92,22 +92,22 @@ def plan_of(
     group_key: str | None = None,
     on_long: str = "truncate",
 ) -> Plan:
-    """Returns the plan of a run; what is not named here is as in `calm_beam.manifest.Plan`.
+    """Returns the plan of a run; arguments not described here are as in `calm_beam.manifest.Plan`.
 
     Args:
       specs: From `specs_of`.
-      settings: How outputs are decoded; their grid is the testing order, or that of every variant.
+      settings: How outputs are decoded; their grid is the testing order, or the grid of every variant.
       model: Fingerprint of the model.
       vocabulary: Fingerprint of the vocabulary, or None for token ids.
-      terms: What else is asked.
-      cluster_key: As in `Plan`.
-      group_key: As there.
-      on_long: As there.
+      terms: The other terms of the plan.
+      cluster_key: Field that names an example's cluster, as in `Plan`.
+      group_key: Field that names an example's group, as in `Plan`.
+      on_long: Treatment of prompts that are too long, as in `Plan`.
 
     Raises:
-      ValueError: If near ties count as the worst and are not seen by the measure, tails of clusters are tested by the
-        binomial test, a p-value is to be watched that may not be, or groups or parts are to be told apart among
-        clusters or by a p-value that needs single losses.
+      ValueError: If near ties count as the worst and the measure does not see them, tails of clusters are tested by the
+        binomial test, a p-value is to be watched that does not allow it, or groups or parts are combined with clusters
+        or with a p-value that needs single losses.
     """
     near_ties, holdout_share = terms.near_ties, terms.holdout_share
     if near_ties not in NEAR_TIES:
@@ -159,9 +159,9 @@ def plan_of_job(
     """Returns the plan of calibrating generations.
 
     Args:
-      specs: As in `plan_of`.
-      job: What the generations are; of one of the variants, if there are several.
-      terms: As in `plan_of`.
+      specs: From `specs_of`.
+      job: The job of the generations; with several variants, the job of one of them.
+      terms: The other terms of the plan.
       settings: The job's, with the part of its grid that is tested; all of it if omitted.
     """
     return plan_of(
@@ -171,7 +171,7 @@ def plan_of_job(
         vocabulary=job.vocabulary_identity(),
         terms=terms,
         cluster_key=job.cluster_key,
-        # Generations may have groups that nothing is asked of.
+        # Generations may have groups that no guarantee is about.
         group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         on_long=job.on_long,
     )
@@ -188,20 +188,20 @@ def settled_plan(
     terms: PlanTerms = NOTHING_MORE,
     settings: DecodeSettings | None = None,
 ) -> Plan:
-    """Returns the plan of calibrating generations, with nothing left open: `calibrate` and `Calibrate` settle it here.
+    """Returns the settled plan of calibrating generations; both `calibrate` and `Calibrate` call this.
 
     Args:
-      guarantees: What is asked for, by the full names of metrics.
-      job: What the generations are; of one of the variants, if there are several.
-      data: Counts the examples, where nobody has named a p-value.
+      guarantees: The guarantees, by the full names of metrics.
+      job: The job of the generations; with several variants, the job of one of them.
+      data: Counts the examples, if no p-value is named.
       groups: Names of groups, each of which is given every guarantee too.
-      joint: Whether all are to hold together with probability 1 - epsilon.
+      joint: Whether they must all hold together with probability 1 - epsilon.
       serve: The entry that will be served, as `place_of_served` takes it; None leaves that open.
-      terms: What else is asked.
-      settings: As in `plan_of_job`.
+      terms: The other terms of the plan.
+      settings: The job's, with the part of its grid that is tested; all of it if omitted.
 
     Raises:
-      ValueError: As `specs_of`, `place_of_served` and `plan_of`.
+      ValueError: If `specs_of`, `place_of_served` or `plan_of` refuses the arguments.
     """
     losses = None
     if not groups and any(guarantee.p_value is None for guarantee in guarantees):
@@ -229,7 +229,7 @@ def check_specs(
     """Refuses specs that cannot be calibrated in this way; arguments as in `plan_of`.
 
     Raises:
-      ValueError: As there.
+      ValueError: If `plan_of` would refuse them.
     """
     _check_groups(specs, cluster_key=cluster_key, group_key=group_key)
     expected = None if pareto is None else pareto.procedure
@@ -251,9 +251,9 @@ def check_specs(
 
 
 def as_settled_before(plan: Plan) -> Plan:
-    """Returns a plan whose p-values nobody has named as it was when all of them were made of sums.
+    """Returns a plan without named p-values as earlier versions settled it, when every p-value was computed from sums.
 
-    So what an earlier version has begun, or finished, is gone on with as it was asked. Of several variants, a part of
+    Runs that an earlier version began or finished thereby continue as they were asked. With several variants, a part of
     the set chose then, and every promise kept its epsilon.
     """
     pareto = plan.pareto
@@ -271,57 +271,57 @@ def as_settled_before(plan: Plan) -> Plan:
 
 
 def earlier_forms(plan: Plan, *, is_open: bool) -> tuple[Plan, ...]:
-    """Returns a plan as earlier versions have asked the same; `is_open` if nobody has named a p-value."""
+    """Returns the forms that earlier versions gave the same plan; `is_open` if no p-value was named."""
     forms = [dataclasses.replace(plan, joint_procedure=None), *([as_settled_before(plan)] if is_open else [])]
     return tuple(form for form in dict.fromkeys(forms) if form != plan)
 
 
 def gone_on_with(plan: Plan, listed: Sequence[EarlierPlan], *, is_open: bool) -> Plan:
-    """Returns the plan of a run that goes on: this one, or the same as an earlier version has listed it.
+    """Returns the plan of a resumed run: this plan, or the form in which an earlier version listed it.
 
     Args:
-      plan: What is asked for.
+      plan: The plan of this run.
       listed: The plans that were asked of the outputs.
-      is_open: Whether nobody has named a p-value.
+      is_open: Whether no p-value was named.
     """
     digests = {each.plan for each in listed}
     return next((form for form in (plan, *earlier_forms(plan, is_open=is_open)) if form.digest in digests), plan)
 
 
 def set_part(plan: Plan, name: str) -> Split | None:
-    """Returns a part of the set, as `calm_beam.inputs.set_parts` names it; None where all examples choose."""
+    """Returns a part of the set, as `calm_beam.inputs.set_parts` names it; None if all examples choose."""
     if plan.confirm_share is None:
         return None
     return Split(name=name, confirm_share=plan.confirm_share, salt=plan.salt)
 
 
 def layout_of(plan: Plan) -> Layout:
-    """Returns what is gathered for the planned tests."""
+    """Returns the layout of the totals that the planned tests need."""
     parts = PARTS if has_parts(plan) else ()
     return Layout.of(plan.tests, thresholds=len(plan.thresholds), parts=parts)
 
 
 def group_of(plan: Plan, example: Example) -> str | None:
-    """Returns in which of the layout's groups an example counts: its own, or the part that it was drawn for."""
+    """Returns the group of the layout in which an example counts: its own, or its part of the set."""
     if not has_parts(plan):
         return example.group
     return part_of_unit(plan, example.id if example.cluster is None else example.cluster)
 
 
 def part_of_unit(plan: Plan, unit: str) -> str | None:
-    """Returns which part of the set a unit was drawn for, by its name; None where there are no parts."""
+    """Returns the part of the set that a unit's name assigns it to; None if there are no parts."""
     if plan.pareto is None or plan.pareto.choosing_share is None:
         return None
     return part_of(unit, salt=plan.salt, selection_share=plan.pareto.choosing_share)
 
 
 def has_parts(plan: Plan) -> bool:
-    """Returns whether a part of the set chooses among several variants what the other part tests."""
+    """Returns whether one part of the set chooses among several variants and the other part tests."""
     return plan.pareto is not None and plan.pareto.choosing_share is not None
 
 
 def promise_of(plan: Plan, *, most_confirmed: int = 0) -> str:
-    """Returns what the planned tests promise together, in words; `most_confirmed` as in `guarantee_in_words`."""
+    """Returns the joint promise of the planned tests as text; `most_confirmed` as in `guarantee_in_words`."""
     return guarantee_in_words(
         joint_epsilon=plan.joint_epsilon,
         hands_on=plan.hands_on,
@@ -356,10 +356,10 @@ def _check_groups(specs: Sequence[PlannedTest], *, cluster_key: str | None, grou
 
 
 def settings_of_all(settings: DecodeSettings, pareto: ParetoPlan | None) -> tuple[DecodeSettings, ...]:
-    """Returns the settings of every variant, in the plan's order; those that are given, where there are none.
+    """Returns the settings of every variant, in the plan's order; without variants, the given settings.
 
     Raises:
-      ValueError: If one cannot be.
+      ValueError: If the settings of a variant are not allowed.
     """
     if pareto is None:
         return (settings,)
@@ -367,9 +367,9 @@ def settings_of_all(settings: DecodeSettings, pareto: ParetoPlan | None) -> tupl
 
 
 def block_ends(thresholds: int) -> tuple[int, ...]:
-    """Returns where the blocks of a grid end that are decoded and tested one after the other.
+    """Returns the ends of the blocks of a grid, which are decoded and tested one after the other.
 
-    A fifth of the grid each: at tolerances as in the paper, tests mostly fail in the first or second.
+    Each block is a fifth of the grid: at tolerances as in the paper, tests mostly fail in the first or second.
 
     >>> block_ends(20), block_ends(7), block_ends(1)
     ((4, 8, 12, 16, 20), (2, 4, 6, 7), (1,))

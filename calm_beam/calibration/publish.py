@@ -1,6 +1,6 @@
-"""What a run is and where its data come from, the manifest that says so, and the files of a result.
+"""Publishing a result: provenance of the run and its data, the manifest, and the files of the result.
 
-Files are put in place in such an order that a manifest never stands by the files of another run.
+Files are written in such an order that a manifest never lies next to files of another run.
 """
 
 import dataclasses
@@ -49,17 +49,17 @@ from .variants import VariantCosts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunProvenance:
-    """What the manifest says besides what the data decide.
+    """The parts of a manifest that do not depend on the data's losses.
 
     Attributes:
       created: When the run was started, ISO 8601 in UTC.
       model: The model.
-      vocabulary: Its vocabulary; None where there is none.
-      settings: How it was decoded; of several variants, by the first.
+      vocabulary: Its vocabulary; None if there is none.
+      settings: Decoding settings; with several variants, those of the first.
       patterns: Data patterns as the user gave them.
       software: Versions by name.
-      earlier_plans: Those that were asked of the same outputs before this one.
-      cost: What a token was said to cost, where variants are chosen by it; None elsewhere.
+      earlier_plans: Earlier plans asked of the same outputs.
+      cost: The declared cost of a token, where variants are chosen by it; None elsewhere.
     """
 
     created: str
@@ -73,7 +73,7 @@ class RunProvenance:
 
     @property
     def costs(self) -> VariantCosts | None:
-        """What variants cost; None where it is their layers."""
+        """The costs of variants; None where cost is measured in layers."""
         if self.cost is None:
             return None
         return VariantCosts.of_record(self.cost, rule=self.settings.rule, layers=self.model.layers)
@@ -90,10 +90,10 @@ class RunProvenance:
         """Returns the provenance of calibrating generations.
 
         Args:
-          job: What the generations are.
-          specs: What is tested.
+          job: The job of the generations.
+          specs: The tests.
           settings: The job's, with the part of its grid that is tested; all of it if omitted.
-          created: As above; now if omitted.
+          created: When the run was started; now if omitted.
         """
         metrics = {spec.objective.metric for spec in specs}
         return cls(
@@ -102,7 +102,7 @@ class RunProvenance:
             vocabulary=job.vocabulary,
             settings=settings or job.settings,
             patterns=job.patterns,
-            # The file of a metric of the user's own is its version.
+            # The version of a user's own metric is a digest of its file.
             software={**run_versions(job.software, metrics=metrics), **source_digests(metrics)},
         )
 
@@ -120,9 +120,9 @@ class RunProvenance:
         Args:
           totals: Over the whole calibration set.
           calibrations: From `choose_thresholds`.
-          plan: What was planned.
-          digest: Of the plan, as it was before any loss was seen.
-          sequential: How it ended, if it was watched round by round.
+          plan: The plan.
+          digest: Digest of the plan before any loss was seen.
+          sequential: How the run ended, if it was watched round by round.
 
         Raises:
           ManifestError: If the calibrations are not those that were planned.
@@ -154,11 +154,11 @@ class RunProvenance:
 
 
 def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
-    """Returns an entry with its threshold spelt out for every position, as decoders compare it, and its exit rule.
+    """Returns an entry with its exit rule and its threshold at every position, as decoders compare it.
 
     Args:
       entry: Unchanged where it has no threshold.
-      settings: By which it decodes, its variant's where there are several.
+      settings: Decoding settings of the entry; with several variants, those of its variant.
     """
     if entry.threshold is None:
         return entry
@@ -169,11 +169,11 @@ def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
 
 
 def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, ...]) -> DataRecord:
-    """Returns the examples of totals as they stand in a manifest.
+    """Returns the manifest's record of the data behind totals.
 
     Args:
-      totals: Over all of them.
-      plan: By which they were counted.
+      totals: Totals over all examples.
+      plan: The plan under which they were counted.
       patterns: Data patterns as the user gave them.
     """
     return DataRecord(
@@ -196,7 +196,7 @@ def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, .
 
 
 def decode_record(settings: DecodeSettings) -> DecodeRecord:
-    """Returns settings as they stand in a manifest, which says of the grid elsewhere."""
+    """Returns the manifest's record of decoding settings; the grid is recorded elsewhere."""
     rule = settings.rule
     return DecodeRecord(
         **{name: getattr(rule, name) for name in ExitRuleRecord.file_keys()},
@@ -212,9 +212,9 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlierResult:
-    """The result that a run found when it began, by the versions of its files; empty for those that were not there.
+    """The result that a run found when it began, by the versions of its files; empty for missing files.
 
-    That is what the run may replace; whatever appeared since belongs to another run.
+    The run may replace these versions; anything that appeared later belongs to another run.
     """
 
     manifest: str = ""
@@ -223,16 +223,16 @@ class EarlierResult:
 
     @classmethod
     def found_in(cls, output: str) -> Self:
-        """Returns what is in an output directory now."""
+        """Returns the versions now in an output directory."""
         names = (MANIFEST, RISK_TABLE, FAILURES)
         manifest, risk_table, failures = (version(joined(output, name)) for name in names)
         return cls(manifest=manifest, risk_table=risk_table, failures=failures)
 
     def check_may_go(self, output: str, *, overwrite: bool) -> None:
-        """Refuses an output directory that holds a manifest, unless it is to be overwritten.
+        """Refuses an output directory with a manifest, unless it may be overwritten.
 
         Raises:
-          UsageError: If it does.
+          UsageError: If there is a manifest and `overwrite` is False.
         """
         if self.manifest and not overwrite:
             raise UsageError(
@@ -241,13 +241,13 @@ class EarlierResult:
 
 
 def withdraw(output: str, earlier: EarlierResult) -> None:
-    """Takes an earlier result away, its manifest before all else.
+    """Deletes an earlier result, its manifest first.
 
     Raises:
-      FileExistsError: If a file was written since by another run.
+      FileExistsError: If another run has written a file since.
     """
     remove_file(joined(output, MANIFEST), removes=earlier.manifest)
-    # Whoever made it and when: it shows the result that is no more.
+    # The report goes whatever its version: it shows the deleted result.
     remove_file(joined(output, REPORT))
     remove_file(joined(output, RISK_TABLE), removes=earlier.risk_table)
     remove_file(joined(output, FAILURES), removes=earlier.failures)
@@ -261,19 +261,19 @@ def publish(
     failures: Sequence[tuple[str, str]],
     earlier: EarlierResult,
 ) -> str:
-    """Writes risk table, list of failures and manifest, the manifest last; returns its path.
+    """Writes the risk table, the list of failures and the manifest, in this order; returns the manifest's path.
 
-    Each file appears whole or not at all. Until the manifest stands there is no result, whatever else does. Of several
-    runs that publish, the one whose table is there first does so, and the others write nothing more. A step that is
-    run again publishes the same once more, and succeeds. An earlier result's report is taken away: it is made anew of
-    what was published.
+    Each file is written atomically. Without a manifest there is no result, even if other files exist. If several
+    runs publish at once, the one that writes its table first succeeds, and the others write nothing more. A step that
+    runs again publishes the same result again and succeeds. An earlier result's report is deleted; it has to be made
+    again from the published files.
 
     Args:
       output: A directory that exists.
       manifest: The result.
       rows: The risk table, as `write_risk_table` takes it.
-      failures: Id and reason of examples that count as failed; without any there is no such file.
-      earlier: What may be replaced.
+      failures: Id and reason of examples that count as failed; if there are none, the file is not written.
+      earlier: The result that may be replaced.
 
     Raises:
       ManifestError: If another run has published meanwhile.
@@ -296,10 +296,10 @@ def publish(
 
 
 def read_failures(output: str) -> tuple[tuple[str, str], ...]:
-    """Returns id and reason of the examples that failed, by the list in an output directory; none if there is no list.
+    """Returns id and reason of failed examples from the list in an output directory; none without a list.
 
     Raises:
-      ValueError: If the list is not as it was written; says where.
+      ValueError: If the list is damaged; says where.
     """
     path = joined(output, FAILURES)
     if not is_file(path):
@@ -330,7 +330,7 @@ def _write_failures(path: str, failures: Sequence[tuple[str, str]], *, replaces:
 
 
 def _holds(path: str, content: bytes) -> bool:
-    """Returns whether a file is there and holds just this."""
+    """Returns whether a file exists with exactly this content."""
     if not is_file(path):
         return False
     with open_input(path) as file:

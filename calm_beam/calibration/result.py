@@ -1,4 +1,4 @@
-"""From totals to chosen thresholds: p-values, tests of the whole grid, and the table of risks, also as a CSV file."""
+"""The result of a calibration: from totals to p-values, tests of the whole grid, thresholds and the risk table."""
 
 import csv
 import dataclasses
@@ -26,29 +26,27 @@ class RiskRow(TestedSetting):
     Attributes:
       consistency: Kind of consistency.
       metric: Name of the metric.
-      loss: What is made of its scores.
+      loss: Loss computed from its scores.
       delta: Risk tolerance.
       epsilon: Allowed probability of error.
       threshold: Exit threshold.
       layers: Mean decoder layers per token.
-      group: Which group all this is about; None for all examples.
-      tau: Of several variants, the temperature of this one; None without a decaying schedule, and where there is one
-        way of decoding. So are the following.
-      min_exit_layer: Its lowest exit layer.
-      confidence: Its confidence measure; None where all variants have one.
-      exit_interval: Its distance between exit layers; None where all variants have one.
-      place: Place of variant and threshold on the path that was tested, from 1 on; None off it.
-      choosing_p_value: The p-value by which the path was chosen, of units that tested nothing; None where none chose.
-      choosing_layers: The layers by which it was chosen, of their tokens.
-      confirming_n: Of a threshold that was accepted and had then to be confirmed, number of the units that tested it.
-        None of all others, as are the following.
+      group: Group of examples; None for all examples.
+      tau: With several variants, the temperature of this one; None without a decaying schedule or without variants.
+      min_exit_layer: The variant's lowest exit layer; None without variants.
+      confidence: The variant's confidence measure; None without variants or if all have the same.
+      exit_interval: The variant's distance between exit layers; None without variants or if all have the same.
+      place: Position of variant and threshold on the tested path, from 1; None off it.
+      choosing_p_value: The p-value by which the path was chosen, from units that tested nothing; None if no part chose.
+      choosing_layers: Mean layers by which the path was chosen, over tokens of the same units.
+      confirming_n: Number of holdout units that tested an accepted threshold again; None for all other thresholds, as
+        are the following.
       confirming_loss_sum: Exact sum of their losses in units of 2^-32.
       confirming_risk: Their mean loss.
-      confirming_p_value: Of "the risk exceeds delta", by them.
-      confirmed: Whether it was found safe then, and so were those that were tested before it.
-      near_ties: Examples whose output at this threshold, or the full model's, hung on a near tie; None where that is
-        not known.
-      cost: What a token was said to cost there, by the layers that chose; None where layers are all that counts.
+      confirming_p_value: Their p-value for "the risk exceeds delta".
+      confirmed: Whether they found it safe, and all thresholds tested before it.
+      near_ties: Examples whose output at this threshold, or the full model's, depended on a near tie; None if unknown.
+      cost: Declared cost of a token at the layers that chose; None where cost is measured in layers.
     """
 
     consistency: str
@@ -76,7 +74,7 @@ class RiskRow(TestedSetting):
 
     @classmethod
     def columns(cls, rows: Sequence[Self]) -> tuple[str, ...]:
-        """Returns the columns of a table in their order: those of groups, variants and so on only where it has some."""
+        """Returns the columns of a table in order; columns of groups, variants and so on only if rows use them."""
         found = ["consistency", "metric", "loss", "delta", "epsilon", "threshold", *TESTED_COLUMNS, "layers"]
         if any(row.group is not None for row in rows):
             found.append("group")
@@ -96,7 +94,7 @@ class RiskRow(TestedSetting):
 
     @property
     def variant(self) -> Variant | None:
-        """Which variant it is about; None where there is one way of decoding."""
+        """The variant of the row; None without variants."""
         if self.min_exit_layer is None:
             return None
         return Variant(
@@ -109,7 +107,7 @@ class RiskRow(TestedSetting):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationOutcome:
-    """What a calibration finds, before it is written.
+    """The outcome of a calibration, before it is written.
 
     Attributes:
       manifest: The thresholds with their proof.
@@ -123,11 +121,11 @@ class CalibrationOutcome:
 
 
 def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
-    """Returns the risk of every threshold under every spec, and what its test says of it.
+    """Returns the risk of every threshold under every spec, with the result of its test.
 
     Args:
       totals: Over the whole calibration set, in the plan's layout.
-      plan: What is asked for, fixed before any loss was seen.
+      plan: The plan, fixed before any loss was seen.
       num_layers: Decoder depth.
 
     Raises:
@@ -143,7 +141,7 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
 def rows_of(
     totals: CalibrationTotals, plan: Plan, *, tested: Sequence[Sequence[TestedSetting]], num_layers: int
 ) -> tuple[RiskRow, ...]:
-    """Returns what `risk_rows` does, given what the test of every spec says of every threshold."""
+    """Returns the rows of `risk_rows`, given the results of every spec's test."""
     rows: list[RiskRow] = []
     for spec, of_spec in zip(plan.tests, tested, strict=True):
         of_group = totals.of_group(spec.group)
@@ -162,7 +160,7 @@ def rows_of(
 
 
 def asked_of(spec: PlannedTest) -> dict[str, Any]:
-    """Returns what a risk table says of the guarantee that a row is about, by column."""
+    """Returns the columns of a risk table that identify a guarantee, with their values."""
     return {name: getattr(spec, name) for name in ("consistency", "metric", "loss", "delta", "epsilon", "group")}
 
 
@@ -171,18 +169,20 @@ def choose_thresholds(
 ) -> tuple[Calibration, ...]:
     """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
 
-    Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that
-    go on after a failure, thresholds above it need not have been rejected. On a path of several variants, the last one
-    found safe is taken: where a part of the set chose it, costs fell along it, and else the cheapest variant is last.
+    Every rejected threshold is safe, so any of them may be chosen; the lowest exits earliest. With procedures that
+    go on after a failure, thresholds above it need not have been rejected. On a path of several variants, the last
+    point found safe is taken: where a part of the set chose the path, costs fall along it; otherwise the cheapest
+    variant is last.
 
     Args:
       rows: From `risk_rows`, or `variant_rows`.
-      plan: As given there.
+      plan: The plan given there.
       num_layers: Decoder depth, reported for "never exit".
-      full_cost: What a token of the full model costs, where rows have costs: what costs no less is not promised.
+      full_cost: Cost of a token of the full model, where rows have costs: a row that costs as much or more is not
+        promised.
     """
     per_spec = len(rows) // len(plan.tests)
-    # Rows of a grid are in its order.
+    # Rows are in the order of the grid.
     all_tested = [
         sorted((row for row in rows[start : start + per_spec] if row.tested), key=lambda row: row.place or 0)
         for start in range(0, len(rows), per_spec)
@@ -203,12 +203,12 @@ def choose_thresholds(
 def with_example_risks(
     calibrations: Sequence[Calibration], totals: Mapping[Variant | None, CalibrationTotals], plan: Plan
 ) -> tuple[Calibration, ...]:
-    """Returns entries with the mean loss over examples beside that over clusters; unchanged where units are examples.
+    """Returns entries with the mean loss over examples added; unchanged where units are examples.
 
     Args:
       calibrations: From `choose_thresholds`.
-      totals: By variant; of None where there is one way of decoding.
-      plan: By which the totals were counted.
+      totals: Totals by variant; the key is None without variants.
+      plan: The plan under which the totals were counted.
     """
     return tuple(
         entry
@@ -221,7 +221,7 @@ def with_example_risks(
 
 
 def example_risk(totals: CalibrationTotals, spec: PlannedTest, place: int) -> float | None:
-    """Returns the mean loss over examples at a threshold, by its place; None where units are examples."""
+    """Returns the mean loss over examples at a threshold, given by index; None where units are examples."""
     found = totals.over_examples
     if found is None:
         return None
@@ -234,14 +234,14 @@ def has_ended(calibrations: Sequence[Calibration]) -> bool:
 
 
 class RiskTableError(CalmBeamError, ValueError):
-    """A file that is no risk table."""
+    """A file that is not a risk table."""
 
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
 
 
 class Row(Protocol):
-    """A dataclass of which a table has a line each: `RiskRow`, or `calm_beam.calibration.certification.SettingRow`."""
+    """A dataclass for the lines of a table: `RiskRow`, or `calm_beam.calibration.certification.SettingRow`."""
 
     @classmethod
     def columns(cls, rows: Sequence[Self]) -> tuple[str, ...]:
@@ -252,8 +252,8 @@ class Row(Protocol):
 def risk_table_text(rows: Sequence[Row]) -> str:
     """Returns the table as CSV: a header, then one line per spec and threshold, or per test and setting.
 
-    Numbers are written so that they read back as the same float64; booleans as true and false; nothing for None. Texts
-    that a spreadsheet would compute begin with an apostrophe.
+    Numbers read back as the same float64; booleans are true and false; None is empty. Texts that a spreadsheet would
+    take for a formula begin with an apostrophe.
 
     Args:
       rows: All of one kind.
@@ -265,20 +265,20 @@ def risk_table_text(rows: Sequence[Row]) -> str:
 
 
 def write_risk_table(path: str | os.PathLike[str], rows: Sequence[Row], *, replaces: str | None = None) -> None:
-    """Writes the table; the file appears whole or not at all, and `replaces` is as in `storage.replacing`."""
+    """Writes the table atomically; `replaces` is as in `storage.replacing`."""
     with replacing(path, replaces=replaces) as temporary:
         temporary.write_text(risk_table_text(rows), encoding="utf-8")
 
 
 def read_risk_table(path: str | os.PathLike[str], kind: type[_Row]) -> tuple[_Row, ...]:
-    """Returns the rows of a file of `write_risk_table`.
+    """Returns the rows of a file that `write_risk_table` wrote.
 
     Args:
       path: The file.
       kind: Dataclass of its rows.
 
     Raises:
-      RiskTableError: If it is none; says where.
+      RiskTableError: If it is not such a file; says where.
     """
     types = {field.name: _READERS[field.type] for field in dataclasses.fields(kind)}
     rows = []
@@ -293,10 +293,10 @@ def read_risk_table(path: str | os.PathLike[str], kind: type[_Row]) -> tuple[_Ro
 
 
 def read_cells(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the lines of a file of `write_risk_table`: their numbers, and by column what was written as a text.
+    """Yields line number and unescaped text by column, for every line of a file of `write_risk_table`.
 
     Raises:
-      RiskTableError: If it is no CSV, or no text at all; says where.
+      RiskTableError: If it is not CSV, or not text; says where.
     """
     allow_long_cells()
     with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
@@ -323,7 +323,7 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     int | None: lambda text: int(text) if text else None,
     bool: lambda text: {"true": True, "false": False}[text],
     bool | None: lambda text: {"true": True, "false": False, "": None}[text],
-    # The whole has no name.
+    # An empty group is the whole set.
     str | None: lambda text: text or None,
 }
 

@@ -1,15 +1,15 @@
-"""The rounds of a sequential calibration: which shards are in which, what was counted in each, what they proved.
+"""The rounds of a sequential calibration: which shards each round has, its counts, and what the rounds prove.
 
-Rounds are made of whole shards, in the order of their numbers. The number of an example's shard is a hash of its id and
-of a salt that was settled beforehand, so the order is one that nobody chose, whatever the losses are. It must not be a
+Rounds consist of whole shards, in the order of their numbers. The number of an example's shard is a hash of its id and
+of a salt that was settled beforehand, so nobody chose the order, whatever the losses are. It must not be a
 hash of the prompt, as where all shards count: examples with one prompt would come together, and a prompt that is drawn
-often would look like evidence of many.
+often would look like evidence from many.
 
-What a round has counted is kept with the generations, in one file a round. A run that goes on reads it there, and
+The counts of a round are stored with the generations, one file a round. A resumed run reads them there, and
 scores nothing again.
 
-What rounds have proved, of thresholds or of other settings, are running p-values, and the looks that led there. Why
-that is valid at every round, and whatever decides when to stop: see `calm_beam.risk.testing.GridTest`.
+The proof, for thresholds or for other settings, consists of running p-values and the looks that led to them. Why
+that is valid at every round, for any rule of when to stop: see `calm_beam.risk.testing.GridTest`.
 """
 
 import dataclasses
@@ -52,12 +52,12 @@ _SCHEMA = "calm-beam/round/v1"
 
 
 def rounds_of(sizes: Mapping[int, int], *, round_examples: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the shards of every round, in their order.
+    """Returns the shards of every round, in order.
 
     Args:
-      sizes: Number of examples of every shard that has some.
-      round_examples: All rounds have as many shards as hold about so many examples, at least one; the last may have
-        fewer.
+      sizes: Number of examples of every shard that is not empty.
+      round_examples: Each round takes as many shards as hold about this many examples, at least one shard; the last
+        round may have fewer.
 
     >>> rounds_of({0: 40, 1: 60, 3: 60, 4: 50, 5: 40}, round_examples=100)
     ((0, 1), (3, 4), (5,))
@@ -68,9 +68,9 @@ def rounds_of(sizes: Mapping[int, int], *, round_examples: int) -> tuple[tuple[i
 
 
 def division_digest(sizes: Mapping[int, int], *, round_examples: int) -> str:
-    """Returns what identifies how data are divided into rounds, and into how many examples each; as in `rounds_of`.
+    """Returns a digest of the division of data into rounds, with their sizes; arguments as in `rounds_of`.
 
-    Rounds that were counted under different divisions may leave shards out, or hold them twice.
+    Rounds counted under different divisions may miss shards, or count them twice.
     """
     rounds = rounds_of(sizes, round_examples=round_examples)
     return content_digest({"rounds": [[[shard, sizes[shard]] for shard in shards] for shards in rounds]})
@@ -78,16 +78,16 @@ def division_digest(sizes: Mapping[int, int], *, round_examples: int) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """What was counted in one round.
+    """The counts of one round.
 
     Attributes:
-      number: Which, from 1.
-      division: As `division_digest` gives it: the same in all rounds.
-      scored_by: What scored it: versions by name, and digests of a user's own metrics.
-      rounds: How many there are, if all are decoded.
-      examples: How many examples there are in all of them.
-      shards: Its generations.
-      totals: Sums over their examples.
+      number: Number of the round, from 1.
+      division: Digest of the division into rounds (`division_digest`), the same in all rounds.
+      scored_by: What scored the round: versions by name, and digests of a user's own metrics.
+      rounds: Number of rounds if all shards are decoded.
+      examples: Number of examples in all rounds.
+      shards: Generations of the round.
+      totals: Sums over the examples of the round.
     """
 
     number: int
@@ -102,7 +102,7 @@ class Round:
         self.totals.check(FinishedSweep(job="", shards=self.shards))
 
     def write(self, folder: str, plan: Plan) -> None:
-        """Writes the round's file into the folder of its generations; it appears whole or not at all."""
+        """Writes the round's file into the folder of its generations, atomically."""
         content = {
             "schema": _SCHEMA,
             "tests": plan.without_rule().digest,
@@ -123,13 +123,12 @@ class Round:
         """Returns a round that was counted before; None if it was not.
 
         Args:
-          folder: Of its generations.
-          number: Which.
-          plan: By which it was counted; its rule to stop may have been another.
+          folder: Folder of its generations.
+          number: Number of the round.
+          plan: The plan under which it was counted; its stopping rule may have been another.
 
         Raises:
-          OutputsError: If the file is not as it was written, or of another plan: its losses have been seen, so the
-            tests are settled.
+          OutputsError: If the file is damaged, or of another plan: its losses have been seen, so the tests are settled.
         """
         path = _path(folder, number)
         if not is_file(path):
@@ -161,7 +160,7 @@ class Round:
 
 
 def scored_by(plan: Plan) -> dict[str, str]:
-    """Returns what scores here, and now, for the objectives of a plan."""
+    """Returns the versions of what scores in this process, for the objectives of a plan."""
     metrics = {spec.objective.metric for spec in plan.tests}
     own = {name: metric_source_digest(name) for name in metrics if ":" in name}
     return {**run_versions({}, metrics=metrics), **own}
@@ -170,17 +169,17 @@ def scored_by(plan: Plan) -> dict[str, str]:
 def counted_rounds(
     stored: StoredGenerations, plan: Plan, *, known: Sequence[Round], now: range, scored_by: Mapping[str, str]
 ) -> list[Round]:
-    """Returns the rounds that are counted beside generations, which are looked for, and read.
+    """Returns the counted rounds stored with generations, after checking and reading new ones.
 
     Args:
       stored: The generations.
-      plan: What is counted; of its grid, as much as is decoded.
+      plan: The plan; its grid is the decoded part.
       known: Rounds that are known already.
-      now: Numbers of those that this run has counted, which has read their generations.
-      scored_by: What scores now.
+      now: Numbers of rounds that this run has counted, and whose generations it has read.
+      scored_by: Versions of what scores now.
 
     Raises:
-      OutputsError: If a round or its generations are not as they were counted.
+      OutputsError: If a round or its generations have changed since they were counted.
     """
     folder, rounds = stored.directory, list(known)
     while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
@@ -197,7 +196,7 @@ def counted_rounds(
             )
         for shard in following.shards:
             path = stored.shard_path(shard.shard)
-            # Rounds that were counted now have read them whole; those of an earlier run may be damaged since.
+            # Rounds counted by this run have read their shards; shards of an earlier run may be damaged since.
             stored_as = stored_shard if following.number in now else whole_shard
             if not is_file(path) or stored_as(path) != shard:
                 raise OutputsError(
@@ -213,7 +212,7 @@ def _differing(scored_by: Mapping[str, str]) -> str:
 
 
 def has_rounds(folder: str) -> bool:
-    """Returns whether any round was counted in a folder."""
+    """Returns whether a folder has a counted round."""
     return bool(list_files(joined(glob.escape(folder), "round-*.json")))
 
 
@@ -225,7 +224,7 @@ def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
     assert not totals.table.chunks, "no p-value that may be watched needs single losses"
     return {
         **_sums_to_json(totals.whole),
-        # Only where there are some: rounds of earlier versions know nothing of them.
+        # Only if there are any: rounds of earlier versions have no such key.
         **({"groups": {name: _sums_to_json(group) for name, group in totals.groups}} if totals.groups else {}),
         **({"over_examples": _over_examples_to_json(totals.over_examples)} if totals.over_examples else {}),
         "scored": totals.scored,
@@ -233,7 +232,7 @@ def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
         "failures": [list(pair) for pair in totals.failures],
         "truncated": totals.truncated,
         "duplicates": totals.duplicates,
-        # Numbers that large are no numbers in JSON.
+        # JSON readers do not keep numbers that large.
         "content_sum": f"{totals.content_sum:064x}",
         "contrast": _contrast_to_json(totals.contrast),
     }
@@ -257,7 +256,7 @@ def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> Sums:
         risk=risk,
         layer_sums=tuple(content["layer_sums"]),
         token_counts=tuple(content["token_counts"]),
-        # Rounds of earlier versions know nothing of them.
+        # Rounds of earlier versions have no tie counts.
         tie_counts=tuple(content.get("tie_counts", (risk.n, *(0,) * layout.thresholds) if risk.n else ())),
     )
 
@@ -291,7 +290,7 @@ def _over_examples_from_json(content: Mapping[str, Any] | None) -> RiskTotals | 
 def _contrast_to_json(contrast: Contrast) -> dict[str, Any]:
     fields = dataclasses.asdict(contrast)
     unseen = fields.pop("unseen")
-    # Left out where there is none, as in rounds of earlier versions.
+    # Omitted if empty, as in rounds of earlier versions.
     return {**fields, "best": [list(pair) for pair in fields["best"]], **({"unseen": unseen} if unseen else {})}
 
 
@@ -319,10 +318,10 @@ def _sample(content: Mapping[str, Any]) -> Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What all rounds up to now have proved.
+    """The proof from all rounds up to now.
 
     Attributes:
-      totals: Over all of them.
+      totals: Totals over all rounds.
       rows: The risk table.
       calibrations: One manifest entry per spec, with a look after each round.
     """
@@ -332,11 +331,11 @@ class Watched:
     calibrations: tuple[Calibration, ...]
 
     def ended_by(self, plan: Plan, *, of_rounds: int) -> str | None:
-        """Returns what ends the calibration after these rounds, one of its plan's `ends`; None if nothing does.
+        """Returns what ends the calibration after these rounds, one of its plan's `ends`; None if it goes on.
 
         Args:
-          plan: With the whole grid, and a rule.
-          of_rounds: How many rounds the data have.
+          plan: The plan with the whole grid and a stopping rule.
+          of_rounds: Number of rounds that the data have.
         """
         assert plan.sequential is not None
         looks = looks_by_round(self.calibrations, plan.thresholds)
@@ -344,11 +343,11 @@ class Watched:
 
 
 def watched(rounds: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int) -> Watched:
-    """Returns what some rounds have proved.
+    """Returns the proof from some rounds.
 
     Args:
-      rounds: What was counted in each, from the first on without a gap; at least one.
-      plan: What is tested: all of its p-values may be watched.
+      rounds: Counts of each round, from the first on without a gap; at least one.
+      plan: The plan; all of its p-values may be watched.
       num_layers: Decoder depth.
 
     Raises:
@@ -369,11 +368,11 @@ def watched(rounds: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int)
 
 
 def proved_objectives(calibrations: Sequence[Calibration], plan: Plan) -> frozenset[Objective]:
-    """Returns the objectives that nothing is left to prove of: all their entries have come to the end of the grid.
+    """Returns the objectives with nothing left to prove: all their entries have reached the end of the grid.
 
     Args:
       calibrations: One for each spec of the plan.
-      plan: What is tested. Entries of groups have no say: of one that is not there nothing is ever proved.
+      plan: The plan. Entries of groups are ignored: nothing is ever proved about a group without examples.
     """
     open_objectives = {
         spec.objective
@@ -404,12 +403,12 @@ def _looks(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchedSettings:
-    """What the rounds prove that have been looked at.
+    """The proof from the rounds that have been looked at.
 
     Attributes:
-      rounds: How many these are; rounds after the one that the rule stops at are not looked at.
+      rounds: Number of these rounds; rounds after the one where the rule stops are not looked at.
       ended_by: What ends the certification there, one of the plan's `ends`; None if it goes on.
-      rows: For every test, what it says of every setting.
+      rows: For every test, the rows of all settings.
       calibrations: For every test, its manifest entry, with a look after each round.
     """
 
@@ -427,18 +426,18 @@ def watched_settings(
     costs: Mapping[str, float] | None = None,
     looked_at: int = 1,
 ) -> WatchedSettings:
-    """Returns what the whole rounds prove, up to the first at which the rule says stop.
+    """Returns the proof from the whole rounds, up to the first at which the rule stops.
 
     Args:
       evaluated: At least one whole round.
-      plan: What is asked for, with a rule; all of its p-values may be watched.
-      of_rounds: How many rounds the declared examples have.
-      costs: What settings cost, as it was declared; None takes the mean costs that rows say.
-      looked_at: Number of rounds that a rule before this one had stopped after; 1 if there was none. This rule is asked
-        from then on.
+      plan: The plan with a stopping rule; all of its p-values may be watched.
+      of_rounds: Number of rounds that the declared examples have.
+      costs: Declared costs of settings; None takes the mean costs that rows give.
+      looked_at: Number of rounds after which an earlier rule had stopped; 1 if there was none. This rule applies from
+        then on.
 
     Raises:
-      LossesError: If the rule asks for costs, and nobody says them.
+      LossesError: If the rule needs costs, and there are none.
 
     Source: Ville (1939); Angelopoulos et al. (2021), "Learn then Test", with p-values that hold at any time.
     """
@@ -486,7 +485,7 @@ def _proved(place: int, costs: Mapping[str, float], order: Sequence[str]) -> Pro
 def _looks_of_settings(
     entry: SettingCalibration, test: GridTest, *, order: Sequence[str], costs: Sequence[Mapping[str, float]]
 ) -> tuple[SettingLook, ...]:
-    """Returns the looks of the entry that a test has come to, one for each round whose costs are given."""
+    """Returns the looks of a test's entry, one for each round whose costs are given."""
     followed = 0 if entry.setting is None else order.index(entry.setting)
     looks = []
     for found, of_round in zip(test.looks(followed=followed), costs, strict=False):

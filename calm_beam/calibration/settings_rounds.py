@@ -1,13 +1,13 @@
-"""The rounds of a certification that is watched: declared examples, those evaluated, and what one call leaves.
+"""The rounds of a watched certification: declared examples, evaluated ones, and the state kept between calls.
 
-The examples that may be evaluated are declared before any of them is: in which order, and in which rounds. Examples, or
-whole clusters of them, are ordered by a salted hash of their names, so no loss and no choice decides which come first.
-A round ends with the example or cluster that makes it as many examples as were asked for. Of the declared examples, as
-many rounds count as are whole; it is also said what is still missing.
+The examples that may be evaluated are declared before any of them is evaluated, with their order and rounds. Examples,
+or whole clusters of them, are ordered by a salted hash of their names, so no loss and no choice decides which come
+first. A round ends with the example or cluster that brings it to the requested number of examples. Only the leading
+whole rounds count; the losses that are still missing are reported.
 
-A file says what was settled and counted, and one call leaves it to the next. All that is proved is computed anew from
-the losses at every call. The file is there to refuse what would void it: a plan that is settled anew after losses were
-seen, and losses of a counted round that are others than they were.
+A file keeps what was settled and counted, from one call to the next. All proofs are computed again from the losses at
+every call. The file is there to refuse anything that would void them: a plan changed after losses were seen, and
+changed losses of a counted round.
 """
 
 import array
@@ -41,8 +41,8 @@ class DeclaredExample:
 
     Attributes:
       id: Its id.
-      group: Its group; None where nobody asks.
-      cluster: Its cluster; None where nobody asks.
+      group: Its group; None if groups are not asked for.
+      cluster: Its cluster; None if clusters are not asked for.
     """
 
     id: str
@@ -55,8 +55,8 @@ class IdReading:
     """How rows of declared examples are read.
 
     Attributes:
-      group_key: Column that names the group; None: groups are not asked for.
-      cluster_key: Column that names the cluster; None: neither are clusters.
+      group_key: Column that names the group; None if groups are not asked for.
+      cluster_key: Column that names the cluster; None if clusters are not asked for.
     """
 
     group_key: str | None = None
@@ -69,19 +69,19 @@ class IdReading:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are looked at."""
+        """The columns that are read."""
         return ("id", *(key for key in (self.group_key, self.cluster_key) if key is not None))
 
     def row(self, values: Mapping[str, Any], *, where: str) -> DeclaredExample:
         """Returns the example in a row.
 
         Args:
-          values: By column.
+          values: Values by column.
           where: File and row, for messages.
 
         Raises:
-          LossesError: If a column is missing, a value is no name, or an id has several lines: those that are to be
-            evaluated are written one a line.
+          LossesError: If a column is missing, a value is not a name, or an id has several lines: declared examples are
+            written one a line.
         """
         check_there(values, self, where=where)
         name = name_of(values["id"], "id", where=where)
@@ -96,14 +96,14 @@ class IdReading:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeclaredExamples:
-    """All examples that may be evaluated, in the order in which they count.
+    """All examples that may be evaluated, in counting order.
 
     Attributes:
-      ids: Of the examples.
-      groups: Of each; None where nobody asked.
-      clusters: Of each, so that those of a cluster follow each other; None where nobody asked.
+      ids: Ids of the examples.
+      groups: Group of each example; None if groups are not asked for.
+      clusters: Cluster of each example, with clusters in one piece; None if clusters are not asked for.
       ends: For every round, the number of examples up to its end.
-      fingerprint: Identifies the examples with groups and clusters, in whatever order they were declared.
+      fingerprint: Fingerprint of the examples with groups and clusters, whatever the order of declaration.
     """
 
     ids: tuple[str, ...]
@@ -114,7 +114,7 @@ class DeclaredExamples:
 
     @classmethod
     def of(cls, rows: Iterable[DeclaredExample], *, salt: str, round_examples: int) -> Self:
-        """Returns declared examples in their order.
+        """Returns declared examples in counting order.
 
         Args:
           rows: The examples.
@@ -122,7 +122,7 @@ class DeclaredExamples:
           round_examples: At least 1.
 
         Raises:
-          LossesError: If there are none, or one is declared twice; names it.
+          LossesError: If there are none, or one is declared twice; names the example.
         """
         examples = list(rows)
         if not examples:
@@ -151,7 +151,7 @@ class DeclaredExamples:
         return len(self.ends)
 
     def round(self, number: int) -> slice:
-        """Returns where the examples of a round are; rounds count from 0."""
+        """Returns the slice of the examples of a round; rounds count from 0."""
         return slice(self.ends[number - 1] if number else 0, self.ends[number])
 
 
@@ -181,20 +181,20 @@ def _ends(sizes: Sequence[int], *, round_examples: int) -> tuple[int, ...]:
 
 
 def _digest(example: DeclaredExample) -> bytes:
-    # JSON, so that no name and group run together as others do.
+    # JSON keeps fields apart: plainly joined, different names and groups could give the same bytes.
     return hashlib.sha256(json.dumps([example.id, example.group, example.cluster]).encode()).digest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluatedLosses:
-    """The losses that count: those of the first rounds, as far as every example has one under every setting.
+    """The losses that count: those of the leading rounds in which every example has a loss under every setting.
 
     Attributes:
-      rounds: The losses of every whole round before the first that is not, in their order.
-      costs: After each of these rounds, the mean cost of every setting whose rows say one.
-      missing: For every other round, the ids that lack a loss under some setting, in their order.
-      lacking: The settings under which some example of the first of these lacks a loss, ascending.
-      waiting: Number of losses that are there and do not count yet.
+      rounds: The losses of every whole round before the first incomplete one, in order.
+      costs: After each of these rounds, the mean cost of every setting whose rows give one.
+      missing: For every other round, the ids that lack a loss under some setting, in order.
+      lacking: The settings under which some example of the first of these rounds lacks a loss, ascending.
+      waiting: Number of losses that are present and do not count yet.
     """
 
     rounds: tuple[LossTable, ...]
@@ -205,16 +205,16 @@ class EvaluatedLosses:
 
     @classmethod
     def of(cls, rows: Iterable[LossRow], declared: DeclaredExamples, *, settings: Sequence[str]) -> Self:
-        """Returns what rows hold of the declared examples.
+        """Returns the losses of the declared examples from rows.
 
         Args:
           rows: Losses, in any order; groups and clusters are those that were declared.
           declared: All examples that may be evaluated.
-          settings: All settings that may be.
+          settings: All settings that may be evaluated.
 
         Raises:
           LossesError: If an example or setting was not declared, an example has several losses under a setting, or only
-            some rows of a setting say a cost; names them.
+            some rows of a setting give a cost; names them.
         """
         names = sorted(settings)
         losses, costs = _filled(rows, declared, names)
@@ -236,7 +236,7 @@ class EvaluatedLosses:
         )
 
     def digests(self) -> tuple[str, ...]:
-        """Returns for every counted round what identifies its examples, their losses, and the costs up to its end."""
+        """Returns for every counted round a digest of its examples, their losses, and the costs up to its end."""
         return tuple(
             content_digest(
                 {"losses": {name: f"{value:064x}" for name, value in each.fingerprints.items()}, "costs": dict(costs)}
@@ -245,7 +245,7 @@ class EvaluatedLosses:
         )
 
     def in_words(self) -> str:
-        """Returns what the first round lacks that is not whole, and what waits for it; empty if all are whole."""
+        """Returns as text what the first incomplete round lacks, and what waits for it; empty if there is none."""
         if not self.missing:
             return ""
         lacks = (
@@ -309,7 +309,7 @@ def _round(losses: np.ndarray, declared: DeclaredExamples, settings: Sequence[st
 
 
 def _mean_costs(costs: np.ndarray, settings: Sequence[str], rounds: Sequence[slice]) -> tuple[dict[str, float], ...]:
-    """Returns for every round the mean costs up to its end, of settings whose rows say one."""
+    """Returns for every round the mean costs up to its end, for settings whose rows give one."""
     of_setting: dict[str, list[float]] = {}
     for column, name in enumerate(settings):
         told = costs[:, column]
@@ -326,7 +326,7 @@ def _running_means(told: np.ndarray, rounds: Sequence[slice]) -> list[float]:
     for place in rounds:
         sums.append(math.fsum(told[place].tolist()))
         is_constant = is_constant and bool((told[place] == told[0]).all())
-        # A mean of equal costs is that cost.
+        # The mean of equal costs is exactly that cost.
         means.append(float(told[0]) if is_constant else math.fsum(sums) / place.stop)
     return means
 
@@ -337,11 +337,11 @@ _LEDGER_SCHEMA = "calm-beam/certifying/v1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What was settled and counted up to now.
+    """The state settled and counted up to now.
 
     Attributes:
-      plan: What is asked for.
-      rounds: For every round that was looked at, what identifies its losses.
+      plan: The plan.
+      rounds: For every round that was looked at, a digest of its losses.
       continues: Where earlier rules had stopped; the earliest first.
     """
 
@@ -353,12 +353,12 @@ class Ledger:
         """Returns the ledger of a call that asks for a plan.
 
         Args:
-          plan: What is asked for now.
-          ended: The manifest in which the settled plan has ended; None if it has not.
-          resumes: Whether to go on with another rule, where the rule has stopped it.
+          plan: The plan asked for now.
+          ended: The manifest with which the settled plan ended; None if it has not ended.
+          resumes: Whether to continue with another rule after the settled rule has stopped.
 
         Raises:
-          UsageError: If something else is asked for than was settled.
+          UsageError: If the plan differs from the settled one.
         """
         assert plan.sequential is not None
         if plan.digest == self.plan.digest:
@@ -385,11 +385,11 @@ class Ledger:
         """Returns the ledger after some rounds were looked at.
 
         Args:
-          digests: What identifies their losses.
-          missing: What the losses lack for another round, in words.
+          digests: Digests of their losses.
+          missing: What the losses lack for another round, as text.
 
         Raises:
-          LossesError: If a round that was looked at before is not among them, or has other losses.
+          LossesError: If a round that was looked at before is missing, or its losses have changed.
         """
         for number, before in enumerate(self.rounds, start=1):
             if number > len(digests):
@@ -404,7 +404,7 @@ class Ledger:
         return dataclasses.replace(self, rounds=tuple(digests))
 
     def write(self, path: str, *, replaces: str) -> None:
-        """Writes the file; it appears whole or not at all.
+        """Writes the file atomically.
 
         Args:
           path: Its name.
@@ -426,10 +426,10 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str) -> Self | None:
-        """Returns what a file holds; None if there is none.
+        """Returns the ledger in a file; None if there is no file.
 
         Raises:
-          UsageError: If it is not as it was written.
+          UsageError: If the file is damaged.
         """
         if not is_file(path):
             return None
@@ -452,7 +452,7 @@ class Ledger:
             ) from error
 
 
-# What parts of a plan are called, by key.
+# Names of the parts of a plan for messages, by key.
 _NAMES = {
     "order": "the order of the settings",
     "tests": "the tests",

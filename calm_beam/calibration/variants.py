@@ -1,7 +1,7 @@
-"""From the totals of several variants to what is proved: along a path that a part of the set chose, or of each.
+"""Calibration of several variants: from their totals to a proof along a path that a selection part chose, or of each.
 
-The cheapest variant is chosen by what variants cost a token. No promise rests on these numbers. They are fixed when the
-plan is, before any loss was seen, so that whatever they are, wrong ones choose badly and prove as much.
+The cheapest variant is chosen by declared costs per token. No promise rests on these numbers. They are fixed with
+the plan, before any loss is seen, so wrong costs lead to a bad choice but to a valid proof.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ _TESTS = {"logits_test": Need.LOGITS, "states_test": Need.STATES, "classifier_te
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VariantCosts:
-    """What a token costs by variant and mean layer.
+    """The cost of a token, by variant and mean layer.
 
     Attributes:
-      cost: What it is made of.
-      rule: All of a variant's exit rule that it does not say itself.
+      cost: The parts of the cost.
+      rule: The parts of the exit rule that all variants share.
     """
 
     cost: TokenCost
@@ -42,11 +42,11 @@ class VariantCosts:
 
     @classmethod
     def of_record(cls, record: CostRecord, *, rule: ExitRule, layers: int) -> Self:
-        """Returns what a manifest says.
+        """Returns the costs that a manifest records.
 
         Args:
-          record: Of the manifest.
-          rule: That of any variant.
+          record: The manifest's record.
+          rule: The exit rule of any variant.
           layers: Decoder depth.
         """
         tests = {need: getattr(record, name) for name, need in _TESTS.items()}
@@ -60,21 +60,21 @@ class VariantCosts:
         return cls(cost=cost, rule=rule)
 
     def full(self) -> float:
-        """Returns what a token of the full model costs."""
+        """Returns the cost of a token of the full model."""
         return self.cost.full()
 
     def at_mean(self, layers: float, variant: Variant) -> float:
-        """Returns what tokens of a variant cost on average that use so many layers."""
+        """Returns the mean cost of a variant's tokens that use this many layers on average."""
         return self.cost.at_mean(layers, dataclasses.replace(self.rule, **variant.fields_of_rule()))
 
 
 def tests_by_name(cost: TokenCost) -> dict[str, float]:
-    """Returns the tests of a cost, by the names that a manifest has for them."""
+    """Returns the tests of a cost, by their names in a manifest."""
     return {name: float(cost.tests[need]) for name, need in _TESTS.items() if need in cost.tests}
 
 
 def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
-    """Returns what all variants say of the examples: sums of the first, and failures and contrast of all.
+    """Returns the totals over all variants: sums of the first, and failures and contrast of all.
 
     An example that failed under one variant counts there with loss 1 at every threshold, and is listed with the reason
     of the first variant where it did.
@@ -94,7 +94,7 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
     return dataclasses.replace(
         first,
         failures=tuple(sorted(failures.items())),
-        # They are the same examples.
+        # All variants have the same examples.
         contrast=dataclasses.replace(
             contrast,
             examples=max(each.contrast.examples for each in variants),
@@ -106,30 +106,30 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
 def variant_rows(
     variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int, costs: VariantCosts | None = None
 ) -> tuple[RiskRow, ...]:
-    """Returns the risk of every variant and threshold under every spec, and what its test says of it.
+    """Returns the risk of every variant and threshold under every spec, with the result of its test.
 
-    Rows are by spec, variant and threshold, the last varying fastest; their `place` is that on the path. Where a part
-    of the set has chosen that, counts, risks and p-values are of the part that tests.
+    Rows are by spec, variant and threshold, the last varying fastest; their `place` is the position on the path. Where
+    a part of the set has chosen the path, counts, risks and p-values are of the part that tests.
 
-    Where no unit chooses, every variant's grid is tested from the safest threshold down at epsilon divided by the
+    Without a part that chooses, every variant's grid is tested from the safest threshold down at epsilon divided by the
     number of variants. So the chance of any wrong rejection is at most epsilon, however the variants depend on each
-    other, and of all that was found safe the cheapest may be taken after the fact. Its variant comes last on the path,
-    and those before it by what they came to, so that the last that was rejected is what is taken.
+    other, and the cheapest of everything found safe may be taken after the fact. Its variant comes last on the path,
+    after the others by the cost they reached, so the last rejected threshold is the one taken.
 
     Args:
-      variants: For each variant of the plan, totals over the whole calibration set, whose groups are its parts if it
-        has some.
-      plan: What is asked for, fixed before any loss was seen.
+      variants: For each variant of the plan, totals over the whole calibration set; their groups are its parts if it
+        has any.
+      plan: The plan, fixed before any loss was seen.
       num_layers: Decoder depth.
-      costs: What variants cost, settled before any loss was seen; None where it is their layers.
+      costs: Costs of variants, settled before any loss was seen; None where cost is measured in layers.
 
     Raises:
       ValueError: If a part is empty.
       EvidenceError: If the losses do not allow a p-value that was planned.
 
-    Source: as `pareto_choice`, or Bonferroni's inequality over fixed sequences. Where each variant is tested by itself,
-      all that was found safe holds together, so that its costs may be any; where a part chooses, they are of its tokens
-      alone.
+    Source: as in `pareto_choice`, or Bonferroni's inequality over fixed sequences. Where each variant is tested by
+      itself, everything found safe holds together, so its costs may be of any tokens; where a part chooses, costs are
+      of its tokens alone.
     """
     if not has_parts(plan):
         rows = (_each_rows(variants, plan, spec=spec, num_layers=num_layers, costs=costs) for spec in plan.tests)
@@ -148,7 +148,7 @@ def _rows(
     costs: VariantCosts | None,
 ) -> list[RiskRow]:
     assert plan.pareto is not None
-    # [variants * thresholds], of either part
+    # [variants * thresholds], for each of the two parts
     choosing, testing = (
         Evidence.side_by_side([each.evidence(dataclasses.replace(spec, group=part)) for each in variants])
         for part in (CHOOSING, TESTING)
@@ -220,7 +220,7 @@ def _each_rows(
 
 
 def _costs(layers: Sequence[float], variants: Sequence[Variant], costs: VariantCosts | None) -> list[float]:
-    """Returns what places cost of these variants and mean layers; nothing where layers are all that counts."""
+    """Returns the costs of points with these variants and mean layers; empty where cost is measured in layers."""
     if costs is None:
         return []
     return [costs.at_mean(used, variant) for used, variant in zip(layers, variants, strict=True)]
@@ -229,7 +229,7 @@ def _costs(layers: Sequence[float], variants: Sequence[Variant], costs: VariantC
 def _row(
     spec: PlannedTest, found: TestedSetting, *, variant: Variant, threshold: float, layers: float, **chosen: Any
 ) -> RiskRow:
-    """Returns the row of a variant and threshold; `chosen` is what it has of a path and of who chose it."""
+    """Returns the row of a variant and threshold; `chosen` has the columns about the path and its choice."""
     return RiskRow(
         **vars(found),
         **asked_of(spec),
@@ -244,9 +244,10 @@ def _row(
 
 
 def variants_together(variants: Sequence[Variant], settings: DecodeSettings) -> list[list[int]]:
-    """Returns the places of variants that are swept together: all, but for those that can share no sweep.
+    """Returns the indices of variants that are swept together: all, except those that can share no sweep.
 
-    A certified head proves intervals of one measure of logits: by such a head, those of several share none.
+    A certified head proves intervals of one measure of logits, so with such a head, variants of several measures share
+    none.
     """
     by_share: dict[object, list[int]] = {}
     is_certified = settings.engine is not None and settings.engine.head != "exact"

@@ -1,6 +1,6 @@
-"""What fresh examples say about the promises of a manifest, and whether examples are fresh.
+"""Verification: tests of a manifest's promises on fresh examples, and whether examples are fresh.
 
-Examples that a manifest was calibrated with, or that confirmed it, do not test its promises.
+Examples that calibrated or confirmed a manifest do not test its promises.
 
 Two questions are put to the fresh losses at each promised threshold, and they are not each other's opposite.
 
@@ -10,11 +10,12 @@ procedure over all entries keeps the chance of calling any promise broken that i
 Is it *proved again*: would they, alone, have accepted the threshold at the entry's epsilon? The null is "the risk
 exceeds delta", as in calibration.
 
-Each question is answered conservatively: an example that failed has loss 1 for the second, and the lowest loss there is
+Each question is answered conservatively: a failed example has loss 1 for the second, and the lowest possible loss
 for the first.
 
-With few examples the answer to both is no: then nothing was found out. That is why a failure to prove again is not
-called broken. A threshold whose risk is just below delta can hardly ever be proved again, and is not wrong for it.
+With few examples the answer to both is no: the run is inconclusive. That is why a failure to prove again is not
+called broken. A threshold whose risk is just below delta can hardly ever be proved again, but that does not make it
+wrong.
 """
 
 import dataclasses
@@ -46,15 +47,15 @@ class FreshLosses:
     """The losses of fresh examples at promised thresholds.
 
     Attributes:
-      objectives: Which losses.
+      objectives: The losses that were computed.
       thresholds: Descending.
       table: float64, shape (units, objectives, thresholds), in betting order; units are examples, or clusters of them.
-        Examples that failed have loss 1.
-      lenient_table: The same, but that failed examples have the lowest loss there is: they prove no excess of risk.
+        Failed examples have loss 1.
+      lenient_table: The same, except that failed examples have the lowest possible loss: they prove no excess of risk.
       examples: Number of examples.
-      failed: Examples that could not be decoded or scored.
+      failed: Number of examples that could not be decoded or scored.
       unseen: Examples with texts that a metric does not see, by metric.
-      by_group: Of every group that was asked for and has fresh examples, both tables of them alone.
+      by_group: Both tables of the group's examples alone, for every requested group with fresh examples.
     """
 
     objectives: tuple[Objective, ...]
@@ -79,17 +80,17 @@ class FreshLosses:
         """Returns the losses of examples decoded at the thresholds of the entries.
 
         Args:
-          generations: Outputs of the full model, and then at every promised threshold, descending. Where the first has
-            a cluster, all have, and losses are averaged within them.
-          entries: What was promised; each has a threshold. Those of a group are about the examples of that alone.
+          generations: Outputs of the full model, and then at every promised threshold, descending. If the first has a
+            cluster, all have, and losses are averaged within clusters.
+          entries: The promises; each has a threshold. An entry of a group is about that group's examples alone.
           metrics: Metrics by name, at least those of the entries.
           salt: Decides the betting order.
           on_error: `fail` or `worst_case`, for examples that cannot be scored.
 
         Raises:
           DataError: If there are no examples, or one lacks references that are needed.
-          MetricError: If a metric fails and `on_error` says so, or tells nothing, or does not see the
-            texts (see `Contrast`).
+          MetricError: If a metric fails and `on_error` is `fail`, or its scores show no differences, or it does not see
+            the texts (see `Contrast`).
           EvidenceError: If there are too many losses to keep.
         """
         objectives = tuple(dict.fromkeys(entry.objective for entry in entries))
@@ -134,11 +135,11 @@ class FreshLosses:
         )
 
     def has_any(self, entry: Calibration) -> bool:
-        """Returns whether there are losses that an entry is about: of a group, there may be no fresh examples."""
+        """Returns whether there are losses for an entry: a group may have no fresh examples."""
         return entry.group is None or entry.group in self.by_group
 
     def at(self, entry: Calibration, *, lenient: bool = False) -> np.ndarray:
-        """Returns the losses that an entry is about, shape (units,)."""
+        """Returns the losses for an entry, shape (units,)."""
         assert entry.threshold is not None
         tables = (self.table, self.lenient_table) if entry.group is None else self.by_group[entry.group]
         table = tables[lenient]
@@ -146,7 +147,7 @@ class FreshLosses:
 
 
 class _Unit(NamedTuple):
-    """What names an example, its group and its cluster; a group has no empty name."""
+    """The names of an example, its group (empty if it has none) and its cluster."""
 
     id: str
     group: str
@@ -154,12 +155,12 @@ class _Unit(NamedTuple):
 
     @classmethod
     def of(cls, example: Example) -> Self:
-        """Returns that of an example, without the rest of it."""
+        """Returns the names of an example, so that the rest of it can be freed."""
         return cls(example.id, example.group or "", example.cluster)
 
 
 def _table_of(units: Sequence[_Unit], fixed_losses: Sequence[np.ndarray]) -> LossTable:
-    """Returns the losses of examples, each of shape (objectives, thresholds), whose settings are numbers in order."""
+    """Returns a loss table from each example's losses, shape (objectives, thresholds); settings are numbered."""
     # [examples, objectives * thresholds], exact: no loss has more than 33 digits.
     losses = np.stack(fixed_losses).reshape(len(units), -1) / LOSS_SCALE
     return LossTable(
@@ -176,14 +177,14 @@ _P = TypeVar("_P", bound=AskedTest)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict(Generic[_P]):
-    """What was found out about one promise.
+    """The result of testing one promise.
 
     Attributes:
       entry: The promise.
       risk: Mean fresh loss.
-      p_value: Of "the risk exceeds delta".
-      excess_p_value: Of "the risk is at most delta".
-      is_broken: Whether the latter is small enough, among those of all entries.
+      p_value: p-value for "the risk exceeds delta".
+      excess_p_value: p-value for "the risk is at most delta".
+      is_broken: Whether `excess_p_value` is small enough, among those of all entries.
     """
 
     entry: _P
@@ -203,8 +204,8 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
 
     Args:
       losses: Of examples drawn independently of those that the manifest was calibrated on.
-      entries: Those the losses were made for, of groups that have some (`FreshLosses.has_any`).
-      alpha: Allowed probability of calling any promise broken that is kept, in (0, 1).
+      entries: The entries that the losses are for, of groups with fresh examples (`FreshLosses.has_any`).
+      alpha: Allowed probability of reporting a kept promise as broken, in (0, 1).
 
     Raises:
       EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
@@ -219,16 +220,16 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
 def verify_each(
     losses: Sequence[FreshLosses], entries: Sequence[Calibration], *, alpha: float
 ) -> tuple[Verdict[Calibration], ...]:
-    """Returns a verdict on each entry, as `verify` does, where entries were decoded in several ways.
+    """Returns a verdict on each entry, as `verify` does, for entries that were decoded in several ways.
 
     Args:
-      losses: For each entry, those that were made for it, among others that are decoded alike.
-      entries: As in `verify`.
-      alpha: As there; over all entries together.
+      losses: For each entry, losses that were computed for it, among others that are decoded alike.
+      entries: The entries, of groups with fresh examples.
+      alpha: Allowed probability of reporting a kept promise as broken, over all entries together, in (0, 1).
 
     Raises:
-      EvidenceError: As `verify`.
-      ValueError: As `verify`.
+      EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
+      ValueError: If alpha is out of range.
     """
     return judged(
         entries,
@@ -246,17 +247,17 @@ def judged(
     *,
     alpha: float,
 ) -> tuple[Verdict[_P], ...]:
-    """Returns what was found out about every promise, whatever it is about.
+    """Returns a verdict on every promise, for thresholds or other settings.
 
     Args:
       entries: The promises.
-      losses: For each, fresh losses of independent units in betting order, shape (units,), and the same as lenient as
-        can be; both are the same where no example failed.
-      alpha: Chance of calling any promise broken that is kept, in (0, 1).
+      losses: For each promise, fresh losses of independent units in betting order, shape (units,), and the same with
+        the lowest possible losses for failed examples; both are equal if no example failed.
+      alpha: Chance of reporting a kept promise as broken, in (0, 1).
 
     Raises:
-      EvidenceError: As `verify`.
-      ValueError: As `verify`.
+      EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
+      ValueError: If alpha is out of range.
     """
     p_values, excess = np.ones(len(entries)), np.ones(len(entries))
     for index, (entry, (strict, lenient)) in enumerate(zip(entries, losses, strict=True)):
@@ -281,7 +282,7 @@ def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:
 
 
 def is_calibration_set(examples: Sequence[Example], manifest: Manifest) -> bool:
-    """Returns whether examples are those that a manifest was calibrated with, or those that confirmed it.
+    """Returns whether examples are exactly those that calibrated a manifest, or those that confirmed it.
 
     Args:
       examples: With unique ids.
@@ -293,13 +294,13 @@ def is_calibration_set(examples: Sequence[Example], manifest: Manifest) -> bool:
 def count_known_prompts(
     examples: Sequence[Example], shards: Sequence[str], *, vocabulary: Vocabulary | None, task_prefix: str
 ) -> int:
-    """Returns how many examples have prompts that stored generations have, too.
+    """Returns the number of examples whose prompts also occur in stored generations.
 
     Args:
       examples: Fresh ones.
       shards: Files of generations.
-      vocabulary: Of the model; None where prompts are token ids.
-      task_prefix: Put before every textual prompt.
+      vocabulary: Vocabulary of the model; None where prompts are token ids.
+      task_prefix: Text put before every textual prompt.
     """
     known = {
         _whole_prompt(prompt, vocabulary, task_prefix=task_prefix) for path in shards for prompt in stored_prompts(path)
@@ -311,7 +312,7 @@ def count_known_prompts(
 
 
 def _fingerprints(examples: Sequence[Example], manifest: Manifest) -> set[str]:
-    """Returns the fingerprints of examples: of all of them, and of each part, where some confirm what others chose."""
+    """Returns the fingerprints of all examples, and of each part if the set has a holdout."""
     share = None if manifest.plan is None else manifest.plan.confirm_share
     sets = [examples]
     if manifest.plan is not None and share is not None:
@@ -328,7 +329,7 @@ def _used_fingerprints(manifest: Manifest) -> set[str]:
 def _whole_prompt(
     prompt: tuple[str | None, tuple[int, ...] | None], vocabulary: Vocabulary | None, *, task_prefix: str
 ) -> str | tuple[int, ...] | None:
-    """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    """Returns a prompt as token ids where possible: a prompt given as text may be stored as ids."""
     text, ids = prompt
     if text is None or vocabulary is None:
         return text if ids is None else ids

@@ -1,30 +1,30 @@
-"""What counts of independent trials say of the probability behind them, and of a promise.
+"""Bounds on a probability from counts of independent trials, and on a promise.
 
-The promise is one that another engine serves than the one that was calibrated. Two engines give the same output but at
+The promise concerns serving by another engine than the calibrated one. Two engines give the same output except at
 near ties. Losses are at most 1, so for every threshold
 
     R_served <= R_calibrated + q,    q = P(the output for a prompt differs).
 
-A test that accepts a risk above delta with probability at most epsilon was of R_calibrated. So it may accept a served
-risk above delta wherever R_calibrated is above delta - q, more often than with probability epsilon.
+The test that accepts a risk above delta with probability at most epsilon was about R_calibrated. So it may accept a
+served risk above delta wherever R_calibrated is above delta - q, with a probability larger than epsilon.
 """
 
 from calm_beam.risk.pvalues import exact_binomial_p_value
 
-# Ends are multiples of 10^-12, found by halving, so that they have the same bits on every machine.
+# Interval ends are multiples of 10^-12, found by bisection, so that they have the same bits on every machine.
 _STEPS = 10**12
 
 
 def binomial_interval(count: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the probabilities that a count of independent trials does not contradict (Clopper-Pearson).
+    """Returns the Clopper-Pearson interval of the probability behind a count of independent trials.
 
     Args:
-      count: Trials in which it happened, in 0..trials.
+      count: Successful trials, in 0..trials.
       trials: At least 1.
-      confidence: Chance that the interval holds the probability, at least; in (0, 1).
+      confidence: Least chance that the interval covers the probability; in (0, 1).
 
     Returns:
-      Its ends, in [0, 1], rounded outwards to twelve digits.
+      The ends of the interval, in [0, 1], rounded outwards to twelve digits.
 
     Raises:
       ValueError: If the count is not in 0..trials.
@@ -38,19 +38,19 @@ def binomial_interval(count: int, trials: int, *, confidence: float = 0.95) -> t
     if not 0 <= count <= trials or trials < 1:
         raise ValueError(f"count must be in 0..trials, got {count} of {trials}.")
     tail = (1 - confidence) / 2
-    # The other end is that of the trials in which it did not happen, seen from the other side.
+    # The lower end is 1 minus the upper end for the unsuccessful trials.
     low = 0 if count == 0 else _STEPS - _steps_to_upper_end(trials - count, trials, tail=tail)
     high = _STEPS if count == trials else _steps_to_upper_end(count, trials, tail=tail)
     return low / _STEPS, high / _STEPS
 
 
 def differing_upper(differing: int, prompts: int, *, level: float = 0.95) -> float:
-    """Returns an upper confidence bound of q, given how many of some prompts had another output.
+    """Returns an upper confidence bound on q, given how many prompts had differing outputs.
 
     Args:
-      differing: Prompts whose outputs at the threshold were not the same by both engines.
-      prompts: How many were decoded by both, drawn as those that are served.
-      level: With at least this probability the bound is right, in (0, 1).
+      differing: Number of prompts whose outputs at the threshold differed between the engines.
+      prompts: Number of prompts decoded by both, drawn from the distribution that is served.
+      level: Least probability that the bound holds, in (0, 1).
 
     Raises:
       ValueError: If a number is out of range.
@@ -68,16 +68,16 @@ def differing_upper(differing: int, prompts: int, *, level: float = 0.95) -> flo
 
 
 def epsilon_elsewhere(q: float, *, delta: float, epsilon: float, n: int) -> float:
-    """Returns with which probability a calibration may promise a risk that is broken where another engine serves.
+    """Returns the probability that a calibration makes a promise that another engine breaks.
 
-    Of losses of 0 and 1 and the exact binomial test at one threshold, whose served risk is just above delta and whose
-    calibrated risk is less by q; without a difference this is at most epsilon.
+    It is computed for losses of 0 and 1 and the exact binomial test at one threshold, whose served risk is just above
+    delta and whose calibrated risk is less by q. With q = 0 it is at most epsilon.
 
     Args:
-      q: Chance that the other engine gives another output, in [0, 1].
+      q: Probability that the other engine gives another output, in [0, 1].
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the promise is broken, in (0, 1).
-      n: Units that were tested.
+      n: Number of tested units.
 
     Raises:
       ValueError: If a number is out of range.
@@ -97,7 +97,7 @@ def epsilon_elsewhere(q: float, *, delta: float, epsilon: float, n: int) -> floa
 
 
 def _steps_to_upper_end(count: int, trials: int, *, tail: float) -> int:
-    """Returns the least probability, in steps, under which a count so small has a chance of at most `tail`."""
+    """Returns the least probability, in steps, at which P(Bin(trials, p) <= count) is at most `tail`."""
     low, high = 0, _STEPS
     while high - low > 1:
         middle = (low + high) // 2

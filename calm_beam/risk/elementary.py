@@ -1,17 +1,17 @@
 """Exponential, logarithm and binomial distribution with the same bits on every machine.
 
 `numpy.exp`, `numpy.log1p`, `math.log` and scipy's special functions are computed differently from one processor and one
-version to the next, and differ in their last digits. What decides about a threshold must not, and sums of such values
-would not be byte-identical on two machines. This module uses only operations that IEEE 754 defines to the last bit:
-sums, products, quotients, and powers of two. Each is a separate numpy operation, so that no compiler can fuse two of
-them.
+version to the next, and differ in their last digits. Decisions about thresholds must not differ, and sums of such
+values would not be byte-identical on two machines. This module uses only operations that IEEE 754 defines to the last
+bit: sums, products, quotients, and powers of two. Each is a separate numpy operation, so that no compiler can fuse two
+of them.
 
-A logarithm comes in two forms: as a float, and as an integer that is rounded down, of which the growth of a bettor's
-capital is made.
+A logarithm comes in two forms: as a float, and as an integer that is rounded down, from which the growth of a bettor's
+capital is computed.
 
-All our exponential bounds are made of the distance in nats, rounded down, by which a sum of losses or coins lies below
-its expectation. The binomial distribution function, the probability of so few heads, is right far into its tail, and
-never too small.
+All our exponential bounds use the distance in nats, rounded down, by which a sum of losses or coins lies below
+its expectation. The binomial distribution function, the probability of at most so many heads, is accurate far into its
+tail, and never too small.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ _LOG_2_UPPER = float.fromhex("0x1.62e42fee00000p-1")
 _LOG_2_LOWER = float.fromhex("0x1.a39ef35793c76p-33")
 # Between these the result is a normal number.
 _LEAST, _LARGEST = -708.0, 709.0
-# 1 / k! for k of 2 to 13. For |r| <= 0.3466 what follows is below 5e-18.
+# 1 / k! for k of 2 to 13. For |r| <= 0.3466 the remainder is below 5e-18.
 _EXP_COEFFICIENTS = (
     1 / 2,
     1 / 6,
@@ -43,17 +43,17 @@ _EXP_COEFFICIENTS = (
     1 / 479001600,
     1 / 6227020800,
 )
-# log(m) = 2 artanh(s) with s = (m - 1) / (m + 1): 2 s (1 + s^2 / 3 + s^4 / 5 + ...). For |s| <= 0.1716 what follows the
-# last is below 1e-19.
+# log(m) = 2 artanh(s) with s = (m - 1) / (m + 1): 2 s (1 + s^2 / 3 + s^4 / 5 + ...). For |s| <= 0.1716 the remainder
+# after the last term is below 1e-19.
 _ARTANH_COEFFICIENTS = tuple(2 / (2 * k + 1) for k in range(1, 13))
 _BITS_OF_SQRT_HALF = np.float64(0.7071067811865476).view(np.int64)
 _MANTISSA_BITS = 52
-# Of `log_floor`, from the first term on: what follows the last is under 2e-14.
+# Coefficients of `log_floor`, from the first term on; the remainder is under 2e-14.
 _FEWER_COEFFICIENTS = tuple(2 / (2 * k + 1) for k in range(8))
 _LOG_2 = 0.6931471805599453
 # Subtracted before rounding down, in units of 2^-32: 2^-42 covers the series' remainder and all rounding many times.
 _MARGIN = 2.0**-10
-# Values done at a time, so that intermediate results stay in the processor's cache: eight times as fast.
+# Values per block, so that intermediate results stay in the processor's cache: eight times as fast.
 _BLOCK = 8192
 
 
@@ -61,7 +61,7 @@ def exp(values: ArrayLike) -> np.ndarray:
     """Returns e to the power of every value, to a relative error of 2^-51.
 
     Args:
-      values: Any shape. Below -708 they count as -708, above 709 as 709: the result is always a normal number.
+      values: Any shape. Values are clipped to [-708, 709], so the result is always a normal number.
 
     Returns:
       The same shape, float64; NaN for NaN. Exactly 1 at 0.
@@ -76,7 +76,7 @@ def exp(values: ArrayLike) -> np.ndarray:
     upper = x - exponent * _LOG_2_UPPER
     lower = exponent * _LOG_2_LOWER
     r = upper - lower
-    # What the subtraction lost.
+    # The rounding error of the subtraction.
     lost = (upper - r) - lower
     series = _polynomial(r, _EXP_COEFFICIENTS)
     with np.errstate(invalid="ignore"):
@@ -102,12 +102,12 @@ def log(values: ArrayLike) -> np.ndarray:
     exponent, s = _reduced(x)
     squared = s * s
     series = _polynomial(squared, _ARTANH_COEFFICIENTS)
-    # 2 s is no more than s with its exponent moved; the cubic part is small beside it.
+    # 2 s is exact, as only the exponent of s moves; the cubic part is small compared with it.
     return np.asarray(exponent * _LOG_2_UPPER + (2 * s + (s * (squared * series) + exponent * _LOG_2_LOWER)))
 
 
 def log_capital(fixed_losses: np.ndarray, *, delta: float, share: float) -> np.ndarray:
-    """Returns by how much the log capital of one bettor grows on each example, rounded down.
+    """Returns the growth of one bettor's log capital on each example, rounded down.
 
     The bettor stakes eta = share / (1 - delta) and multiplies its capital by 1 + eta (delta - D).
 
@@ -117,7 +117,7 @@ def log_capital(fixed_losses: np.ndarray, *, delta: float, share: float) -> np.n
       share: Share of the largest bet, in (0, 1); the factor is then at least 1 - share, so no bettor goes bankrupt.
 
     Returns:
-      The same shape, int64 in units of 2^-32: never above the true logarithm, and below it by less than 1.01 units.
+      The same shape, int64 in units of 2^-32: at most the true logarithm, and less than 1.01 units below it.
       Rounding down makes p-values larger.
 
     Source: ours; the series is the textbook's for the inverse hyperbolic tangent.
@@ -138,7 +138,7 @@ def log_floor(values: np.ndarray) -> np.ndarray:
       values: Any shape, float64.
 
     Returns:
-      The same shape, int64: never above the true logarithm, and below it by less than 1.01 units.
+      The same shape, int64: at most the true logarithm, and less than 1.01 units below it.
 
     Source: the series of the inverse hyperbolic tangent.
     """
@@ -158,7 +158,7 @@ def _reduced(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _polynomial(values: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
-    """Returns the polynomial with these coefficients, that of the lowest power first, by Horner's scheme."""
+    """Returns the polynomial with these coefficients, lowest power first, by Horner's scheme."""
     series = np.full_like(values, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         series *= values
@@ -166,15 +166,15 @@ def _polynomial(values: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarr
     return series
 
 
-# 2^27 + 1 parts a float64 in two halves whose products are exact.
+# 2^27 + 1 splits a float64 into two halves whose products are exact.
 _SPLITTER = 134217729.0
-# Up to here, which is a ratio between 1/3 and 3, the series converges fast; beyond, the direct formula loses no digits.
+# Up to 0.5, a ratio between 1/3 and 3, the series converges fast; beyond, the direct formula loses no digits.
 _NEAR = 0.5
-# 1 / (2 j + 1) from j = 1 on; what follows is below 1e-18 of the whole.
+# 1 / (2 j + 1) from j = 1 on; the remainder is below 1e-18 of the sum.
 _DEVIANCE_COEFFICIENTS = tuple(1 / (2 * j + 1) for j in range(1, 28))
-# By this share the deviance is lowered, so that it is none too large: 16 units of 2^-53, where 12 would do.
+# The deviance is lowered by this share, so that it is never too large: 16 units of 2^-53, where 12 are enough.
 _DEVIANCE_ROUNDING = 2.0**-49
-# The logarithm of k! less Stirling's (k + 1/2) log k - k + log(2 pi) / 2, from k = 1 on; nothing stands for 0.
+# The logarithm of k! less Stirling's (k + 1/2) log k - k + log(2 pi) / 2, from k = 1 on; 0 has no entry.
 _STIRLING_ERRORS = np.array(
     [
         0.0,
@@ -195,18 +195,18 @@ _STIRLING_ERRORS = np.array(
         0.005554733551962801,
     ]
 )
-# Of odd powers of 1 / k; what follows is below 2e-18 from 16 on.
+# Coefficients of odd powers of 1 / k; the remainder is below 2e-18 from k = 16 on.
 _STIRLING_COEFFICIENTS = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _ONE_OVER_ROOT_2_PI = 0.3989422804014327
-# Terms taken at a time, growing up to a bound. How many does not depend on what else is computed beside.
+# Terms taken at a time, growing up to a bound. Their number does not depend on other values in the same call.
 _FIRST_TERMS, _MOST_TERMS = 64, 4096
 _ROWS_AT_A_TIME = 128
-# The sum ends where all that follows is a smaller share of it.
+# The sum ends where the remainder is a smaller share of it.
 _NEGLIGIBLE = 2.0**-60
-# Of the roundings in a term's factor, in the sum, and in what stands before it.
+# Numbers of roundings: in a term's factor; in the sum and the factor before it.
 _ROUNDINGS_PER_TERM, _ROUNDINGS = 6, 16
 _UNIT = 2.0**-53
-# The deviance d is rounded down, by which exp(-d) rises by less than this.
+# Rounding the deviance d down raises exp(-d) by less than this share.
 _RISE_BY_ROUNDING = 2.0**-49
 
 
@@ -222,8 +222,8 @@ def binomial_deviance(
     """Returns n times the divergence between coins of bias successes / n and p, rounded down.
 
     The textbook form adds two terms that nearly cancel where the two are close, and n multiplies what is left of their
-    rounding errors. With the biases written as p (1 + t) and (1 - p) (1 + s) the linear parts cancel on paper instead,
-    and both terms that remain are positive.
+    rounding errors. With the biases written as p (1 + t) and (1 - p) (1 + s) the linear parts cancel symbolically,
+    and both remaining terms are positive.
 
     Args:
       successes: Any shape, in [0, n], not necessarily whole.
@@ -268,7 +268,7 @@ def _halves(value: float) -> tuple[float, float]:
 
 
 def binomial_cdf(successes: np.ndarray, n: int, *, probability: float) -> np.ndarray:
-    """Returns P(Bin(n, probability) <= successes), rounded up: a bound from above, close in relative terms.
+    """Returns P(Bin(n, probability) <= successes), rounded up: an upper bound, close in relative terms.
 
     It exceeds the exact value by a share of about 1e-13 in ordinary cases, and by less than 1e-9 at any n up to 2^31.
     Its bits are the same on every machine.
@@ -291,7 +291,7 @@ def binomial_cdf(successes: np.ndarray, n: int, *, probability: float) -> np.nda
     if is_low.any():
         low, share = _lower_tail(distinct[is_low], -gaps[is_low], n=n, p=probability, q=1 - probability)
         result[is_low] = low * (1 + share)
-    # Above the mean the other tail is the small one: at most n - successes - 1 failures.
+    # Above the mean the upper tail is the small one: at most n - successes - 1 failures.
     is_high = (gaps > 0) & (distinct < n)
     if is_high.any():
         failures = n - distinct[is_high] - 1
@@ -303,14 +303,14 @@ def binomial_cdf(successes: np.ndarray, n: int, *, probability: float) -> np.nda
 def _lower_tail(
     successes: np.ndarray, below: np.ndarray, *, n: int, p: float, q: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns P(Bin(n, p) <= successes) for numbers below the mean, and by what share it may be wrong.
+    """Returns P(Bin(n, p) <= successes) for numbers below the mean, and its largest relative error.
 
     Args:
       successes: shape (numbers,), whole numbers in [0, n).
       below: The same shape: n p - successes, at least 0.
       n: Number of trials.
       p: Probability of success.
-      q: Of failure.
+      q: Probability of failure.
     """
     sums, terms = np.empty(successes.size), np.empty(successes.size)
     for start in range(0, successes.size, _ROWS_AT_A_TIME):
@@ -324,16 +324,16 @@ def _lower_tail(
         (_stirling_error(np.array(float(n))) - _stirling_error(inner)) - _stirling_error(failures),
         0.0,
     )
-    # The deviance comes rounded down, so that this is none too small.
+    # The deviance is rounded down, so the exponent is never too small.
     exponent = errors - binomial_deviance(successes, -below, n=n, probability=p, complement=q)
     return sums * density * exp(exponent), (_ROUNDINGS + _ROUNDINGS_PER_TERM * terms) * _UNIT
 
 
 def _relative_sum(successes: np.ndarray, *, n: int, p: float, q: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns P(X <= k) / P(X = k) and how many terms were added, for k below the mean.
+    """Returns P(X <= k) / P(X = k) and the number of terms added, for k below the mean.
 
-    Each P(X = j - 1) is P(X = j) times a ratio below 1 that falls with j, so what is left out is bounded by a geometric
-    series, which is added.
+    Each P(X = j - 1) is P(X = j) times a ratio below 1 that falls with j, so a geometric series bounds the terms left
+    out; it is added.
     """
     total, last, added = np.ones(successes.size), np.ones(successes.size), np.zeros(successes.size)
     is_open = successes > 0
@@ -362,7 +362,7 @@ def _relative_sum(successes: np.ndarray, *, n: int, p: float, q: float) -> tuple
 
 
 def _stirling_error(numbers: np.ndarray) -> np.ndarray:
-    """Returns by how much the logarithm of a factorial exceeds Stirling's formula, for whole numbers from 1 on."""
+    """Returns the log of a factorial minus Stirling's formula, for whole numbers from 1 on."""
     inverse = 1 / numbers
     squared = inverse * inverse
     series = np.full_like(inverse, _STIRLING_COEFFICIENTS[-1])

@@ -1,12 +1,12 @@
-"""What a p-value is computed from: exact sums over the examples, or every single loss in a fixed order.
+"""The evidence that p-values are computed from: exact sums over the examples, or every single loss in a fixed order.
 
-Workers send each other totals over parts of a calibration set. What is summed are integers made of one loss, so that
+Workers send each other totals over parts of a calibration set. The summands are integers computed from one loss, so
 sums merge exactly in any order. Each p-value names the statistics that it needs (see `calm_beam.risk.pvalues.method`),
 and workers sum those only. Sums of digests modulo 2^256 do not depend on the order of the set either: they are a
 fingerprint of a set, added in batches.
 
 Some p-values bet on the examples one after the other. The order is fixed before any loss is known. It must not depend
-on the losses, nor on how work was split: we sort by a salted hash of each unit's key.
+on the losses, nor on the sharding: we sort by a salted hash of each unit's key.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from calm_beam.risk.elementary import log_capital
 from calm_beam.risk.losses import LOSS_SCALE, loss_sum_upper, squares_upper
 
 _GIB = 2**30
-# What any machine can hold, next to the copies that sending and sorting it take.
+# Fits on any machine, together with the copies for sending and sorting.
 MOST_BYTES = _GIB
 
 
 class Statistic(Protocol):
-    """A function of one loss; hashable, and equal to another exactly if it computes the same."""
+    """A function of one loss; hashable, and equal to another one exactly if both compute the same."""
 
     def values(self, fixed_losses: np.ndarray) -> np.ndarray:
         """Returns the statistic of every loss.
@@ -70,7 +70,7 @@ class IsFraction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogCapital:
-    """By how much the log capital of a constant bet grows, in units of 2^-32, rounded down.
+    """The growth of the log capital of a constant bet, in units of 2^-32, rounded down.
 
     Attributes:
       delta: Risk tolerance that is bet against, in (0, 1).
@@ -86,17 +86,17 @@ class LogCapital:
 
 
 class EvidenceError(CalmBeamError, ValueError):
-    """The losses that were found do not allow the p-value that was planned."""
+    """The losses do not allow the planned p-value."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """What was gathered about one loss under every setting, such as every threshold of a grid.
+    """The evidence about one loss under every setting, such as every threshold of a grid.
 
     Attributes:
       n: Number of independent units: examples, or clusters of them.
-      sums: For each statistic that was asked for, its sums; shape (settings,), int64.
-      table: Losses in betting order, shape (n, settings), int64 in units of 2^-32; None unless it was asked for.
+      sums: Sums of each statistic that was asked for; shape (settings,), int64.
+      table: Losses in betting order, shape (n, settings), int64 in units of 2^-32; None if not asked for.
     """
 
     n: int
@@ -105,12 +105,12 @@ class Evidence:
 
     @classmethod
     def of(cls, fixed_losses: np.ndarray, statistics: Iterable[Statistic], *, table: np.ndarray | None = None) -> Self:
-        """Returns the evidence of losses that are at hand.
+        """Returns the evidence from an array of losses.
 
         Args:
           fixed_losses: shape (units, settings), int64 in units of 2^-32.
-          statistics: What is summed over the units.
-          table: As in the class.
+          statistics: Statistics to sum over the units.
+          table: Losses in betting order, as in the class.
         """
         sums = {statistic: statistic.values(fixed_losses).sum(axis=0) for statistic in statistics}
         return cls(n=len(fixed_losses), sums=sums, table=table)
@@ -129,14 +129,14 @@ class Evidence:
         return np.asarray(self.upper(Loss()) / max(1, self.n))
 
     def merge(self, other: Self) -> Self:
-        """Returns the evidence of both sets of units together, of sums alone."""
+        """Returns the evidence of both sets of units together, without tables."""
         assert self.table is None, "single losses are put in order where all of them are known"
         assert other.table is None
         return type(self)(n=self.n + other.n, sums={name: sums + other.sums[name] for name, sums in self.sums.items()})
 
     @classmethod
     def side_by_side(cls, parts: Sequence[Self]) -> Self:
-        """Returns the evidence of several grids of settings as one grid, of sums alone; all are of the same units."""
+        """Returns the evidence of several grids over the same units as one grid, without tables."""
         first = parts[0]
         return cls(n=first.n, sums={name: np.concatenate([part.sums[name] for part in parts]) for name in first.sums})
 
@@ -183,7 +183,7 @@ class BettingTable:
         """
         chunks: list[tuple[np.ndarray, np.ndarray]] = []
         for chunk in self.chunks + other.chunks:
-            # Each is longer than the next, so that there are few of them and every loss is copied few times.
+            # Each chunk is longer than the next, so chunks are few and every loss is copied few times.
             while chunks and len(chunks[-1][0]) <= len(chunk[0]):
                 chunk = _joined([chunks.pop(), chunk])
             chunks.append(chunk)
@@ -209,8 +209,8 @@ def betting_order(keys: Sequence[str], *, salt: str) -> np.ndarray:
     """Returns the indices of units in the order in which `BettingTable` has their losses; shape (units,), int64.
 
     Args:
-      keys: As in `BettingTable.of`.
-      salt: As there.
+      keys: One per unit, distinct over the whole calibration set: ids of examples, or names of clusters.
+      salt: Decides the order; fixed before any loss is known.
     """
     return _sorted(_sort_keys(keys, salt=salt))
 
@@ -239,17 +239,17 @@ _WORDS = np.dtype(">u4")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RiskTotals:
-    """The number of units seen (examples, or clusters of them) and exact sums of integers made of their losses.
+    """The number of units seen (examples, or clusters of them) and exact sums of integers computed from their losses.
 
-    So are the losses of the examples of one cluster summed, of which the mean is its loss.
+    It also sums the losses of one cluster's examples, whose mean is the cluster's loss.
 
-    What a row sums is up to the caller: see `calm_beam.risk.evidence`. Merging is exactly associative and
+    The caller decides what a row sums: see `calm_beam.risk.evidence`. Merging is exactly associative and
     commutative, with `zero` as its unit, so the totals do not depend on how the calibration set was sharded, ordered or
     retried. Values compare, hash and pickle by content; the arrays are read-only.
 
     Attributes:
       n: Number of units.
-      sums: shape (rows, thresholds), int64; with leading axes, several of these.
+      sums: shape (rows, thresholds), int64; leading axes hold several of these.
 
     >>> totals = RiskTotals.of(np.array([[[1, 2]], [[3, 5]]])).merge(RiskTotals.of(np.array([[[0, -1]]])))
     >>> totals.n, totals.sums
@@ -268,7 +268,7 @@ class RiskTotals:
             raise TypeError(f"sums must be int64 (see to_fixed_point), got dtype {given.dtype}.")
         if given.ndim < 2:
             raise ValueError(f"sums must have shape (rows, thresholds), got {given.shape}.")
-        # A copy of our own, so that nobody changes a value that has been compared, hashed or sent.
+        # A private copy, so that callers cannot change a value that has been compared, hashed or sent.
         owned = given.copy()
         owned.setflags(write=False)
         object.__setattr__(self, "n", n)
@@ -281,7 +281,7 @@ class RiskTotals:
         Args:
           rows: Number of rows, at least 1.
           thresholds: Number of thresholds, at least 1.
-          parts: Number of parts that are summed at once, as by `of_parts`; None for the whole alone.
+          parts: Number of parts that are summed at once, as by `of_parts`; None for one sum over all units.
 
         Returns:
           Totals with n = 0 and sums of shape (rows, thresholds), or (parts, rows, thresholds).
@@ -305,7 +305,7 @@ class RiskTotals:
           values: shape (units, rows, thresholds), int64.
 
         Raises:
-          ValueError: If the shape is another one.
+          ValueError: If the shape is wrong.
           TypeError: If the values are not int64.
           OverflowError: If a sum may leave the int64 range.
 
@@ -340,7 +340,7 @@ class RiskTotals:
             raise OverflowError(
                 f"the sum of {len(values)} values up to {largest} may pass 2^53. Add fewer units at a time."
             )
-        # As products of float matrices, which are ten times as fast as those of integers, and as exact here. One for
+        # Products of float matrices are ten times as fast as those of integers, and exact here. One product for
         # each row: matrix libraries give larger ones to several threads, which is slow where workers share the cores.
         by_row = is_in_part.T.astype(np.float64) @ np.moveaxis(values, 1, 0).astype(np.float64)
         return cls(n=len(values), sums=np.ascontiguousarray(np.moveaxis(by_row, 0, 1).astype(np.int64)))
@@ -356,7 +356,7 @@ class RiskTotals:
 
         Raises:
           ValueError: If the shapes differ.
-          OverflowError: If a sum leaves the int64 range: beyond two billion units of loss 1.
+          OverflowError: If a sum leaves the int64 range, beyond two billion units of loss 1.
 
         Source: ours.
         """
@@ -393,27 +393,27 @@ class RiskTotals:
         return hash((self.n, self.sums.shape, self.sums.tobytes()))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Through the constructor, since numpy forgets on the way that an array is read-only.
+        # Through the constructor, since pickling loses numpy's read-only flag.
         return (_restore, (type(self), self.n, self.sums))
 
 
 def means_up(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns means of losses of examples that belong together, rounded up to a multiple of 2^-32.
+    """Returns the mean losses of clusters of examples, rounded up to a multiple of 2^-32.
 
-    They are averaged since the cluster is what is drawn independently. Questions on one paragraph, or turns of one
+    Losses are averaged since clusters are what is drawn independently. Questions on one paragraph, or turns of one
     conversation, resemble each other: counted one by one they would feign more independent draws than there were, and
     the bound would not hold.
 
     Args:
-      sums: Any shape, int64 in units of 2^-32.
-      sizes: Of how many losses, at least 1; of a shape that broadcasts to it.
+      sums: Any shape, int64 in units of 2^-32: sums over each cluster.
+      sizes: Sizes of the clusters, at least 1; of a shape that broadcasts to that of `sums`.
     """
-    # Integer division rounds down, so that of the negated sum rounds up.
+    # Integer division rounds down, so dividing the negated sum rounds up.
     return np.asarray(-(-sums // sizes))
 
 
 def _largest(values: np.ndarray) -> int:
-    """Returns the largest magnitude; 0 of no values."""
+    """Returns the largest magnitude; 0 if there are no values."""
     return max(int(values.max(initial=0)), -int(values.min(initial=0)))
 
 
@@ -422,10 +422,10 @@ def _restore(cls: type[RiskTotals], n: int, sums: np.ndarray) -> RiskTotals:
 
 
 def sum_of_digests(digests: bytes) -> int:
-    r"""Returns the sum of digests modulo 2^256, each a number with its highest byte first.
+    r"""Returns the sum of digests modulo 2^256, each a big-endian number.
 
     Args:
-      digests: Of 32 bytes each, one after the other; at most 2^32 of them.
+      digests: Concatenated digests of 32 bytes each; at most 2^32 of them.
 
     Source: ours.
 

@@ -1,8 +1,8 @@
 """Testing many thresholds at once, so that the chance of accepting any bad one (the FWER) is at most epsilon.
 
-Each procedure takes p-values in testing order and says which nulls "the risk at this threshold exceeds delta" are
-rejected. Whatever is chosen among the rejected thresholds, by whatever criterion, is then safe with probability at
-least 1 - epsilon. Which procedure is used has to be settled before the losses are seen. `PROCEDURES` has them by the
+Each procedure takes p-values in testing order and returns which nulls "the risk at this threshold exceeds delta" are
+rejected. Any choice among the rejected thresholds, by any criterion, is then safe with probability at
+least 1 - epsilon. The procedure has to be settled before the losses are seen. `PROCEDURES` has them by the
 names that flags and manifests use.
 
 Pareto testing is for grids that have no order: one part of the data chooses a path through a grid of settings, the
@@ -23,19 +23,20 @@ from numpy.typing import ArrayLike
 from calm_beam.risk.losses import require_unit_interval
 
 _DEFAULT_STARTS = 4
-# Weights such as 20 times 0.05 add up to 1 only almost.
+# Weights such as 20 times 0.05 add up to 1 only approximately.
 _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FwerResult:
-    """Which hypotheses were looked at, and which were rejected, in testing order.
+    """The hypotheses that were tested and those that were rejected, in testing order.
 
     Leading axes, if any, are separate calibrations, each tested by itself.
 
     Attributes:
-      rejected: shape (..., thresholds), bool. Thresholds found safe. None at all is a result too: never exit.
-      tested: shape (..., thresholds), bool. Thresholds whose p-values the decision rests on; all rejected ones are.
+      rejected: shape (..., thresholds), bool. Thresholds found safe. Rejecting none is a result too: never exit.
+      tested: shape (..., thresholds), bool. Thresholds whose p-values the decision rests on; includes all rejected
+        ones.
     """
 
     rejected: np.ndarray
@@ -61,7 +62,7 @@ class FwerResult:
 
 
 def fixed_sequence_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
-    """Returns what is rejected, in order, before the first hypothesis whose p-value exceeds epsilon.
+    """Returns the result of testing in order up to the first hypothesis whose p-value exceeds epsilon.
 
     Controls the chance of any false rejection (the FWER) at epsilon, however the p-values depend on each other and
     without dividing epsilon among them, because a false rejection needs the first true null of the sequence to be
@@ -72,11 +73,11 @@ def fixed_sequence_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
       epsilon: Allowed probability of any false rejection, in (0, 1).
 
     Returns:
-      Rejected are all before the first failure; tested are those and the failure itself.
+      All hypotheses before the first failure are rejected; those and the failure itself are tested.
 
     Raises:
-      ValueError: If `p_values` has no axis or holds NaN or values outside [0, 1] (also behind the first failure), or
-        if `epsilon` is out of range.
+      ValueError: If `p_values` has no axis or holds NaN or values outside [0, 1] (also after the first failure), or if
+        `epsilon` is out of range.
 
     Source: CALM Algorithm 1 (calibrating CALM), sec. "Efficient fixed sequence testing"; Bauer (1991).
 
@@ -85,16 +86,16 @@ def fixed_sequence_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
     """
     checked = _require_arguments(p_values, epsilon=epsilon)
     rejected = np.logical_and.accumulate(checked <= epsilon, axis=-1)
-    # The first is always looked at, each other one if the one before it was rejected.
+    # The first is always tested, each other one if the one before it was rejected.
     tested = np.ones_like(rejected)
     tested[..., 1:] = rejected[..., :-1]
     return FwerResult(rejected=rejected, tested=tested)
 
 
 def multi_start_test(p_values: ArrayLike, *, epsilon: float, starts: Sequence[int] | None = None) -> FwerResult:
-    """Returns what fixed sequence tests from several starting points reject, each at its share of epsilon.
+    """Returns the result of fixed sequence tests from several starting points, each at its share of epsilon.
 
-    Every test runs to its own first failure, through later starting points too. One early failure then does not hide
+    Every test runs to its own first failure, past later starting points too. One early failure then does not hide
     the rest of the grid; the price is that every p-value has to be as small as epsilon divided by the number of
     starting points. Controls the FWER at epsilon however the p-values depend on each other (union bound over the
     tests), if order and starting points were fixed before the losses were seen.
@@ -102,14 +103,15 @@ def multi_start_test(p_values: ArrayLike, *, epsilon: float, starts: Sequence[in
     Args:
       p_values: shape (..., thresholds), each in [0, 1], in testing order.
       epsilon: Allowed probability of any false rejection, in (0, 1).
-      starts: Places at which tests start, distinct, each in [0, thresholds). None spreads up to four evenly, the first
+      starts: Indices at which tests start, distinct, each in [0, thresholds). None spreads up to four evenly, the first
         at 0.
 
     Returns:
-      Rejected and tested by any of the tests.
+      The hypotheses that any of the tests rejected or tested.
 
     Raises:
-      TypeError: If a start is not an integer.
+      ValueError: If `starts` is empty, repeats an index or leaves the sequence, or if `fixed_sequence_test` would raise
+      it.
       ValueError: If `starts` is empty, repeats an index or leaves the sequence, or as `fixed_sequence_test`.
 
     Source: Angelopoulos et al. (2021), Learn then Test, Algorithm 1 (fixed sequence testing; J are our starts).
@@ -142,10 +144,10 @@ def _checked_starts(starts: Sequence[int], size: int) -> list[int]:
 
 
 def fallback_test(p_values: ArrayLike, *, epsilon: float, weights: ArrayLike | None = None) -> FwerResult:
-    """Returns what the fallback procedure rejects.
+    """Returns the result of the fallback procedure.
 
-    Each hypothesis brings its weight times epsilon. One that is rejected hands all it was tested at to the next; one
-    that is not keeps it, and the next is tested at its own share alone. With all the weight on the first this is fixed
+    Each hypothesis starts with its weight times epsilon. A rejected hypothesis passes the whole level it was tested at
+    to the next; otherwise the next is tested at its own share alone. With all the weight on the first this is fixed
     sequence testing; with the weight on several starting points it rejects at least what `multi_start_test` does.
     Controls the FWER at epsilon however the p-values depend on each other, if order and weights were fixed before the
     losses were seen.
@@ -156,7 +158,7 @@ def fallback_test(p_values: ArrayLike, *, epsilon: float, weights: ArrayLike | N
       weights: shape (thresholds,), each at least 0, adding up to at most 1. None divides 1 evenly.
 
     Returns:
-      Rejected hypotheses; all with a positive share were tested.
+      The rejected hypotheses; all with a positive share were tested.
 
     Raises:
       ValueError: If `weights` has another shape, is negative or NaN or adds up to more than 1; if `p_values` has no
@@ -185,14 +187,14 @@ def _checked_weights(weights: ArrayLike, size: int) -> np.ndarray:
     checked = np.asarray(weights, dtype=np.float64)
     if checked.shape != (size,):
         raise ValueError(f"weights must have one entry per threshold, shape ({size},), got {checked.shape}.")
-    # Asked this way round because every comparison with NaN is false.
+    # Written this way because every comparison with NaN is false.
     if not (checked >= 0).all() or not math.fsum(checked) <= 1 + _ROUNDING:
         raise ValueError(f"weights must be at least 0 and add up to at most 1, got {checked.tolist()}.")
     return checked
 
 
 def holm_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
-    """Returns what Holm's step-down procedure rejects.
+    """Returns the result of Holm's step-down procedure.
 
     The least p-value has to be at most epsilon / K for K thresholds, the next epsilon / (K - 1), and so on to the first
     that is not. Controls the FWER at epsilon however the p-values depend on each other, in any order.
@@ -202,7 +204,7 @@ def holm_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
       epsilon: Allowed probability of any false rejection, in (0, 1).
 
     Returns:
-      Rejected hypotheses; all are tested, since every p-value has a say in the order.
+      The rejected hypotheses; all are tested, since every p-value affects the order.
 
     Raises:
       ValueError: If `p_values` has no axis or holds NaN or values outside [0, 1], or `epsilon` is out of range.
@@ -222,7 +224,7 @@ def holm_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
 
 
 def bonferroni_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
-    """Returns the hypotheses whose p-values are at most epsilon divided by their number.
+    """Returns the result of rejecting p-values of at most epsilon divided by their number.
 
     Controls the FWER at epsilon however the p-values depend on each other, in any order (union bound). Finer grids cost
     power, which fixed sequence testing avoids.
@@ -232,7 +234,7 @@ def bonferroni_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
       epsilon: Allowed probability of any false rejection, in (0, 1).
 
     Returns:
-      Rejected hypotheses; all are tested.
+      The rejected hypotheses; all are tested.
 
     Raises:
       ValueError: If `p_values` has no axis or holds NaN or values outside [0, 1], or `epsilon` is out of range.
@@ -248,10 +250,10 @@ def bonferroni_test(p_values: ArrayLike, *, epsilon: float) -> FwerResult:
 
 
 class Procedure(Protocol):
-    """What every function in `PROCEDURES` looks like."""
+    """The signature of every function in `PROCEDURES`."""
 
     def __call__(self, p_values: ArrayLike, *, epsilon: float) -> FwerResult:
-        """Returns what is rejected; see `fixed_sequence_test`."""
+        """Returns the result of the test; see `fixed_sequence_test`."""
         ...
 
 
@@ -273,11 +275,11 @@ def pareto_path(p_values: ArrayLike, *, costs: ArrayLike) -> tuple[int, ...]:
 
     Args:
       p_values: shape (settings,) or (objectives, settings), each in [0, 1]. From the first part of the data.
-      costs: shape (settings,). What to keep low, such as mean layers; from the first part, or known beforehand.
+      costs: shape (settings,). Cost to minimise, such as mean layers; from the first part, or known beforehand.
 
     Returns:
-      Places of the settings on the Pareto front, by ascending p-value (the largest over objectives). The first of equal
-      settings alone is kept.
+      Indices of the settings on the Pareto front, by ascending p-value (the largest over objectives). Of equal settings
+      only the first is kept.
 
     Raises:
       ValueError: If shapes differ, a p-value is NaN or outside [0, 1], or a cost is not finite.
@@ -297,7 +299,7 @@ def pareto_path(p_values: ArrayLike, *, costs: ArrayLike) -> tuple[int, ...]:
     if not np.isfinite(prices).all():
         index = int(np.argmin(np.isfinite(prices)))
         raise ValueError(f"costs[{index}] must be finite, got {float(prices[index])}.")
-    # Any strict weak order that puts a dominating setting before those it dominates will do; this one is the path.
+    # Any strict weak order that puts a dominating setting before those it dominates works; this one is the path.
     sums = np.array([math.fsum(column) for column in evidence.T])
     order = np.lexsort((prices, sums, evidence.max(axis=0)))
     criteria = np.vstack([evidence, prices])
@@ -309,23 +311,23 @@ def pareto_path(p_values: ArrayLike, *, costs: ArrayLike) -> tuple[int, ...]:
 
 
 def pareto_test(p_values: ArrayLike, *, epsilon: float, path: Sequence[int]) -> FwerResult:
-    """Returns what a fixed sequence test along a path rejects, in the grid's own order.
+    """Returns the result of a fixed sequence test along a path, in the grid's own order.
 
     Controls the FWER at epsilon if the losses behind `p_values` are independent of those that chose the path.
 
     Args:
-      p_values: shape (..., settings), each in [0, 1]. From the second part of the data, of the settings in their own
-        order; for several objectives the largest of each setting's, which is a p-value for "one of the risks exceeds
-        its tolerance".
+      p_values: shape (..., settings), each in [0, 1]. From the second part of the data, with settings in their own
+        order; with several objectives the largest p-value of each setting, which is a p-value for "one of the risks
+        exceeds its tolerance".
       epsilon: Allowed probability of any false rejection, in (0, 1).
       path: Distinct indices of settings, in testing order, as `pareto_path` returns them.
 
     Returns:
-      Rejected and tested settings, in their own order; those off the path are neither.
+      The rejected and tested settings, in their own order; those off the path are neither.
 
     Raises:
       TypeError: If an index is not an integer.
-      ValueError: If the path repeats an index or leaves the grid, or as `fixed_sequence_test`.
+      ValueError: If the path repeats an index or leaves the grid, or if `fixed_sequence_test` would raise it.
 
     Source: Laufer-Goldshtein et al. (2023), Efficiently controlling multiple risks with Pareto testing, Algorithm 1.
 
@@ -346,7 +348,7 @@ def pareto_test(p_values: ArrayLike, *, epsilon: float, path: Sequence[int]) -> 
 
 
 def _require_arguments(p_values: ArrayLike, *, epsilon: float) -> np.ndarray:
-    """Returns the p-values as float64, having checked them and epsilon.
+    """Returns the p-values as float64, after checking them and epsilon.
 
     Args:
       p_values: shape (..., thresholds), each in [0, 1].

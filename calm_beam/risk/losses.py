@@ -1,11 +1,11 @@
 """The losses of one example, and losses as checked integers.
 
-A loss says how much an early-exit output loses to the full model's. Scores and losses have to lie in the range on which
+A loss is how much an early-exit output loses to the full model's. Scores and losses have to lie in the range on which
 the guarantee rests; that is checked here, and nowhere else.
 
 Sums of losses do not depend on the order in which workers add them. Float addition is not associative, and a threshold
-may hang on the last digit of a sum. A loss is therefore rounded to a multiple of 2^-32 and added in int64. Rounding
-goes up, always: a bound on the larger loss is a bound on the loss itself, so the guarantee survives the rounding
+may depend on the last digit of a sum. A loss is therefore rounded to a multiple of 2^-32 and added in int64. Rounding
+always goes up: a bound on the larger loss is a bound on the loss itself, so the guarantee survives the rounding
 exactly, at a price of at most 2.4e-10 in risk.
 """
 
@@ -19,11 +19,11 @@ LOSS_SCALE = 2**_FRACTION_BITS
 
 
 def require_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
-    """Returns `values` as float64, having checked that each lies in [0, 1].
+    """Returns `values` as float64, after checking that each lies in [0, 1].
 
     Args:
       values: Any shape.
-      name: What to call the values in the message, as the caller wrote it.
+      name: Name of the values for the message, as the caller wrote it.
 
     Returns:
       The same shape, float64.
@@ -40,11 +40,11 @@ def require_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
 
 
 def require_signed_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
-    """Returns `values` as float64, having checked that each lies in [-1, 1].
+    """Returns `values` as float64, after checking that each lies in [-1, 1].
 
     Args:
       values: Any shape.
-      name: What to call the values in the message, as the caller wrote it.
+      name: Name of the values for the message, as the caller wrote it.
 
     Returns:
       The same shape, float64.
@@ -62,7 +62,7 @@ def require_signed_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
 
 def _require_range(values: ArrayLike, *, low: int, name: str) -> np.ndarray:
     checked = np.asarray(values, dtype=np.float64)
-    # Asked this way round because every comparison with NaN is false.
+    # Written this way because every comparison with NaN is false.
     is_inside = (checked >= low) & (checked <= 1)
     if not is_inside.all():
         index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
@@ -188,7 +188,7 @@ def textual_loss(similarity: ArrayLike) -> np.ndarray:
         the full model's output as its only reference.
 
     Returns:
-      Shape (thresholds,), each in [0, 1]; 0 where the outputs agree in the eyes of the metric.
+      Shape (thresholds,), each in [0, 1]; 0 where the outputs agree under the metric.
 
     Raises:
       ValueError: If a similarity is NaN or outside [0, 1].
@@ -202,9 +202,9 @@ def textual_loss(similarity: ArrayLike) -> np.ndarray:
 
 
 def signed_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
-    """Returns R(Y_early, Z) - R(Y_full, Z): what exiting early adds to the risk on one example, or takes from it.
+    """Returns R(Y_early, Z) - R(Y_full, Z): the change in risk on one example from exiting early.
 
-    With R = 1 - m the difference of risks is m(Y_full, Z) - m(Y_early, Z), and that is what we compute: one rounding
+    With R = 1 - m the difference of risks is m(Y_full, Z) - m(Y_early, Z), which is computed: one rounding
     instead of three, and equal scores give exactly 0.
 
     Args:
@@ -212,7 +212,7 @@ def signed_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.nda
       full_score: scalar or shape (thresholds,), in [0, 1]. The metric of the full model's output against the same.
 
     Returns:
-      Shape (thresholds,), each in [-1, 1]. Its expectation is what Definition 2 bounds.
+      Shape (thresholds,), each in [-1, 1]. Definition 2 bounds its expectation.
 
     Raises:
       ValueError: If a score is NaN or outside [0, 1].
@@ -230,7 +230,7 @@ def signed_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.nda
 def relu_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
     """Returns max(0, R(Y_early, Z) - R(Y_full, Z)): the risk added by exiting early, on one example.
 
-    The paper's loss: see `signed_risk_loss` for one that gives no power away.
+    This is the paper's loss; `signed_risk_loss` gives no power away.
 
     Args:
       early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit output against the references Z.
@@ -248,16 +248,16 @@ def relu_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarr
     >>> relu_risk_loss(early_score=[0.5, 0.25, 1.0], full_score=0.5)
     array([0.  , 0.25, 0.  ])
     """
-    # The maximum of a signed loss that was checked: it would turn an early score of 1.2 into a loss of 0.
+    # The signed loss is checked first: the maximum alone would turn an early score of 1.2 into a loss of 0.
     return np.asarray(np.maximum(0.0, signed_risk_loss(early_score=early_score, full_score=full_score)))
 
 
 def tail_loss(losses: ArrayLike, *, above: float) -> np.ndarray:
-    """Returns whether an output loses more than it may, as 1 and 0.
+    """Returns 1 where an output's loss exceeds a bound, and 0 elsewhere.
 
     Args:
-      losses: Of one example, any shape.
-      above: A loss that is allowed.
+      losses: Losses of one example, any shape.
+      above: The bound: the largest loss that is allowed.
 
     Returns:
       float64, shape of `losses`. Its expectation is the share of outputs that lose more.
@@ -276,7 +276,7 @@ def losses_of_scores(loss: str, *, early_score: ArrayLike, full_score: ArrayLike
     Args:
       loss: `dissimilarity`, `signed`, `relu`, or the tail of one (`calm_beam.risk.rules`).
       early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit outputs.
-      full_score: scalar or shape (thresholds,), in [0, 1]. That of the full model's output.
+      full_score: scalar or shape (thresholds,), in [0, 1]. The metric of the full model's output.
 
     Returns:
       Shape (thresholds,).

@@ -1,23 +1,23 @@
-"""Watching the risk while a model serves: a test that may look after every loss, forever.
+"""Monitoring the risk while a model serves: a test that may be evaluated after every loss, forever.
 
-A bettor who believes that the risk exceeds delta multiplies what is staked by 1 + bet (loss - delta) on every loss. If
+A bettor who believes that the risk exceeds delta multiplies its stake by 1 + bet (loss - delta) on every loss. If
 the expected next loss, given all before it, is at most delta, the capital is a supermartingale, and the chance that it
-ever reaches 1 / alpha is at most alpha (Ville's inequality), however long the stream is and however often it is looked
-at. Losses in clusters are no such stream, though their mean may be below delta: take one mean loss per cluster.
+ever reaches 1 / alpha is at most alpha (Ville's inequality), however long the stream is and however often it is tested.
+Clustered losses are not such a stream, though their mean may be below delta: take one mean loss per cluster.
 
 Two things make for a quick alarm. There are several bettors, since the best bet depends on how far the risk has moved
-and on how the losses spread. And none of them stakes everything at the start: a little of what is kept back is added
+and on how the losses spread. And none of them stakes everything at the start: a little of the reserve is added
 with every loss, so that a drift after a long good time is found by fresh money, although old stakes are long lost.
 
 Some losses are missing: a label never came, or an output could not be measured. Two capitals are kept. In one a missing
-loss counts as the lowest there is, so that it is never above the capital of the true losses: only that one proves that
-the risk exceeds delta. In the other it counts as 1: that one says that the risk exceeds delta or losses are missing.
-Where none is missing both are the same, so one alpha is enough for the two alarms.
+loss counts as the lowest possible loss, so it is never above the capital of the true losses: only this one proves that
+the risk exceeds delta. In the other it counts as 1: this one shows that the risk exceeds delta or losses are missing.
+If no loss is missing both are the same, so one alpha is enough for the two alarms.
 
-The capital depends on the order of the losses, and so does its promise: who lets large losses come first sees alarms
-that mean nothing. A hash of the ids is an order that knows nothing of losses, is the same wherever they were measured,
-and whichever came first. So each loss of a sampled request comes with its id and with the promise that it is about, and
-the losses of a promise are watched in parts that come one after the other.
+The capital depends on the order of the losses, and so does its promise: putting large losses first gives alarms
+that mean nothing. A hash of the ids gives an order that is independent of the losses, and is the same wherever they
+were measured and whichever came first. So each loss of a sampled request comes with its id and the promise it is about,
+and the losses of a promise are watched in parts that come one after the other.
 """
 
 import dataclasses
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 _NO_STAKES = (0.0,) * len(_SHARES)
 _LISTS = ("stakes", "worst_stakes")
-# Nobody is let have more: long bad streams do not leave the range of float64, and good ones still make it less.
+# Stakes are capped: long bad streams stay within float64, and good ones still reduce the stake.
 _RICHEST = 2.0**1000
-# A trillion. Beyond, what is staked anew with each loss would be lost in rounding.
+# A trillion. Beyond it, the fresh stake added with each loss would be lost in rounding.
 _MOST_LOSSES = 10**12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchedPromise:
-    """An entry of a manifest, as far as losses are held against it.
+    """The parts of a manifest's entry that monitoring needs.
 
     Attributes:
       manifest: The manifest's digest.
-      calibration: The entry's place in it.
-      group: Group that it is about; None for all prompts.
+      calibration: The entry's index in it.
+      group: Group that the entry is about; None for all prompts.
       delta: Risk tolerance, in (0, 1).
       is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
     """
@@ -65,7 +65,7 @@ class WatchedPromise:
 
     @classmethod
     def of(cls, manifest: "Manifest | SettingManifest", entry: "Calibration | SettingCalibration") -> Self:
-        """Returns what is watched of an entry."""
+        """Returns the watched promise of an entry."""
         return cls(
             manifest=manifest.digest,
             calibration=manifest.calibrations.index(entry),
@@ -80,10 +80,10 @@ class SampledLoss:
     """The loss of a sampled request.
 
     Attributes:
-      id: Of the request.
+      id: Id of the request.
       value: The loss; 1 if it is missing.
-      failure: Why it is missing, as it was not measured; None if it was.
-      promise: What it is about.
+      failure: Why it could not be measured; None if it was measured.
+      promise: The promise that it is about.
     """
 
     id: str
@@ -108,14 +108,14 @@ class SampledLoss:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], promises: Iterable[WatchedPromise]) -> Self:
-        """Returns the loss that a row of a `LossProbe` is.
+        """Returns the loss in a row of a `LossProbe`.
 
         Args:
           row: As `to_row` returns it.
-          promises: Those that it may be about.
+          promises: The promises that it may be about.
 
         Raises:
-          ValueError: If it is about none of them, or no such row.
+          ValueError: If it is about none of them, or is not such a row.
         """
         keys = ("id", "loss", "failure", "manifest", "calibration")
         if row.keys() != set(keys):
@@ -137,11 +137,11 @@ class SampledLoss:
 def in_fixed_order(losses: Iterable[SampledLoss]) -> list[SampledLoss]:
     """Returns losses in an order that depends on their ids alone, each request once.
 
-    A request whose loss is there twice, as where a source delivers a message again, counts with the smaller one: more
-    alarms than were promised must not come of it.
+    A request whose loss occurs twice, for example when a source delivers a message again, counts with the smaller loss:
+    duplicates must not cause more alarms than promised.
 
     Args:
-      losses: Of one promise, in any order.
+      losses: Losses of one promise, in any order.
 
     Source: ours.
     """
@@ -155,25 +155,25 @@ def in_fixed_order(losses: Iterable[SampledLoss]) -> list[SampledLoss]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RiskMonitor:
-    """The state of the test: small, and a value, so that it can be stored and taken up again.
+    """The state of the test: a small value that can be stored and resumed.
 
     Attributes:
       delta: Risk tolerance, in (0, 1).
       alpha: Chance of ever raising a false alarm, in (0, 1).
       is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
-      n: Losses seen, missing ones too.
-      missing: How many of them are missing.
+      n: Number of losses seen, including missing ones.
+      missing: Number of missing losses.
       loss_sum: Sum of the others in units of 2^-32, each rounded up.
-      stakes: What the bettors have at stake, in multiples of their starting capitals, where missing losses are the
-        lowest there are.
-      worst_stakes: The same where missing losses are 1.
+      stakes: The bettors' stakes, in multiples of their starting capitals, where missing losses count as the lowest
+        possible loss.
+      worst_stakes: The same where missing losses count as 1.
       alarm_at: Number of the loss, from 1, at which it was proved that the risk exceeds delta, whatever the missing
         losses are; None before. An alarm stays.
       missing_alarm_at: Number of the loss at which it was proved that the risk exceeds delta or losses are missing;
         None before. Never after `alarm_at`.
 
     Source: Ville (1939); Shafer (2021), "Testing by betting"; staking bit by bit is the mixture over starting times of
-    Shin, Ramdas and Rinaldo (2023), "E-detectors", with weights that add up to 1.
+      Shin, Ramdas and Rinaldo (2023), "E-detectors", with weights that add up to 1.
 
     >>> RiskMonitor.start(delta=0.1, alpha=0.05).observe([0.0] * 50 + [1.0] * 10).alarm_at
     56
@@ -222,7 +222,7 @@ class RiskMonitor:
 
     @classmethod
     def start(cls, *, delta: float, alpha: float, is_signed: bool = False) -> Self:
-        """Returns the monitor that has seen nothing.
+        """Returns the monitor before the first loss.
 
         Args:
           delta: Risk tolerance, in (0, 1).
@@ -249,22 +249,22 @@ class RiskMonitor:
 
     @classmethod
     def of_promise(cls, promise: WatchedPromise, *, alpha: float) -> Self:
-        """Returns the monitor of a promise that has seen nothing; `alpha` and errors are those of `start`."""
+        """Returns the monitor of a promise before the first loss; `alpha` and errors as in `start`."""
         return cls.start(delta=promise.delta, alpha=alpha, is_signed=promise.is_signed)
 
     def observe(self, losses: Iterable[float | None]) -> Self:
-        """Returns the monitor after some more losses, in the order in which they came.
+        """Returns the monitor after more losses, in their order.
 
         The same stream gives the same state, bit for bit, on every machine and however it is cut into parts. Losses
         after an alarm count in `n` and `loss_sum`; the alarm stays.
 
         Args:
-          losses: Each in [0, 1], or in [-1, 1] for signed ones; None for one that is missing.
+          losses: Each in [0, 1], or in [-1, 1] for signed ones; None for a missing loss.
 
         Raises:
-          ValueError: If a loss is NaN or out of range; nothing of the part is then taken in.
+          ValueError: If a loss is NaN or out of range; no loss of the call is then counted.
 
-        Source: as the class.
+        Source: as in the class.
         """
         require = require_signed_unit_interval if self.is_signed else require_unit_interval
         given = list(losses)
@@ -272,7 +272,7 @@ class RiskMonitor:
         least = -1.0 if self.is_signed else 0.0
         known = iter(measured.tolist())
         pairs = [(least, 1.0) if loss is None else (next(known),) * 2 for loss in given]
-        # Both capitals side by side, shape (2, bettors).
+        # Stakes of both capitals, shape (2, bettors).
         stakes = np.array([self.stakes, self.worst_stakes])
         alarms = [self.alarm_at, self.missing_alarm_at]
         kept = kept_back(np.arange(self.n, self.n + len(pairs) + 1))
@@ -304,16 +304,16 @@ class RiskMonitor:
 
     @property
     def capital(self) -> float:
-        """What the bettors have together now, having started with 1: the evidence against "the risk is at most delta".
+        """The total capital now, in multiples of the start: the evidence against "the risk is at most delta".
 
-        Missing losses count as the lowest there are. The alarm is raised when it first reaches 1 / alpha. What a bettor
-        has beyond 2^1000 is not counted.
+        Missing losses count as the lowest possible loss. The alarm is raised when the capital first reaches 1 / alpha.
+        Capital of a bettor beyond 2^1000 is not counted.
         """
         return self._capital_of(self.stakes)
 
     @property
     def worst_capital(self) -> float:
-        """The same where missing losses count as 1: the evidence against "that, and no loss is missing"."""
+        """The capital where missing losses count as 1: evidence against "risk at most delta and no loss is missing"."""
         return self._capital_of(self.worst_stakes)
 
     def _capital_of(self, stakes: tuple[float, ...]) -> float:
@@ -325,10 +325,10 @@ class RiskMonitor:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> Self:
-        """Returns the state that `to_dict` gave.
+        """Returns the state from a dict of `to_dict`.
 
         Raises:
-          ValueError: If a key is missing or unknown, or a value cannot be.
+          ValueError: If a key is missing or unknown, or a value is impossible.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         _check_keys(value, names)
@@ -337,13 +337,13 @@ class RiskMonitor:
 
     @classmethod
     def from_first_version(cls, value: Mapping[str, object]) -> Self:
-        """Returns a state of the first version, which counted missing losses as 1 and did not say which they were.
+        """Returns the monitor for a state of the first version, which counted missing losses as 1 without marking them.
 
-        What had been won then is evidence that the risk exceeds delta or losses are missing. It counts for nothing
-        else: the capital that proves goes on with what had been kept back, which is valid, and slower.
+        The capital won then is evidence that the risk exceeds delta or losses are missing. It counts for nothing
+        else: the capital that proves continues with the reserve of that time, which is valid, but slower.
 
         Raises:
-          ValueError: As `from_dict`.
+          ValueError: If a key is missing or unknown, or a value is impossible.
         """
         names = {field.name for field in dataclasses.fields(cls)} - {"missing", "worst_stakes", "missing_alarm_at"}
         _check_keys(value, names)
@@ -372,29 +372,29 @@ def _tuple_of(name: str, value: object) -> tuple[float, ...]:
 
 
 def grown_stakes(stakes: np.ndarray, losses: np.ndarray, *, fresh: float, delta: float, is_signed: bool) -> np.ndarray:
-    """Returns what is at stake after one more loss.
+    """Returns the stakes after one more loss.
 
-    Sums and products only, which every machine rounds alike.
+    Uses sums and products only, which every machine rounds alike.
 
     Args:
-      stakes: shape (..., bettors). Before the loss, in multiples of the starting capitals.
+      stakes: shape (..., bettors). Stakes before the loss, in multiples of the starting capitals.
       losses: shape (...). The loss, of one stream or of several.
-      fresh: Share of the starting capitals that is staked anew before the loss.
+      fresh: Share of the starting capitals that is added to the stakes before the loss.
       delta: Risk tolerance, in (0, 1).
       is_signed: Whether losses lie in [-1, 1].
 
     Returns:
       Shape (..., bettors), each at most 2^1000.
 
-    Source: as `RiskMonitor`.
+    Source: as in `RiskMonitor`.
     """
-    # The factor is least at the least loss there can be, 0 or -1, and still positive there.
+    # The factor is least at the least possible loss, 0 or -1, and still positive there.
     bets = np.array(_SHARES) / (delta + 1 if is_signed else delta)
     return np.minimum((stakes + fresh) * (1 + bets * (np.asarray(losses)[..., None] - delta)), _RICHEST)
 
 
 def capital_of(stakes: np.ndarray, *, kept: float) -> np.ndarray:
-    """Returns all capital, at stake and kept back, in multiples of the starting capital.
+    """Returns the total capital, staked and kept back, in multiples of the starting capital.
 
     Args:
       stakes: shape (..., bettors).
@@ -403,16 +403,16 @@ def capital_of(stakes: np.ndarray, *, kept: float) -> np.ndarray:
     Returns:
       Shape (...).
 
-    Source: as `RiskMonitor`.
+    Source: as in `RiskMonitor`.
     """
-    # An accumulation adds from left to right, by definition.
+    # `accumulate` adds from left to right, by definition.
     return np.asarray(np.add.accumulate(stakes, axis=-1)[..., -1] / len(_SHARES) + kept)
 
 
 def kept_back(numbers: np.ndarray) -> np.ndarray:
-    """Returns the share of the capital not yet staked after so many losses.
+    """Returns the share of the capital not yet staked after a number of losses.
 
-    It falls so slowly that a drift at loss T is met with about 1 / (T log^2 T): the delay grows with log T only.
+    It falls so slowly that a drift at loss T is met with about 1 / (T log^2 T): the delay grows only with log T.
 
     Args:
       numbers: Any shape, whole numbers from 0 on.
@@ -426,7 +426,7 @@ def kept_back(numbers: np.ndarray) -> np.ndarray:
 
 
 def _require_count(name: str, value: object, *, lowest: int = 0, highest: int | None = None, of: str = "") -> int:
-    """Returns a whole number within its range, whose upper end follows from what `of` says."""
+    """Returns a whole number after checking its range; `of` explains the upper end in the message."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -440,16 +440,16 @@ def _require_count(name: str, value: object, *, lowest: int = 0, highest: int | 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchedRisk:
-    """The state of a promise after a part of its losses; as text, a line for a log.
+    """The state of a promise after a part of its losses; its `str` is a line for a log.
 
     Attributes:
-      promise: What is watched.
-      monitor: After this part and all before it.
-      part: Losses of this part: all of a batch, or those of a window.
+      promise: The watched promise.
+      monitor: The monitor after this part and all before it.
+      part: Number of losses of this part: all of a batch, or those of a window.
       end: When the window ended, in seconds since 1970; None for a batch.
-      missing: How many of them are missing.
+      missing: Number of losses of this part that are missing.
       is_new_alarm: Whether this part has raised the alarm: the risk exceeds delta, whatever missing losses are.
-      is_new_missing_alarm: Whether this part has raised the other one, and no proof yet: the risk exceeds delta or
+      is_new_missing_alarm: Whether this part has raised the other alarm without proof so far: the risk exceeds delta or
         losses are missing.
     """
 
@@ -480,18 +480,18 @@ class WatchedRisk:
     def after(
         cls, losses: Iterable[SampledLoss], *, before: RiskMonitor | None, alpha: float, end: float | None = None
     ) -> Self:
-        """Returns the state after a part, which depends neither on the order of its losses nor on how they came.
+        """Returns the state after a part; it does not depend on the order in which its losses arrive.
 
         Args:
-          losses: Of one promise, at least one, in any order; those of a request count once.
-          before: The monitor after the parts before; None for the first.
+          losses: Losses of one promise, at least one, in any order; each request counts once.
+          before: The monitor after the earlier parts; None for the first.
           alpha: Chance of ever raising a false alarm, in (0, 1).
-          end: As the attribute.
+          end: When the window ended, in seconds since 1970; None for a batch.
 
         Raises:
           ValueError: If a loss is NaN or out of range, or `alpha` is.
 
-        Source: as `RiskMonitor`; the order is ours.
+        Source: as in `RiskMonitor`; the order is ours.
         """
         ordered = in_fixed_order(losses)
         promise = ordered[0].promise

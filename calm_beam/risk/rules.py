@@ -1,14 +1,14 @@
-"""What is settled of promises before any loss is seen: the names of tail losses, the levels of tests, the rule to stop.
+"""Rules settled before any loss is seen: the names of tail losses, the levels of joint tests, the rule to stop.
 
-The standard library alone is used: a reader of a manifest computes all of it again.
+Only the standard library is used: a manifest's reader computes all of this again.
 
-A tail loss says whether another loss exceeds a number. Its expectation is a share of outputs: that of
-`dissimilarity>0.3` at most delta means that at most a share delta of outputs is less similar than 0.7.
+A tail loss is 1 where another loss exceeds a number. Its expectation is a share of outputs: bounding that of
+`dissimilarity>0.3` by delta means that at most a share delta of outputs is less similar than 0.7.
 
-Promises may hold together. Those that have nothing left to test hand their epsilon on to the others.
+Promises may have to hold together. Those with nothing left to test pass their epsilon on to the others.
 
-A test may be watched while examples come in, until it has proved enough. Whatever decides when to stop, an e-process
-stays valid: so a rule may look at everything that was found up to now. It is settled beforehand all the same, so that a
+A test may be watched while examples come in, until it has proved enough. An e-process stays valid whatever decides when
+to stop, so a rule may use everything found up to now. The rule is settled beforehand all the same, so that a
 reader can see what was asked for.
 """
 
@@ -38,18 +38,18 @@ def tail_name(loss: str, above: float) -> str:
         raise ValueError(f"a tail must be of the loss {' or '.join(TAILED)}, got {loss!r}.")
     if not 0 <= above < 1:
         raise ValueError(f"tail must be in [0, 1), got {above}: an output loses at most 1.")
-    # -0.0 is 0.0.
+    # Adding 0.0 turns -0.0 into 0.0.
     return f"{loss}>{float(above) + 0.0!r}"
 
 
 def split_tail(name: str) -> tuple[str, float | None]:
-    """Returns a loss and what it has to exceed; None for a loss that is counted as it is.
+    """Returns a loss and the bound that it has to exceed; None for a loss without a bound.
 
     >>> split_tail("dissimilarity>0.3"), split_tail("signed")
     (('dissimilarity', 0.3), ('signed', None))
 
     Raises:
-      ValueError: If it is not a name of `tail_name`'s, though it has its sign.
+      ValueError: If it contains `>` but is not a name that `tail_name` returns.
     """
     loss, sign, number = name.partition(">")
     if not sign:
@@ -58,14 +58,14 @@ def split_tail(name: str) -> tuple[str, float | None]:
         above = float(number)
     except ValueError:
         above = math.nan
-    # One name for one loss, since losses are compared by their names.
+    # Each loss has exactly one name, since losses are compared by name.
     if math.isnan(above) or name != tail_name(loss, above):
         raise ValueError(f"a tail must be written as {tail_name('relu', 0.3)!r} is, got {name!r}.")
     return loss, above
 
 
 def tail_in_words(name: str) -> str:
-    """Returns what a loss has to exceed to count, to be put behind the kind of loss; nothing where the mean is meant.
+    """Returns the bound of a tail loss as text to append to the kind of loss; empty for other losses.
 
     >>> tail_in_words("relu>0.3"), tail_in_words("relu")
     (' > 0.3', '')
@@ -82,27 +82,26 @@ def joint_levels(
 ) -> list[float]:
     """Returns the level at which each of several promises is tested, if the sum of their epsilons is to be kept.
 
-    A promise is tested as its procedure says, at its own epsilon first. One of which everything was found safe has
-    nothing left to test: its level goes to the others, in proportion to their epsilons. So do those of promises that
-    have nothing to test from the beginning.
+    A promise is tested by its own procedure, at its own epsilon first. Once everything is found safe for a promise, it
+    has nothing left to test: its level goes to the others, in proportion to their epsilons. So do the levels of
+    promises that have nothing to test from the beginning.
 
     The chance of any wrong rejection is at most the sum of the epsilons, however the tests depend on each other, if
-    every procedure keeps its level, and rejects no less at a higher one. Be W the promises that test something which is
-    not safe. While none of these has ended, none is tested at more than its epsilon times the sum of all divided by
+    every procedure keeps its level, and rejects no less at a higher one. Let W be the promises that test something that
+    is not safe. While none of these has ended, none is tested at more than its epsilon times the sum of all divided by
     that of W. At those levels, which the data do not change, all procedures of W together err with probability at most
-    the sum of all epsilons. Where none errs there, none of W rejects all that it tests, so none ends, and the levels of
-    W never grow beyond those. The p-values must not depend on the level at which they are looked at.
+    the sum of all epsilons. If none errs there, none of W rejects all that it tests, so none ends, and the levels of
+    W never grow beyond those. The p-values must not depend on the level at which they are tested.
 
     Args:
-      epsilons: Of each promise, in (0, 1).
-      has_ended: Whether a promise, given by its place, has found everything safe that it tests, at a level. What is so
-        at some level is so at any above. None of them without it.
-      has_begun: Whether a promise tests anything; None: all do. What decides that must not depend on the losses that
-        are tested by.
+      epsilons: Epsilon of each promise, in (0, 1).
+      has_ended: Function from a promise's index and a level to whether everything it tests is found safe at that level.
+        If so, it must be so at any higher level. Without the function no promise has ended.
+      has_begun: Whether a promise tests anything; None: all do. This must not depend on the losses of the tests.
 
     Returns:
-      For each promise the level of its tests; of one that has ended that at which it did, and of one without tests its
-      epsilon.
+      The level of the tests of each promise; for one that has ended the level at which it did, and for one without
+      tests its epsilon.
 
     Source: Holm (1979) with weights, where each hypothesis is a family with a procedure of its own; Bretz, Maurer,
       Brannath and Posch (2009), A graphical approach to sequentially rejective multiple test procedures.
@@ -125,17 +124,17 @@ def joint_levels(
     return levels
 
 
-# Rounds in a row without gain that end a calibration.
+# Number of rounds in a row without gain that end a calibration.
 ROUNDS_WITHOUT_GAIN = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Proved:
-    """What one guarantee has come to after a round.
+    """The result of one guarantee after a round.
 
     Attributes:
       place: Index in the testing order of the setting that it would choose; -1 for none.
-      cost: Of that setting, such as mean layers; that of doing without where there is none.
+      cost: Cost of that setting, such as mean layers; if there is none, the cost of the full model.
     """
 
     place: int
@@ -144,13 +143,14 @@ class Proved:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopRule:
-    """When to stop; whichever part says so first. Without any part, only what is proved or read to the end stops.
+    """When to stop; the first part that is met stops. Without any part, only a complete proof or the end of the data
+    stops.
 
     Attributes:
-      place: Once every guarantee has chosen the setting at this index of the testing order, or a later one.
-      cost: Once what every guarantee has chosen costs at most this.
-      gain: Once every guarantee has chosen a setting, and in each of `ROUNDS_WITHOUT_GAIN` rounds since then no cost
-        fell by this share of itself.
+      place: Stop once every guarantee has chosen the setting at this index of the testing order, or a later one.
+      cost: Stop once the choice of every guarantee costs at most this.
+      gain: Stop once every guarantee has chosen a setting, and in each of `ROUNDS_WITHOUT_GAIN` rounds since then no
+        cost fell by this share of itself.
     """
 
     place: int | None = None
@@ -158,10 +158,10 @@ class StopRule:
     gain: float | None = None
 
     def reason(self, looks: Sequence[Sequence[Proved]], *, settings: int) -> str | None:
-        """Returns which part says stop: `place`, `cost` or `gain`, or `all_proved` if nothing is left; None to go on.
+        """Returns the part that stops: `place`, `cost` or `gain`, or `all_proved` if nothing is left; None to go on.
 
         Args:
-          looks: For every round up to now, what each guarantee has come to.
+          looks: For every round up to now, the result of each guarantee.
           settings: Number of settings in the testing order.
 
         >>> rule = StopRule(cost=4.0)

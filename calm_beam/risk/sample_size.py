@@ -1,14 +1,14 @@
-"""How many examples a calibration needs, before any sweep: the power of a test, and when a watched one would stop.
+"""The number of examples a calibration needs: the power of a test, and when a watched one would stop.
 
 Power is the probability that a threshold is accepted whose losses are distributed as guessed, or as they were measured,
-at an expected loss below delta. It is computed exactly for losses of 0 and 1, unless the p-value looks at their order,
-and by simulation otherwise. Only the threshold itself is looked at. Fixed sequence testing accepts the safer ones
-before it more easily; for procedures that divide epsilon among K thresholds, or entries that are to hold together,
+at an expected loss below delta. It is computed exactly for losses of 0 and 1, unless the p-value depends on their
+order, and by simulation otherwise. Only one threshold is considered. Fixed sequence testing accepts the safer ones
+before it more easily; for procedures that divide epsilon among K thresholds, or entries that must hold together,
 divide epsilon as they do.
 
-When a calibration that is watched while examples come in would have proved a threshold is a forecast by simulation. The
-test is that of `signed_mixture`, whose capital may be looked at after every round: by Ville's inequality it is ever as
-large as 1 / epsilon with probability epsilon at most, if the risk exceeds delta.
+For a calibration that is watched while examples come in, a simulation forecasts when it would prove a threshold. The
+test is that of `signed_mixture`, whose capital may be tested after every round: by Ville's inequality it ever reaches
+1 / epsilon with probability at most epsilon, if the risk exceeds delta.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from calm_beam.risk.pvalues.signed_mixture import BETS
 
 # Calibration sets simulated together; part of what a seed means.
 _SETS_AT_A_TIME = 50
-# How close a number of examples is searched for by simulation, whose own error is larger.
+# Precision of the search for a number of examples by simulation, whose own error is larger.
 _SIMULATED_SHARE = 0.005
 _ANY_LEVEL = 0.05
 
 # p-values of losses of 0 and 1 that depend on how many are 1, and on nothing else.
 COIN_P_VALUES = tuple(name for name, method in P_VALUES.items() if not method.needs_table)
 
-# Takes a generator and a shape; returns losses.
+# Function from a generator and a shape to losses.
 Losses = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
 
@@ -73,13 +73,13 @@ def beta_losses(risk: float, *, std: float) -> Losses:
 
 
 def resampled_losses(pilot: Sequence[float]) -> Losses:
-    """Returns draws with replacement from losses that were measured.
+    """Returns losses drawn with replacement from measured ones.
 
     Args:
       pilot: One or more losses, each in [-1, 1].
 
     Raises:
-      ValueError: If there is none, or one is NaN or out of range.
+      ValueError: If there are none, or one is NaN or out of range.
     """
     values = require_signed_unit_interval(pilot, name="pilot")
     if not values.size:
@@ -88,11 +88,11 @@ def resampled_losses(pilot: Sequence[float]) -> Losses:
 
 
 def coin_p_value(p_value: str, ones: int, *, n: int, delta: float) -> float:
-    """Returns the p-value that a calibration computes of n losses, of which some are 1 and the others 0.
+    """Returns the p-value that a calibration computes from n losses, of which some are 1 and the others 0.
 
     Args:
       p_value: One of `COIN_P_VALUES`.
-      ones: How many are 1, in [0, n].
+      ones: Number of losses that are 1, in [0, n].
       n: Number of examples, at least 1.
       delta: Risk tolerance, in (0, 1).
 
@@ -102,13 +102,13 @@ def coin_p_value(p_value: str, ones: int, *, n: int, delta: float) -> float:
     0.0151
     """
     sums = {statistic: zero * (n - ones) + one * ones for statistic, zero, one in _coin_statistics(p_value, delta)}
-    # No p-value of sums looks at the level.
+    # No p-value of sums depends on the level.
     return float(P_VALUES[p_value].p_values(Evidence(n=n, sums=sums), delta, _ANY_LEVEL)[0])
 
 
 @functools.lru_cache
 def _coin_statistics(p_value: str, delta: float) -> tuple[tuple[Statistic, np.ndarray, np.ndarray], ...]:
-    """Returns what a p-value sums, each with its value of a loss of 0 and of a loss of 1, of shape (1,)."""
+    """Returns the statistics of a p-value, each with its value for a loss of 0 and a loss of 1, of shape (1,)."""
     zero, one = np.array([0]), np.array([LOSS_SCALE])
     return tuple((each, each.values(zero), each.values(one)) for each in P_VALUES[p_value].statistics(delta))
 
@@ -130,7 +130,7 @@ def exact_power(p_value: str, *, n: int, risk: float, delta: float, epsilon: flo
     >>> round(exact_power("exact_binomial", n=59, risk=0.01, delta=0.05, epsilon=0.05), 3) == round(0.99**59, 3)
     True
     """
-    # The largest sum that is accepted, by bisection: `low` is, or is -1, and `high` is not, or is n + 1.
+    # The largest accepted sum, by bisection: `low` is accepted or -1, `high` is not accepted or n + 1.
     low, high = -1, n + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -142,10 +142,10 @@ def exact_power(p_value: str, *, n: int, risk: float, delta: float, epsilon: flo
 
 
 def _chance_of_at_most(ones: int, *, n: int, risk: float) -> float:
-    """Returns the probability of at most so many ones among n losses."""
+    """Returns the probability of at most `ones` ones among n losses."""
     if ones < 0 or risk == 0:
         return float(ones >= 0)
-    # The binomial p-value is the distribution function, computed with care for its tails.
+    # The binomial p-value is the distribution function, with accurate tails.
     return float(exact_binomial_p_value(ones, n=n, delta=risk))
 
 
@@ -154,10 +154,10 @@ def coin_examples_needed(
 ) -> int | None:
     """Returns the number of losses of 0 and 1 from which on the power is enough, and stays so.
 
-    Power saws as n grows. A count of ones is accepted from some n on; until the next count is, every further example
-    makes it less probable, and then power jumps up. So the power is least where a count has been the largest accepted
-    one for longest. There it is enough for every count but the small ones, and the number returned is where the first
-    count begins after the last for which it is not.
+    Power is a sawtooth in n. A count of ones is accepted from some n on; until the next count is, every further example
+    makes acceptance less probable, and then power jumps up. So power is least at the last n before a jump. It is
+    enough there for every count except the small ones, and the number returned is where the first
+    count begins after the last one for which power is not enough.
 
     Args:
       p_value: One of `COIN_P_VALUES`.
@@ -165,14 +165,14 @@ def coin_examples_needed(
       delta: Risk tolerance, in (0, 1).
       epsilon: Level of the test, in (0, 1).
       power: The power asked for, in (0, 1).
-      at_most: Where to give up.
+      at_most: Largest number to try.
 
     Returns:
-      A number N in [1, at_most] at which the power is enough, as at those above it up to `at_most`; at N - 1 it is not.
-      None if there is no such number.
+      A number N in [1, at_most] at which the power is enough, as at every larger one up to `at_most`; at N - 1 it is
+      not. None if there is no such number.
 
-    Source: bisection over the counts. Lengths of teeth are whole numbers, which makes their ends rise not quite evenly:
-    after the bisection we look at as many more counts as that can matter for.
+    Source: bisection over the counts. Lengths of teeth are whole numbers, so power at their ends does not rise quite
+      evenly: after the bisection we check as many more counts as that can affect.
     """
     teeth = _Teeth(p_value, delta=delta, epsilon=epsilon, at_most=at_most)
 
@@ -180,7 +180,7 @@ def coin_examples_needed(
         last = teeth.last(count)
         return last < teeth.first(count) or _chance_of_at_most(count, n=last, risk=risk) >= power
 
-    # -1 stands for the examples before any count is accepted.
+    # -1 is the tooth before any count is accepted.
     low, high = -1, 0
     while not is_enough(high):
         low, high = high, 2 * high + 1
@@ -202,32 +202,32 @@ def coin_examples_needed(
 
 
 class _Teeth:
-    """The numbers of examples at which each count of ones is the largest that is accepted."""
+    """The teeth of power: the ranges of n over which each count of ones is the largest accepted one."""
 
     def __init__(self, p_value: str, *, delta: float, epsilon: float, at_most: int) -> None:
         self._p_value, self._delta, self._epsilon, self._at_most = p_value, delta, epsilon, at_most
         self._firsts = {-1: 1}
 
     def last(self, count: int) -> int:
-        """Returns the last number of a tooth, `at_most` at the most."""
+        """Returns the last n of a tooth, capped at `at_most`."""
         return self.first(count + 1) - 1
 
     def first(self, count: int) -> int:
-        """Returns the least number of examples at which so many ones are accepted; `at_most` + 1 if it is larger."""
+        """Returns the least n at which `count` ones are accepted; `at_most` + 1 if it is larger than `at_most`."""
         if count not in self._firsts:
             below = max(known for known in self._firsts if known < count)
             above = min((known for known in self._firsts if known > count), default=None)
             low = max(count, self._firsts[below]) - 1
             high = self._at_most + 1 if above is None else self._firsts[above]
-            # One more loss of 1 takes about 1 / delta more examples.
+            # One more loss of 1 needs about 1 / delta more examples.
             guess = min(high, low + int((count - below) / self._delta))
             self._firsts[count] = self._bisected(count, low=low, guess=guess, high=high)
         return self._firsts[count]
 
     def _bisected(self, count: int, *, low: int, guess: int, high: int) -> int:
-        """Returns the least number that is accepted, above `low`, and `high` if none below it is; a guess comes first.
+        """Returns the least accepted n above `low`, or `high` if none below it is accepted; tries the guess first.
 
-        From the guess on, steps double until the number lies between two of them.
+        From the guess on, steps double until the result lies between two of them.
         """
         step = max(1, (guess - low) // 64)
         probe = min(max(guess, low + 1), high)
@@ -264,12 +264,12 @@ def simulated_power(
 
     Args:
       p_value: A key of `P_VALUES`.
-      losses: How they are distributed.
+      losses: Their distribution.
       n: Number of examples, at least 1.
       delta: Risk tolerance, in (0, 1).
       epsilon: Level of the test, in (0, 1).
       replications: Number of sets, at least 1.
-      seed: Of the draws.
+      seed: Seed of the draws.
 
     Raises:
       EvidenceError: If the p-value does not take such losses.
@@ -305,26 +305,26 @@ def simulated_examples_needed(
 
     Args:
       p_value: A key of `P_VALUES`.
-      losses: How they are distributed.
+      losses: Their distribution.
       delta: Risk tolerance, in (0, 1).
       epsilon: Level of the test, in (0, 1).
       power: The power asked for, in (0, 1).
       replications: Number of sets, at least 1.
-      seed: Of the draws.
-      at_most: Where to give up.
+      seed: Seed of the draws.
+      at_most: Largest number to try.
 
     Returns:
-      A number in [1, at_most] at which the simulated power is enough, and at one that is smaller by 0.5 % at most (at
-      least by 1) is not; None if there is none.
+      A number in [1, at_most] at which the simulated power is enough, while at one smaller by at most 0.5 % (and at
+      least by 1) it is not; None if there is none.
 
     Raises:
       EvidenceError: If the p-value does not take such losses.
 
-    Source: bisection; takes power to be monotone, as it nearly is (see `simulated_power`).
+    Source: bisection; assumes that power is monotone, as it nearly is (see `simulated_power`).
     """
 
     def is_enough(n: int) -> bool:
-        # Ends as soon as the sets that are left cannot change the answer.
+        # Stops as soon as the remaining sets cannot change the answer.
         parts = _accepted_sets(p_value, losses, n=n, delta=delta, epsilon=epsilon, replications=replications, seed=seed)
         left = replications
         for accepted in itertools.accumulate(parts):
@@ -351,13 +351,14 @@ def simulated_examples_needed(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpectedStop:
-    """What simulated calibrations come to.
+    """The outcome of simulated calibrations.
 
     Attributes:
-      place: Index in the testing order of the last threshold that so many of them prove by their end as were asked for;
-        -1 for none.
+      place: Index in the testing order of the last threshold that at least the requested share of them proves; -1 for
+        none.
       shares: The share of all examples after which that threshold is proved: in the median calibration, and the ends of
-        the interval that 90 % of them are in. A calibration that does not prove it takes all. None where `place` is -1.
+        the interval that contains 90 % of them. A calibration that does not prove it uses all. None where `place` is
+        -1.
     """
 
     place: int
@@ -374,19 +375,19 @@ def expected_stop(
     replications: int = 200,
     seed: int = 0,
 ) -> ExpectedStop:
-    """Returns how far calibrations go that stop at the threshold which a whole one is expected to prove.
+    """Returns the expected end of calibrations that stop at the threshold which a whole one is expected to prove.
 
-    Each simulated calibration draws its examples from the pilot's, with weights of its own: the pilot is a sample too,
-    so that others may be better or worse. Thresholds are tested in their order until one is not proved.
+    Each simulated calibration draws its examples from the pilot's, with its own weights: the pilot is a sample too,
+    so others may be better or worse. Thresholds are tested in their order until one is not proved.
 
     Args:
-      fixed_losses: shape (examples, thresholds), int64 in units of 2^-32. The pilot's, in the testing order.
+      fixed_losses: shape (examples, thresholds), int64 in units of 2^-32. Losses of the pilot, in testing order.
       delta: Risk tolerance, in (0, 1).
       epsilon: Level, in (0, 1).
-      looks: Numbers of examples after which there is a look, ascending; the last is that of all.
-      power: Share of whole calibrations that have to prove the threshold.
+      looks: Numbers of examples after which there is a look, ascending; the last is the number of all examples.
+      power: Share of whole calibrations that must prove the threshold.
       replications: Number of simulated calibrations, at least 1.
-      seed: Of the draws.
+      seed: Seed of the draws.
 
     Source: simulation; Ville (1939) for the test, Rubin (1981), "The Bayesian bootstrap", for the weights.
     """
@@ -400,7 +401,7 @@ def expected_stop(
     needed = np.full((replications, thresholds), np.inf)
     seen = 0
     for look in looks:
-        # How often each of the pilot's examples is drawn in this round.
+        # Number of times each of the pilot's examples is drawn in this round.
         counts = rng.multinomial(look - seen, weights)
         capital += counts.astype(float) @ grown
         wealth = np.logaddexp.reduce(capital + starts, axis=0)
@@ -418,11 +419,11 @@ def expected_stop(
 
 
 def looks_at(examples: int, *, first: int) -> tuple[int, ...]:
-    """Returns after how many examples there is a look: after every round at first, later when there are 5 % more.
+    """Returns the numbers of examples at which to look: after every round at first, later after 5 % more.
 
     Args:
-      examples: All.
-      first: Examples of a round.
+      examples: Number of all examples.
+      first: Number of examples of a round.
 
     >>> looks_at(1000, first=400)
     (400, 800, 1000)
@@ -442,13 +443,13 @@ _POINTS_OF_A_CURVE = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuessedLosses:
-    """How the losses at one threshold may be distributed.
+    """A guess of the distribution of losses at one threshold.
 
     Attributes:
       risk: Expected loss.
       std: Standard deviation.
-      losses: Draws them.
-      is_coin: Whether they are 0 or 1.
+      losses: The function that draws them.
+      is_coin: Whether all are 0 or 1.
       is_signed: Whether some are negative.
     """
 
@@ -460,14 +461,14 @@ class GuessedLosses:
 
     @classmethod
     def with_moments(cls, risk: float, std: float | None) -> Self:
-        """Returns losses of 0 and 1, or with a standard deviation those of a beta distribution; as `beta_losses`."""
+        """Returns losses of 0 and 1, or beta-distributed ones if `std` is given; errors as in `beta_losses`."""
         if std is None:
             return cls(risk=risk, std=math.sqrt(risk * (1 - risk)), losses=coin_losses(risk), is_coin=True)
         return cls(risk=risk, std=std, losses=beta_losses(risk, std=std))
 
     @classmethod
     def measured(cls, losses: Sequence[float]) -> Self:
-        """Returns draws from losses that were measured; as `resampled_losses`."""
+        """Returns a guess that draws from measured losses; errors as in `resampled_losses`."""
         values = np.array(losses)
         return cls(
             risk=float(values.mean()),
@@ -479,7 +480,7 @@ class GuessedLosses:
 
     @property
     def title(self) -> str:
-        """The guess in words."""
+        """A description of the guess."""
         return f"expected loss {self.risk:.4g}, deviation {self.std:.3g}"
 
     def fits(self, p_value: str) -> bool:
@@ -493,9 +494,9 @@ class Curve:
     """The power of one p-value.
 
     Attributes:
-      name: Of the p-value.
-      needed: Examples at which the power is as large as was asked; None if more than `at_most`.
-      at_most: Where the search ended.
+      name: Name of the p-value.
+      needed: Number of examples at which the power reaches the requested one; None if more than `at_most`.
+      at_most: Largest number that was tried.
       points: Pairs of a number of examples and the power there.
     """
 
@@ -505,20 +506,20 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     def needed_in_words(self) -> str:
-        """Returns how many examples are needed, as far as that is known."""
+        """Returns the number of examples needed as text, as far as it is known."""
         return f"> {self.at_most:,}" if self.needed is None else f"{self.needed:,}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PowerQuestion:
-    """What is asked of tests of one threshold.
+    """A question about the power of tests of one threshold.
 
     Attributes:
       delta: Risk tolerance.
       epsilon: Allowed probability of error.
-      power: Probability of acceptance that is asked for.
-      replications: Simulated calibrations, where some are needed.
-      seed: Of the simulation.
+      power: Requested probability of acceptance.
+      replications: Number of simulated calibrations, if any are needed.
+      seed: Seed of the simulation.
     """
 
     delta: float
@@ -541,7 +542,7 @@ class PowerQuestion:
           guess: The losses.
           p_values: Names of tests that fit them.
           has_points: Whether powers are computed.
-          simulating: Called with the name of each p-value that is simulated, which may take a minute.
+          simulating: Called with the name of each p-value before its simulation, which may take a minute.
         """
         curves, powers = [], []
         for name in p_values:
@@ -560,7 +561,7 @@ class PowerQuestion:
     def _needed(
         self, guess: GuessedLosses, name: str, *, simulating: Callable[[str], None]
     ) -> tuple[Curve, Callable[[int], float]]:
-        """Returns what a p-value needs, and its power by the number of examples."""
+        """Returns the number of examples that a p-value needs, and its power function."""
         test: dict[str, Any] = {"delta": self.delta, "epsilon": self.epsilon}
         power_of: Callable[[int], float]
         if guess.is_coin and name in COIN_P_VALUES:

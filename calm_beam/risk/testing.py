@@ -1,11 +1,11 @@
 """The test of one guarantee under every setting of a grid, and exact sums of losses by setting from any program.
 
-A setting is whatever was turned: an exit threshold, a level of quantisation, a budget. What is needed is one loss for
-each example under each setting, and an order of the settings that was fixed before the losses were seen.
+A setting is anything that can be adjusted: an exit threshold, a level of quantisation, a budget. A test needs one loss
+for each example under each setting, and an order of the settings that was fixed before the losses were seen.
 
 An example that counts twice is less evidence than it seems: three losses in a hundred examples, read four times, look
-like twelve in four hundred. So digests of the ids of one setting are kept, and have to differ. Settings have to agree
-on the sum of theirs, so that what holds for one holds for all.
+like twelve in four hundred. So digests of the ids of one setting are kept, and have to differ. All settings must have
+the same sum of digests, so that this check of one setting holds for all.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from calm_beam.risk.rules import joint_levels
 
 
 class Asked(Protocol):
-    """What a guarantee says of its test, whatever its losses are."""
+    """The parameters of a guarantee's test, for losses of any kind."""
 
     @property
     def delta(self) -> float:
@@ -35,7 +35,7 @@ class Asked(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """Allowed probability that the chosen setting breaks it, in (0, 1)."""
+        """Allowed probability that the chosen setting breaks the tolerance, in (0, 1)."""
         ...
 
     @property
@@ -56,17 +56,17 @@ _OfTest = TypeVar("_OfTest", bound=Asked, contravariant=True)
 def check_asked(
     *, delta: float, epsilon: float, p_value: str, procedure: str, procedures: Sequence[str] = tuple(PROCEDURES)
 ) -> None:
-    """Refuses what a guarantee may not say of its test.
+    """Refuses invalid parameters of a test.
 
     Args:
-      delta: As in `Asked`.
-      epsilon: As there.
-      p_value: As there.
-      procedure: As there.
-      procedures: Those that there are.
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that the chosen setting breaks the tolerance, in (0, 1).
+      p_value: Test of one setting, a key of `P_VALUES`.
+      procedure: How several settings are tested, one of `procedures`.
+      procedures: Names of the allowed procedures.
 
     Raises:
-      ValueError: If a number is no fraction, or there is no such method.
+      ValueError: If a number is not in (0, 1), or a method is unknown.
     """
     for name, value in (("delta", delta), ("epsilon", epsilon)):
         if not 0 < value < 1:
@@ -77,7 +77,7 @@ def check_asked(
 
 
 def statistics_for(guarantees: Iterable[Asked]) -> tuple[Statistic, ...]:
-    """Returns what is to be summed for guarantees about one loss: it itself, and what their p-values need."""
+    """Returns the statistics to sum for guarantees about one loss: the loss itself, and those of their p-values."""
     needed: list[Statistic] = [Loss()]
     for asked in guarantees:
         needed.extend(P_VALUES[asked.p_value].statistics(asked.delta))
@@ -87,7 +87,7 @@ def statistics_for(guarantees: Iterable[Asked]) -> tuple[Statistic, ...]:
 def p_values_for(asked: Asked, evidence: Evidence) -> np.ndarray:
     """Returns the p-value of every setting under one guarantee, shape (settings,).
 
-    No units, as of a group without examples, prove nothing: their p-values are 1.
+    Without units, for example in a group without examples, nothing is proved: p-values are 1.
 
     Raises:
       EvidenceError: If the losses do not allow the p-value.
@@ -99,15 +99,15 @@ def p_values_for(asked: Asked, evidence: Evidence) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TestedSetting:
-    """What the test of a guarantee says of one setting.
+    """The result of a guarantee's test for one setting.
 
     Attributes:
       n: Number of independent units: examples, or clusters of them.
       loss_sum: Exact sum of losses in units of 2^-32.
       risk: Mean loss.
-      p_value: Of "the risk exceeds delta".
-      tested: Whether the procedure looked at this setting.
-      rejected: Whether it was found safe.
+      p_value: p-value for "the risk exceeds delta".
+      tested: Whether the procedure tested this setting.
+      rejected: Whether the setting was found safe.
     """
 
     n: int
@@ -128,12 +128,12 @@ def outcomes_of(
     p_values: np.ndarray,
     decided: FwerResult,
 ) -> tuple[TestedSetting, ...]:
-    """Returns what the test of a guarantee says of every setting, in testing order.
+    """Returns the results of a guarantee's test for every setting, in testing order.
 
     Args:
-      evidence: About its loss under every setting.
+      evidence: Evidence about its loss under every setting.
       p_values: shape (settings,).
-      decided: What was rejected.
+      decided: The decision of the procedure.
 
     Source: CALM Algorithm 1 (calibration with fixed sequence testing); Angelopoulos et al. (2021), "Learn then Test".
     """
@@ -145,23 +145,22 @@ def outcomes_of(
 
 
 class MeasuredLosses(Protocol[_OfTest]):
-    """Losses under every setting in testing order: summed over stored outputs, or of anybody's table."""
+    """Losses under every setting in testing order: from stored outputs, or from a user's table."""
 
     def evidence(self, asked: _OfTest, /) -> Evidence:
-        """Returns what they say about a guarantee."""
+        """Returns the evidence about a guarantee."""
         ...
 
 
 def grid_tests(
     rounds: Sequence[MeasuredLosses[_Test]], guarantees: Sequence[_Test], *, hands_on: bool = False
 ) -> "tuple[GridTest, ...]":
-    """Returns the test of every guarantee: what calibrations and certifications compute, once or round by round.
+    """Returns the test of every guarantee; calibrations and certifications compute it once or round by round.
 
     Args:
-      rounds: What was measured in each round, from the first on without a gap; all of it in one, where the tests are
-        looked at once.
-      guarantees: What is to be shown.
-      hands_on: Whether guarantees of which all is proved hand their epsilon on to the others, as in `joint_levels`.
+      rounds: The losses of each round, from the first on without a gap; a single round if the tests are evaluated once.
+      guarantees: The guarantees to test.
+      hands_on: Whether guarantees that are fully proved pass their epsilon on to the others, as in `joint_levels`.
 
     Raises:
       EvidenceError: If the losses do not allow a p-value.
@@ -181,13 +180,13 @@ def grid_tests(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookedAt:
-    """What the test of a guarantee had come to after a round.
+    """The state of a guarantee's test after a round.
 
     Attributes:
-      n: Independent units that had been counted.
+      n: Number of independent units counted by then.
       place: Index of the last setting that was accepted by then; -1 for none.
-      risk: Mean loss under the setting that is followed; 0 where there were no units yet.
-      log_capital: Natural logarithm of the capital that had been won against "the risk of that setting exceeds delta".
+      risk: Mean loss under the followed setting; 0 if there were no units yet.
+      log_capital: Natural logarithm of the capital won against "the risk of that setting exceeds delta".
     """
 
     n: int
@@ -198,17 +197,17 @@ class LookedAt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class GridTest:
-    """The test of one guarantee, looked at after every round of units; where all are there at once, after the only one.
+    """The test of one guarantee, evaluated after every round of units; without rounds, after all units.
 
     After every round the p-values of all units up to then are computed, and the least of each setting up to then is its
-    p-value. For p-values that are the inverse of a capital which no bettor can expect to win (`is_anytime`), Ville's
-    inequality makes that valid at every round, and whatever decides when to stop.
+    p-value. For p-values that are the inverse of a capital with no expected gain (`is_anytime`), Ville's
+    inequality makes that valid at every round, whatever decides when to stop.
 
     Attributes:
       asked: The guarantee.
-      evidence: After each round, about all units up to then.
-      p_values: Running, shape (rounds, settings).
-      level: Of the test: the guarantee's epsilon, and what others have handed on.
+      evidence: Evidence after each round, about all units up to then.
+      p_values: Running p-values, shape (rounds, settings).
+      level: Level of the test: the guarantee's epsilon, plus what others have passed on.
     """
 
     asked: Asked
@@ -218,7 +217,7 @@ class GridTest:
 
     @classmethod
     def of(cls, asked: Asked, rounds: Iterable[Evidence]) -> Self:
-        """Returns the test of a guarantee, given what each round added from the first on without a gap.
+        """Returns the test of a guarantee, given the evidence added by each round, from the first on without a gap.
 
         Raises:
           EvidenceError: If the losses do not allow the p-value.
@@ -228,31 +227,31 @@ class GridTest:
         p_values, sums = [], []
         for each in itertools.accumulate(rounds, Evidence.merge):
             p_values.append(p_values_for(asked, each))
-            # Single losses have said all by then, and those of many tests would fill the memory.
+            # Single losses are not needed any more, and those of many tests would fill the memory.
             sums.append(dataclasses.replace(each, table=None))
         running = np.minimum.accumulate(np.stack(p_values))
         return cls(asked=asked, evidence=tuple(sums), p_values=running, level=asked.epsilon)
 
     @functools.cached_property
     def places(self) -> tuple[int, ...]:
-        """After each round, index of the last setting accepted; -1 for none."""
+        """Index of the last setting accepted after each round; -1 for none."""
         return tuple(self._decided(self.p_values).last_rejected().tolist())
 
     def _decided(self, p_values: np.ndarray) -> FwerResult:
         return PROCEDURES[self.asked.procedure](p_values, epsilon=self.level)
 
     def after(self, rounds: int) -> tuple[TestedSetting, ...]:
-        """Returns what the test says of every setting after some rounds, at least one."""
+        """Returns the results for every setting after a number of rounds, at least one."""
         p_values = self.p_values[rounds - 1]
         return outcomes_of(self.evidence[rounds - 1], p_values=p_values, decided=self._decided(p_values))
 
     def looks(self, *, followed: int) -> tuple[LookedAt, ...]:
-        """Returns what the test had come to after every round, given the index of the setting to follow."""
+        """Returns the state of the test after every round, given the index of the setting to follow."""
         log_capital = P_VALUES[self.asked.p_value].log_capital
         assert log_capital is not None, "the plan has checked it"
         looks = []
         for evidence, place in zip(self.evidence, self.places, strict=True):
-            # The first rounds may have no example of a group.
+            # A group may have no example in the first rounds.
             capital = log_capital(evidence, self.asked.delta)[followed] if evidence.n else 0.0
             looks.append(
                 LookedAt(n=evidence.n, place=place, risk=float(evidence.risks()[followed]), log_capital=float(capital))
@@ -260,10 +259,10 @@ class GridTest:
         return tuple(looks)
 
 
-# Of an id's digest: enough that ids with equal ones are the same id, and 1 GiB for all examples.
+# Bytes of an id's digest: enough to identify an id, and few enough for 1 GiB over all examples.
 _ID_BYTES = 16
 MOST_EXAMPLES = 2**26
-# Losses of one setting that wait to be summed together: one by one, numpy would take most of the time.
+# Losses of one setting are summed in batches: one by one, numpy's overhead would take most of the time.
 _WAITING = 1024
 
 
@@ -273,7 +272,7 @@ class LossesError(CalmBeamError, ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RiskTest:
-    """What is to be shown of a setting: with probability at least 1 - epsilon, its expected loss is at most delta.
+    """The claim to test for a setting: with probability at least 1 - epsilon, its expected loss is at most delta.
 
     Attributes:
       delta: Risk tolerance, in (0, 1).
@@ -300,14 +299,14 @@ class RiskTest:
 class LossSums:
     """Sums of losses by setting; adding and merging is exact, in any order and grouping.
 
-    Takes 16 bytes for each example, whatever the number of settings, so that none counts twice unnoticed.
+    Keeps 16 bytes for each example, whatever the number of settings, to detect examples that count twice.
     """
 
     def __init__(self, tests: Sequence[RiskTest]) -> None:
-        """Begins with no losses.
+        """Starts with no losses.
 
         Args:
-          tests: What will be asked of the sums: they hold what those p-values need.
+          tests: The tests to be run on the sums: the sums hold the statistics that their p-values need.
 
         Raises:
           ValueError: If there is no test, or one is for losses in [0, 1] only and another takes signed ones.
@@ -318,14 +317,14 @@ class LossSums:
         self.statistics = statistics_for(tests)
         # Signed losses are allowed where every test can take them.
         self._lowest = -1.0 if all(method.takes_signed for method in methods) else 0.0
-        # By setting, losses and the digests of their examples' ids.
+        # Unsummed losses and the digests of their examples' ids, by setting.
         self._waiting: dict[str, tuple[list[float], list[bytes]]] = {}
-        # Of the others: sums of every statistic, one row each, and sums of the digests modulo 2^256, which are equal
+        # All other losses: sums of every statistic, one row each, and sums of the digests modulo 2^256, which are equal
         # for the same examples in any order.
         self._settled: dict[str, RiskTotals] = {}
         self._ids: dict[str, int] = {}
-        # The first setting in alphabetical order that there are losses of, and digests of the ids of all of these. Sums
-        # of parts that lack the setting know of another one, whose digests are dropped when they are merged.
+        # The alphabetically first setting with losses, and digests of the ids of all its losses. Partial sums
+        # without this setting have another first setting, whose digests are dropped when they are merged.
         self._first: str | None = None
         self._first_ids = bytearray()
 
@@ -336,7 +335,7 @@ class LossSums:
           LossesError: If the loss is not a number in [0, 1], or in [-1, 1] where all tests take signed losses, or there
             are too many examples to compare their ids.
         """
-        # Floats first: of ten million losses nearly all are.
+        # Floats first: nearly all of ten million losses are floats.
         if not (type(loss) is float or _is_number(loss)) or not self._lowest <= loss <= 1:
             raise LossesError(
                 f"example {example_id!r} under setting {setting!r}: the loss must be a number in "
@@ -352,11 +351,11 @@ class LossSums:
             self._settle(setting)
 
     def merge(self, other: Self) -> Self:
-        """Adds all losses of another, and returns itself.
+        """Adds all losses of another instance, and returns itself.
 
         Raises:
           LossesError: If there are too many examples to compare their ids.
-          ValueError: If that was made for other tests.
+          ValueError: If the other was made for other tests.
         """
         if other.statistics != self.statistics:
             raise ValueError("only sums for the same tests can be added.")
@@ -374,14 +373,14 @@ class LossSums:
         return dict(sorted(self._settled.items()))
 
     def evidence(self, settings: Sequence[str]) -> Evidence:
-        """Returns the sums as p-values take them.
+        """Returns the sums as evidence for p-values.
 
         Args:
-          settings: All settings there are losses of, in testing order.
+          settings: All settings with losses, in testing order.
 
         Raises:
-          LossesError: If a setting has no losses, there are losses of others, settings are of different examples, or an
-            example has several losses under one.
+          LossesError: If a setting has no losses, there are losses of other settings, settings have different examples,
+            or an example has several losses under one.
         """
         found = self.by_setting()
         missing = [name for name in settings if name not in found]
@@ -428,9 +427,9 @@ class LossSums:
                 )
 
     def _repeated(self) -> int:
-        """Returns how many losses of a setting are of an example that has another one."""
+        """Returns the number of losses of a setting whose example has another loss."""
         ids = np.frombuffer(self._first_ids, np.uint64).reshape(-1, 2)
-        # Where the first halves differ, as nearly always, so do the whole.
+        # If the first halves differ, as nearly always, so do the digests.
         halves = np.sort(ids[:, 0])
         if not (halves[1:] == halves[:-1]).any():
             return 0
@@ -454,13 +453,13 @@ class LossSums:
 
 
 def _is_number(value: object) -> bool:
-    # True is an integer to Python.
+    # In Python, True is an integer.
     return isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingResult(TestedSetting):
-    """What a test says of one setting.
+    """The result of a test for one setting.
 
     Attributes:
       test: The test.
@@ -472,23 +471,23 @@ class SettingResult(TestedSetting):
 
     @property
     def accepted(self) -> bool:
-        """Whether its risk was shown to be at most delta."""
+        """Whether the setting's risk was shown to be at most delta."""
         return self.rejected
 
 
 def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[str]) -> tuple[SettingResult, ...]:
-    """Returns what every test says of every setting, in testing order.
+    """Returns the result of every test for every setting, in testing order.
 
-    With probability at least 1 - epsilon, all settings that a test accepts have a risk of at most its delta: whichever
-    of them is chosen, by whatever criterion.
+    With probability at least 1 - epsilon, all settings that a test accepts have a risk of at most its delta, so any of
+    them may be chosen, by any criterion.
 
     Args:
-      sums: Over all losses; each example has exactly one under every setting, and examples are independent.
-      tests: Those that the sums were made for.
+      sums: Sums over all losses; each example has exactly one under every setting, and examples are independent.
+      tests: The tests that the sums were made for.
       order: Settings in testing order, fixed before the losses were seen; the safest first.
 
     Raises:
-      LossesError: If the order does not name every setting once, settings are of different examples, or an example has
+      LossesError: If the order does not name every setting once, settings have different examples, or an example has
         several losses under one.
       EvidenceError: If the losses do not allow a p-value, as fractions do not allow exact_binomial.
 

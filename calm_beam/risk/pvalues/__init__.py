@@ -1,13 +1,13 @@
-"""p-values for the null "the risk at this threshold exceeds delta": all by name, and any of given losses.
+"""p-values for the null "the risk at this threshold exceeds delta": a table by name, and functions of given losses.
 
-Each is valid for any i.i.d. losses in its range: under the null, P(p <= u) <= u for every u. Which one is used has to
+Each is valid for any i.i.d. losses in its range: under the null, P(p <= u) <= u for every u. The p-value to use has to
 be settled before the losses are seen; the least of several p-values is not a p-value.
 
-Given losses are those of simulations, benchmarks, verifications and small jobs.
+The functions of given losses serve simulations, benchmarks, verifications and small jobs.
 
 The opposite question is whether losses prove that the risk exceeds delta. A p-value for "the risk exceeds delta"
-becomes one for "the risk is at most delta" when good and bad change places: a loss L in [0, 1] turns into 1 - L, and
-the tolerance into 1 - delta. Signed losses are brought to [0, 1] on the way.
+becomes one for "the risk is at most delta" by reversing the losses: a loss L in [0, 1] turns into 1 - L, and
+the tolerance into 1 - delta. Signed losses are first mapped to [0, 1].
 """
 
 import types
@@ -47,7 +47,7 @@ P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType({method.name: meth
 
 
 def why_not_watched(name: str) -> str | None:
-    """Returns why a p-value may not be looked at after every round, and what to take; None if it may.
+    """Returns why a p-value may not be tested after every round, and which one to use; None if it may.
 
     Args:
       name: A key of `P_VALUES`.
@@ -66,10 +66,10 @@ def p_values_of(losses: ArrayLike, *, p_value: str, delta: float, epsilon: float
 
     Args:
       losses: shape (n, ...), each in [0, 1], or in [-1, 1] for a p-value that takes signed losses. Along the first axis
-        in betting order, which only some p-values look at.
+        in betting order, which only some p-values use.
       p_value: A key of `P_VALUES`.
       delta: Risk tolerance, in (0, 1).
-      epsilon: Level that the test is planned at, in (0, 1), which only `star_bets` looks at.
+      epsilon: Level that the test is planned at, in (0, 1); only `star_bets` uses it.
 
     Returns:
       Shape (...), values in [0, 1].
@@ -92,7 +92,7 @@ def p_values_of(losses: ArrayLike, *, p_value: str, delta: float, epsilon: float
 
 
 def excess_p_values(losses: ArrayLike, *, p_value: str, delta: float, is_signed: bool = False) -> np.ndarray:
-    """Returns p-values of the null "the risk is at most delta": a small one is evidence that it is larger.
+    """Returns p-values of the null "the risk is at most delta": a small one is evidence that the risk is larger.
 
     Args:
       losses: shape (n, ...), each in [0, 1], or in [-1, 1] if signed; along the first axis in betting order.

@@ -17,9 +17,9 @@ def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n
 
     Args:
       loss_sum: shape (..., thresholds). Sum of the n losses at each threshold, each in [0, n].
-      square_sum: The same shape. Sum of the squares of those losses. A larger one is valid too, and less powerful: the
-        p-value does not fall as it grows.
-      n: Number of calibration examples, at least 1. A single one proves nothing: then the p-value is 1.
+      square_sum: The same shape. Sum of the squares of those losses. Larger sums are valid too, and less powerful: the
+        p-value does not fall as they grow.
+      n: Number of calibration examples, at least 1. With a single example the p-value is 1.
       delta: Risk tolerance, in (0, 1).
 
     Returns:
@@ -50,11 +50,11 @@ def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n
         )
     if n == 1:
         return np.ones(sums.shape)
-    # The difference loses at most some units in the last place of the squares; we add them, so that it errs upwards.
+    # The difference loses at most a few units in the last place of the squares; adding them makes it err upwards.
     spread = np.maximum(0.0, squares - sums * sums / n) + 4 * np.finfo(np.float64).eps * squares
     variance = spread / (n - 1)
     slack = np.maximum(0.0, -gap(sums, n=n, delta=delta)) / n
-    # The bound is R + b x + a x^2 with x = sqrt(log(2 / u)); this form of the root adds where the usual one cancels.
+    # The bound is R + b x + a x^2 with x = sqrt(log(2 / u)); this form of the root cancels nothing.
     a, b = 7 / (3 * (n - 1)), np.sqrt(2 * variance / n)
     x = 2 * slack / (b + np.sqrt(b * b + 4 * a * slack) + np.finfo(np.float64).tiny)
     return exp_upper(-(x * x), factor=2.0)

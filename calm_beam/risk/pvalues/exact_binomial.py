@@ -1,4 +1,4 @@
-"""The binomial test, exact where every loss is 0 or 1."""
+"""The binomial test, exact if every loss is 0 or 1."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,7 +12,7 @@ from .method import LEAST, PValueMethod, require_loss_sum
 def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:
     """Returns the binomial p-value of "the risk exceeds delta", one per threshold: P(Bin(n, delta) <= sum).
 
-    The tightest p-value there is for losses of 0 and 1, such as those of exact match. The Bentkus half of
+    This is the tightest p-value for losses of 0 and 1, such as those of exact match. The Bentkus half of
     Hoeffding-Bentkus is e times it, which is the price of losses in between.
 
     Args:
@@ -22,14 +22,14 @@ def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.n
 
     Returns:
       The same shape, values in (0, 1], rounded up. Non-decreasing in `loss_sum`. Above delta it does not jump to 1, and
-      need not: it is the test's real size there.
+      need not: it is the test's exact size there.
 
     Raises:
       TypeError: If `n` is not an integer.
       ValueError: If `n`, `delta` or any entry of `loss_sum` is out of range or NaN, or a sum is not whole. (Whole sums
-        do not prove that the losses are: who calls this must know that they are 0 or 1.)
+        do not prove that the losses are: callers must know that they are 0 or 1.)
 
-    Source: Clopper and Pearson (1934); the distribution function decreases in the success probability, so that its
+    Source: Clopper and Pearson (1934); the distribution function decreases in the success probability, so its
     value at delta bounds it for every larger risk.
 
     >>> exact_binomial_p_value([70, 80, 90, 100], n=1000, delta=0.1).round(4)

@@ -15,9 +15,9 @@ _E_UPPER = 2.7182818284590455
 def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:
     """Returns the Hoeffding-Bentkus p-value of "the risk exceeds delta", one per threshold.
 
-    The lesser of two bounds on the lower tail of a mean, both decreasing in the risk under test, so that their
+    It is the lesser of two bounds on the lower tail of a mean. Both decrease in the risk under test, so their
     minimum is one valid p-value: min(1, exp(-n KL(R, delta)), e P(Bin(n, delta) <= ceil(sum))), where R is the mean
-    loss and KL the divergence between coins of bias R and delta. By Pinsker's inequality never above Hoeffding's.
+    loss and KL the divergence between coins of bias R and delta. By Pinsker's inequality it is never above Hoeffding's.
 
     Args:
       loss_sum: shape (thresholds,). Sum of the n losses at each threshold, each in [0, n]. Give the exact sum (as
@@ -44,8 +44,8 @@ def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> n
     deviance = binomial_deviance(sums, gaps, n=n, probability=delta, complement=1 - delta)
     hoeffding = rounded_up(elementary.exp(-np.where(gaps < 0, deviance, 0.0)))
     bentkus = _E_UPPER * binomial_cdf(np.ceil(sums), n, probability=delta)
-    # From delta on this is 1 by itself: KL is then 0, and the Bentkus half at least e / 2, since the median of
-    # Bin(n, delta) is at most ceil(n delta).
+    # From delta on the minimum is at least 1 without clipping: KL is then 0, and the Bentkus half at least e / 2, since
+    # the median of Bin(n, delta) is at most ceil(n delta).
     p_values: np.ndarray = np.clip(np.minimum(hoeffding, bentkus), LEAST, 1.0)
     return p_values
 

@@ -15,7 +15,7 @@ from .method import PValueMethod, require_n_and_delta, rounded_up
 # Each bettor's stake, as a share of the largest that cannot lose everything, and its part of the starting capital;
 # fixed before any data are seen. Against losses of 0 and 1 with a risk of c delta a share of 1 - c grows fastest, and
 # a larger one where losses vary less: the largest stakes decide on hundreds of examples, those of 0.1 and 0.3 on
-# thousands. On a million, risks so close to delta are detected that only small stakes grow; keeping some costs
+# thousands. On a million examples, risks so close to delta are detected that only small stakes grow; keeping some costs
 # the others a tenth of their capital. docs/decisions/069-stakes-of-the-mixture.md has the comparison.
 BETS = types.MappingProxyType({0.01: 0.05, 0.03: 0.05, 0.1: 0.3, 0.3: 0.25, 0.6: 0.1, 0.95: 0.25})
 
@@ -27,8 +27,8 @@ def signed_mixture_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
     D exceeds delta no bettor gains in expectation, so all of them together, having started with a capital of 1, end
     with a capital W of expectation at most 1, and by Markov's inequality 1 / W is a p-value, whatever the order.
 
-    Unlike Hoeffding's bounds this takes signed losses as they are: examples on which early exits do better pay for
-    those on which they do worse, which is what Definition 2 of the paper asks for.
+    Unlike Hoeffding's bounds this takes signed losses: examples on which early exits do better compensate
+    those on which they do worse, as Definition 2 of the paper intends.
 
     Args:
       losses: shape (..., n, thresholds), each in [-1, 1].
@@ -55,11 +55,11 @@ def signed_mixture_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
 
 
 def mixture_p_value(log_capitals: np.ndarray) -> np.ndarray:
-    """Returns min(1, 1 / W), where W is what the bettors have together.
+    """Returns min(1, 1 / W), where W is the bettors' total capital.
 
-    The capital of every bettor is a product of factors, each of expectation at most 1 whatever came before. So W is a
+    The capital of every bettor is a product of factors, each of expectation at most 1 given the past. So W is a
     supermartingale under the null, and by Ville's inequality the least of the p-values after 1, 2, 3, ... examples is a
-    p-value too: it may be looked at at any time, and decoding may stop whenever it is small enough.
+    p-value too: it may be tested at any time, and decoding may stop as soon as it is small enough.
 
     Args:
       log_capitals: shape (bettors, ...), int64: for each of `BETS`, the sum of `log_capital` over the examples.
@@ -74,14 +74,14 @@ def mixture_p_value(log_capitals: np.ndarray) -> np.ndarray:
 
 
 def mixture_log_capital(log_capitals: np.ndarray) -> np.ndarray:
-    """Returns log W, to be looked at, and not to decide by; arguments and shape as in `mixture_p_value`."""
+    """Returns log W for display, not for decisions; arguments and shape as in `mixture_p_value`."""
     logarithms, wealth = _wealth(log_capitals)
     return np.asarray(logarithms + elementary.log(wealth))
 
 
 def _wealth(log_capitals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the largest log capital, and W divided by that capital."""
-    # Dividing by a power of two is exact, and where the richest has less than e^708, so is all below.
+    # Dividing by a power of two is exact, also below, while the largest capital is less than e^708.
     logarithms = log_capitals / LOSS_SCALE
     richest = logarithms.max(axis=0)
     wealth = np.zeros(richest.shape)

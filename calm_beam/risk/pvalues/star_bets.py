@@ -10,9 +10,9 @@ from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 
 from .method import PValueMethod, require_n_and_delta, rounded_up
 
-# Examples that the moments of a coin of risk delta count for, before any is seen.
+# Weight of the prior moments, those of a coin of risk delta, in examples.
 _PRIOR = 20
-# Share of the largest bet that cannot lose everything: so close to 1 that small sets without a loss prove enough.
+# Share of the largest bet that cannot lose everything: close enough to 1 that small sets without a loss prove enough.
 _LARGEST_SHARE = 1 - 2.0**-10
 
 
@@ -24,11 +24,11 @@ def star_bets_p_value(losses: ArrayLike, *, delta: float, epsilon: float) -> np.
     value) is a p-value, at epsilon and at every other level. The order and epsilon have to be settled before the losses
     are seen: they decide the bets.
 
-    Before each example the bettor asks how far its capital is from 1 / epsilon, and how many examples are left: it bets
-    what gets there by the last one with the least luck. So it is bold where it lags behind, which `wsr` with its one
-    goal for all examples is not. Where it got there it goes on to 1 / epsilon^2, and so forth; its largest capital
-    counts. Procedures that divide epsilon among thresholds, such as `holm`, look at levels that it does not aim at, and
-    gain less.
+    Before each example the bettor computes how far its capital is from 1 / epsilon and how many examples are left, and
+    places the bet that gets there by the last one with the least luck. So it bets more after falling behind, unlike
+    `wsr` with its one goal for all examples. Once it gets there the goal is 1 / epsilon^2, and so forth; its largest
+    capital counts. Procedures that divide epsilon among thresholds, such as `holm`, test at levels that it does not aim
+    at, and gain less.
 
     Args:
       losses: shape (n, ...), each in [-1, 1], in betting order.
@@ -42,8 +42,8 @@ def star_bets_p_value(losses: ArrayLike, *, delta: float, epsilon: float) -> np.
       ValueError: If a loss, `delta` or `epsilon` is out of range or NaN, or there are no examples.
 
     Source: Voráček and Orabona (2025), "STaR-Bets: Sequential Target-Recalculating Bets for Tighter Confidence
-    Intervals": the target and the horizon that are left decide the bet. The moments, about delta and to the third, are
-    ours; Ville (1939).
+      Intervals": the remaining target and horizon decide the bet. The moments, about delta and to the third, are ours;
+      Ville (1939).
 
     >>> star_bets_p_value(np.tile([[0.0, 0.1], [-0.1, 0.1]], (50, 1)), delta=0.1, epsilon=0.05).round(5)
     array([2.e-05, 1.e+00])
@@ -55,7 +55,7 @@ def star_bets_p_value(losses: ArrayLike, *, delta: float, epsilon: float) -> np.
 
 
 def _of_table(fixed_losses: np.ndarray, *, delta: float, epsilon: float) -> np.ndarray:
-    """Returns what `star_bets_p_value` does, given losses in units of 2^-32; shape (n, ...), int64."""
+    """Returns the p-values of `star_bets_p_value` from losses in units of 2^-32; shape (n, ...), int64."""
     n, delta = require_n_and_delta(fixed_losses.shape[0], delta)
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon must be in (0, 1), got {epsilon}. It is a fraction: for 5 % pass epsilon=0.05.")
@@ -85,22 +85,22 @@ def _of_table(fixed_losses: np.ndarray, *, delta: float, epsilon: float) -> np.n
 
 
 def _missing_growth(log_wealth: np.ndarray, highest: np.ndarray, *, goal: float) -> np.ndarray:
-    """Returns by how much the log capital has to grow to the next multiple of the goal that it never reached."""
+    """Returns the growth of log capital to the next multiple of the goal that was never reached."""
     reached = np.floor(highest / (goal * LOSS_SCALE))
     return np.asarray((reached + 1) * goal - log_wealth / LOSS_SCALE)
 
 
 def _bets(growth: np.ndarray, second: np.ndarray, skew: np.ndarray, *, delta: float) -> np.ndarray:
-    """Returns the bets that grow as fast as they have to with the least distance of the mean loss below delta.
+    """Returns the bets that grow at a given rate with the smallest distance of the mean loss below delta.
 
     With moments s2 and s3 of D - delta, and a mean of -g, a bet b grows by b g - b^2 s2 / 2 - b^3 s3 / 3 per example.
     That is `growth` at the least g where b^2 s2 / 2 + 2 b^3 s3 / 3 is. Without s3 the solution is the square root of
     2 growth / s2; with it, one step of an iteration is close enough, since any bet is valid.
 
     Args:
-      growth: What the log capital has to gain per example.
+      growth: Growth of the log capital needed per example.
       second: s2.
-      skew: s3 / s2, at most 1 - delta. Where it is negative, it counts as 0.
+      skew: s3 / s2, at most 1 - delta. Negative values count as 0.
       delta: Risk tolerance.
     """
     plain = np.sqrt(2 * growth / second)

@@ -10,8 +10,8 @@ from calm_beam.risk.losses import LOSS_SCALE, to_signed_fixed_point
 
 from .method import PValueMethod, require_n_and_delta, rounded_up
 
-# Bets are tuned for a decision at the level 0.05, of which this is minus the logarithm. The p-value is valid at every
-# other one too. Tuned to the level in use it proves no more on the whole; `star_bets`, which aims at it, does.
+# Bets are tuned for a decision at the level 0.05; this is minus its logarithm. The p-value is valid at every other
+# level too. Tuned to the level in use it proves no more on the whole; `star_bets`, which aims at it, does.
 _TUNED_FOR = 2.995732273553991
 # Share of the largest bet that cannot lose everything.
 _LARGEST_SHARE = 0.75
@@ -48,11 +48,11 @@ def wsr_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
 
 
 def _of_table(fixed_losses: np.ndarray, *, delta: float) -> np.ndarray:
-    """Returns what `wsr_p_value` does, given losses in units of 2^-32; shape (n, ...), int64."""
+    """Returns the p-values of `wsr_p_value` from losses in units of 2^-32; shape (n, ...), int64."""
     n, delta = require_n_and_delta(fixed_losses.shape[0], delta)
     columns = fixed_losses.reshape(n, -1)
     p_values = np.empty(columns.shape[1])
-    # Some columns at a time: each takes several intermediate arrays of its own size.
+    # Some columns at a time: each needs several intermediate arrays of its own size.
     width = max(1, _LOSSES_AT_A_TIME // n)
     for start in range(0, columns.shape[1], width):
         losses = columns[:, start : start + width] / LOSS_SCALE
@@ -64,11 +64,11 @@ def _of_table(fixed_losses: np.ndarray, *, delta: float) -> np.ndarray:
 
 
 def _bets(losses: np.ndarray, *, delta: float) -> np.ndarray:
-    """Returns the bet on each example, made of those before it alone; shape (n, columns)."""
+    """Returns the bet on each example, computed from those before it; shape (n, columns)."""
     n = len(losses)
-    # Before the first example: what a coin of risk delta would show.
+    # Before the first example: the moments of a coin of risk delta.
     seen = np.arange(2, n + 2)[:, None]
-    # Running sums go from the first to the last, by definition, so that every machine rounds them alike.
+    # `cumsum` adds from the first to the last, by definition, so every machine rounds alike.
     means = (delta + np.cumsum(losses, axis=0)) / seen
     deviations = losses - means
     variances = (delta * (1 - delta) + np.cumsum(deviations * deviations, axis=0)) / seen

@@ -1,15 +1,15 @@
-"""What a run will cost, forecast from the shards of a pilot.
+"""The cost of a run, forecast from the shards of a pilot.
 
-A step of the decoder takes time by itself, and every row that goes through a layer in it takes more:
+A step of the decoder takes a fixed time, and every row that goes through a layer in the step takes more:
 
     seconds = step_seconds * steps + row_seconds * rows
 
-Rows grow with the examples. Steps do not: up to as many prompts as the decoder has slots take their steps together, so
-a small shard costs more an example than a large one. Both rates are fitted to the laps of the pilot's shards; the steps
-of a shard of another size are counted by giving outputs as long as the pilot's to the slots.
+Rows grow with the examples. Steps do not: as many prompts as the decoder has slots share their steps, so
+a small shard costs more per example than a large one. Both rates are fitted to the laps of the pilot's shards; the
+steps of a shard of another size are counted by assigning outputs as long as the pilot's to the slots.
 
-The pilot's shards are a sample: what is forecast is forecast again without each of them, and intervals follow from how
-much that changes (the jackknife).
+The pilot's shards are a sample: the forecast is repeated without each of them, and intervals follow from how
+much it changes (the jackknife).
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from scipy import stats
 
 from calm_beam.outputs.timing import Lap, ShardTiming
 
-# Chance that an interval holds what it is about, if shards are all that is random.
+# Coverage of an interval, if only the choice of shards is random.
 CONFIDENCE = 0.9
-# Examples whose steps are counted one by one; larger shards go on at the rate that was found.
+# Examples whose steps are counted one by one; larger shards are extrapolated at the same rate.
 _MOST_COUNTED = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A forecast.
+    """A forecast with its interval.
 
     Attributes:
-      value: What is expected.
-      low: Where the interval begins; None where nothing tells.
-      high: Where it ends.
+      value: The expected value.
+      low: Lower end of the interval; None if unknown.
+      high: Upper end; None if unknown.
     """
 
     value: float
@@ -46,11 +46,11 @@ class Interval:
         assert self.low is None or self.high is None or self.low <= self.value <= self.high
 
     def times(self, factor: float) -> "Interval":
-        """Returns it in another unit; the factor is at least 0."""
+        """Returns the interval in another unit; the factor is at least 0."""
         return self._mapped(lambda value: value * factor)
 
     def plus(self, constant: float) -> "Interval":
-        """Returns it with something added that is known."""
+        """Returns the interval with a known constant added."""
         return self._mapped(lambda value: value + constant)
 
     def _mapped(self, change: Callable[[float], float]) -> "Interval":
@@ -63,12 +63,12 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PilotShard:
-    """What one shard of a pilot tells.
+    """The measurements of one shard of a pilot.
 
     Attributes:
-      timing: What it took.
-      lengths: int, shape (examples,). Steps that each example keeps a slot: tokens of its longest output, in the order
-        in which prompts are begun.
+      timing: Its timing.
+      lengths: int, shape (examples,). Steps for which each example keeps a slot: tokens of its longest output, in the
+        order in which prompts are started.
     """
 
     timing: ShardTiming
@@ -77,15 +77,15 @@ class PilotShard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How fast a worker decodes.
+    """The decoding speed of a worker.
 
     Attributes:
-      step_seconds: What a step takes, however many rows it has.
-      row_seconds: What a row takes more, through one layer.
-      example_seconds: What an example takes beside its steps: encoding, and writing outputs.
-      rows: Rows of an example.
-      slots: Most prompts side by side.
-      lengths: As in `PilotShard`, of all shards, in the order of one that has them all.
+      step_seconds: Time of a step, whatever its number of rows.
+      row_seconds: Additional time of a row, through one layer.
+      example_seconds: Time of an example outside its steps: encoding, and writing outputs.
+      rows: Rows per example.
+      slots: Largest number of prompts in a batch.
+      lengths: Lengths of all shards as in `PilotShard`, in the order of a single shard with all of them.
     """
 
     step_seconds: float
@@ -97,13 +97,13 @@ class Rates:
 
     @classmethod
     def of(cls, shards: Sequence[PilotShard]) -> "Rates":
-        """Returns the rates of some shards, at least one, with which these take together what they took.
+        """Returns the rates of some shards, at least one, that reproduce their total time.
 
         Source: least squares of laps; rates are not negative.
         """
         timings = [shard.timing for shard in shards]
         examples = sum(timing.examples for timing in timings)
-        # Those of a shard's end too, which no lap has.
+        # These include a shard's end, which no lap has.
         steps, rows = sum(timing.steps for timing in timings), sum(timing.rows for timing in timings)
         laps = [lap for timing in timings for lap in timing.laps]
         in_laps = sum(lap.seconds for lap in laps)
@@ -112,7 +112,7 @@ class Rates:
         step_seconds, row_seconds = fitted_rates(laps)
         decoding = step_seconds * steps + row_seconds * rows
         if not laps or not decoding:
-            # Of decoders that run every layer for every lane, which counts no steps.
+            # Decoders that run every layer for every branch count no steps.
             return cls(
                 step_seconds=0.0,
                 row_seconds=0.0,
@@ -132,7 +132,7 @@ class Rates:
         )
 
     def shard_seconds(self, examples: int) -> float:
-        """Returns what a shard of so many examples takes, without compiling."""
+        """Returns the seconds for a shard with this many examples, without compiling."""
         if not examples:
             return 0.0
         each = self.row_seconds * self.rows + self.example_seconds
@@ -144,19 +144,19 @@ class Rates:
         counted = min(examples, max(_MOST_COUNTED, 4 * self.slots))
         places = np.linspace(0, len(self.lengths) - 1, counted).round().astype(int)
         steps = float(steps_taken(self.lengths[places], slots=self.slots))
-        # A full batch goes on as it began.
+        # A full batch continues at the same rate.
         return steps + (examples - counted) * float(self.lengths.mean()) / self.slots
 
 
 def _merged(lengths: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the lengths of all shards, in the order in which they would be begun in one."""
+    """Returns the lengths of all shards, in the order in which a single shard would start them."""
     places = np.concatenate([(np.arange(len(each)) + 0.5) / max(1, len(each)) for each in lengths])
     merged: np.ndarray = np.concatenate(lengths)[np.argsort(places, kind="stable")]
     return merged
 
 
 def fitted_rates(laps: Sequence[Lap]) -> tuple[float, float]:
-    """Returns seconds a step and seconds a row, neither of them negative; zeros without laps.
+    """Returns seconds per step and seconds per row, neither of them negative; zeros without laps.
 
     Source: least squares.
 
@@ -172,7 +172,7 @@ def fitted_rates(laps: Sequence[Lap]) -> tuple[float, float]:
         by_step, by_row = np.linalg.solve(total, [steps @ seconds, rows @ seconds])
         if by_step >= 0 and by_row >= 0:
             return float(by_step), float(by_row)
-    # One of them alone: the one that says more.
+    # With only one positive rate: the one that explains more.
     alone = [(float(each @ seconds / (each @ each)), index) for index, each in enumerate((steps, rows)) if each.any()]
     errors = [(float(((seconds - rate * (steps, rows)[index]) ** 2).sum()), rate, index) for rate, index in alone]
     _, rate, index = min(errors)
@@ -183,11 +183,11 @@ _LAP = ("steps", "rows", "seconds")
 
 
 def steps_taken(lengths: np.ndarray, *, slots: int) -> int:
-    """Returns after how many steps all outputs have ended, if each that ends gives its slot to the next.
+    """Returns the number of steps until all outputs have ended, if each output that ends frees its slot for the next.
 
     Args:
-      lengths: int, shape (examples,). Steps of each, in the order in which they begin.
-      slots: How many run side by side.
+      lengths: int, shape (examples,). Steps of each, in the order in which they start.
+      slots: Number of slots.
 
     >>> steps_taken(np.array([3, 2, 2, 1]), slots=2)
     4
@@ -199,7 +199,7 @@ def steps_taken(lengths: np.ndarray, *, slots: int) -> int:
 
 
 def makespan(seconds: Sequence[float], *, workers: int) -> float:
-    """Returns when the last of some shards is done, if workers take them one by one.
+    """Returns the time at which the last shard is done, if workers take shards one by one.
 
     >>> makespan([2.0, 2.0, 2.0], workers=2)
     4.0
@@ -212,14 +212,14 @@ def makespan(seconds: Sequence[float], *, workers: int) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """A pilot, as far as its cost is concerned.
+    """The measurements of a pilot that its cost depends on.
 
     Attributes:
-      shards: Those that were timed, at least one.
-      start_seconds: What went before the first shard: starting, loading, and reading the data.
-      end_seconds: What came after the last, but for scoring.
-      score_seconds: What reading an example back and scoring it takes.
-      workers: Processes that decoded.
+      shards: The timed shards, at least one.
+      start_seconds: Time before the first shard: starting, loading, and reading the data.
+      end_seconds: Time after the last shard, without scoring.
+      score_seconds: Time to read an example back and score it.
+      workers: Number of processes that decoded.
     """
 
     shards: tuple[PilotShard, ...]
@@ -230,41 +230,41 @@ class Pilot:
 
     @property
     def examples(self) -> int:
-        """Examples of the shards that were timed."""
+        """Number of examples in the timed shards."""
         return sum(shard.timing.examples for shard in self.shards)
 
     @property
     def compile_seconds(self) -> float:
-        """What a worker spends on compiling."""
+        """Seconds that a worker spends on compiling."""
         return sum(shard.timing.compile_seconds for shard in self.shards) / self.workers
 
     @property
     def busy_cores(self) -> float:
-        """Cores that a process keeps busy."""
+        """Number of cores that a process keeps busy."""
         seconds = sum(shard.timing.seconds for shard in self.shards)
         return sum(shard.timing.cpu_seconds for shard in self.shards) / seconds if seconds else 1.0
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that a process has held."""
+        """The peak memory of a process."""
         return max(shard.timing.peak_bytes for shard in self.shards)
 
     @property
     def device(self) -> str:
-        """What it ran on; several kinds are named with commas."""
+        """The kind of device; several kinds are comma-separated."""
         return ", ".join(sorted({shard.timing.device for shard in self.shards}))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run that is planned.
+    """A planned run.
 
     Attributes:
-      examples: Examples, at least 1.
-      workers: Processes that decode, at least 1.
-      num_shards: Shards, at least 1.
-      workers_per_machine: Processes that share the cores of a machine.
-      speedup: How many times faster it decodes than the pilot.
+      examples: Number of examples, at least 1.
+      workers: Number of processes that decode, at least 1.
+      num_shards: Number of shards, at least 1.
+      workers_per_machine: Number of processes that share the cores of a machine.
+      speedup: Decoding speed relative to the pilot.
     """
 
     examples: int
@@ -276,15 +276,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a run is expected to take.
+    """The expected cost of a run.
 
     Attributes:
-      seconds: From start to end, by the clock.
-      decode_seconds: The part in which shards are decoded.
-      worker_seconds: Of all workers together, who are there from start to end.
+      seconds: Wall-clock time from start to end.
+      decode_seconds: Time during which shards are decoded.
+      worker_seconds: Total time of all workers, each from start to end.
       bytes: Size of the generations.
       peak_bytes: Memory of a worker process.
-      idle: Share of the time of decoding in which workers wait for the last shard.
+      idle: Share of the decoding time in which workers wait for the last shard.
     """
 
     seconds: Interval
@@ -296,11 +296,11 @@ class Cost:
 
 
 def forecast(pilot: Pilot, job: Job) -> Cost:
-    """Returns what a run is expected to take, with intervals where the pilot has two shards or more.
+    """Returns the expected cost of a run, with intervals if the pilot has two shards or more.
 
     Args:
-      pilot: What was measured.
-      job: What is planned.
+      pilot: The measurements.
+      job: The planned run.
 
     Source: ours; the intervals are those of the delete-one jackknife with Student's t, of logarithms (Efron and
     Tibshirani, 1993, chapter 11), widened for the chance of the run's own examples.
@@ -329,10 +329,10 @@ def _all_but_one(shards: Sequence[PilotShard]) -> list[list[PilotShard]]:
 def _decode_seconds(shards: Sequence[PilotShard], pilot: Pilot, *, job: Job) -> tuple[float, float]:
     """Returns the time from the first shard to the last, and the share of it in which workers wait."""
     rates = Rates.of(shards)
-    # A process that has its machine to itself takes all its cores; several have to share them.
+    # A process alone on its machine uses all cores; several processes share them.
     cores = min(shard.timing.cores for shard in pilot.shards)
     slower = max(1.0, job.workers_per_machine * pilot.busy_cores / cores)
-    # Hashes fill shards unevenly. The draw is always the same one.
+    # Hashes fill shards unevenly. The draw has a fixed seed.
     sizes = np.random.default_rng(0).multinomial(job.examples, np.full(job.num_shards, 1 / job.num_shards))
     known = {size: slower * rates.shard_seconds(size) for size in _rounded(sizes)}
     seconds = [known[size] for size in _rounded(sizes)]
@@ -344,7 +344,7 @@ def _decode_seconds(shards: Sequence[PilotShard], pilot: Pilot, *, job: Job) -> 
 
 
 def _rounded(sizes: np.ndarray) -> list[int]:
-    """Returns sizes to three digits, of which there are few."""
+    """Returns sizes rounded to three digits, so that few distinct ones remain."""
     return [int(float(f"{size:.3g}")) for size in sizes.tolist()]
 
 
@@ -353,7 +353,7 @@ def _bytes(shards: Sequence[PilotShard]) -> float:
 
 
 def _jackknifed(value: float, without: Sequence[float], *, pilot: Pilot, job: Job) -> Interval:
-    """Returns a forecast with the interval that forecasts without each shard give."""
+    """Returns a forecast with the jackknife interval from forecasts without each shard."""
     count = len(without)
     if count < 2 or value <= 0 or min(without) <= 0:
         return Interval(value=value)

@@ -1,18 +1,18 @@
-"""What a step of decoding takes on an accelerator at the least, forecast from bytes and operations: nothing is run.
+"""The least time of a decoding step on an accelerator, forecast from bytes and operations without running anything.
 
-To generate a token, a device reads the weights of every layer that the token goes through, the keys and values of the
-positions before it, and the output head once for every time that it is asked; of a layer that is skipped, the weights
-that make keys and values of the propagated state. None of it can be read faster than the memory allows, nor multiplied
+To generate a token, a device reads the weights of every layer that the token uses, the keys and values of the
+earlier positions, and the output head once per evaluation; of a skipped layer, it reads the weights
+for keys and values of the propagated state. None of it can be read faster than the memory allows, nor multiplied
 faster than the units can:
 
     seconds = sum over layers and heads of max(bytes / bandwidth, operations / rate)
 
-Where few prompts are decoded together, bytes decide, and the output head is the dearest part of a small model: a
-measure that asks it at a layer costs as much as several layers. So the forecast tells which measures can pay on a
-device, and at which exit layers. It is a lower bound of each time, not a measurement: what starting a program costs,
-what is read twice, and what devices say to each other are left out. Ratios of two forecasts are no bounds.
+When few prompts are decoded together, bytes decide, and the output head is the most expensive part of a small model: a
+measure that evaluates the head at a layer costs as much as several layers. So the forecast shows which measures can pay
+off on a device, and at which exit layers. It is a lower bound of each time, not a measurement: launch overhead,
+repeated reads and communication between devices are left out. Ratios of two forecasts are not bounds.
 
-A prompt's prefill, and the encoder, are not of a step, and not counted.
+A prompt's prefill and the encoder are not part of a step and not counted.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from calm_beam.exits.token_cost import TokenCost
 from calm_beam.model import ModelConfig, parameter_shapes
 from calm_beam.precision import Precision, held_type
 
-# Passes of bfloat16 products that a TPU makes for float32 ones of the highest precision.
+# bfloat16 passes of a TPU for one float32 product of the highest precision.
 _TPU_PASSES = 6
-# Of those that a step reads of a decoder layer, in every architecture; what is made of the source is read, not made.
+# The parameters of a decoder layer that a step reads; keys and values of the source are read, not computed.
 _LAYER = r"decoder/layers_0/.*"
 _OF_SOURCE = r"decoder/layers_0/encoder_decoder_attention/(key|value)/.*"
 _KEPT = r"decoder/layers_0/self_attention/(key|value)/(kernel|bias)"
@@ -36,13 +36,13 @@ _KEPT = r"decoder/layers_0/self_attention/(key|value)/(kernel|bias)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """An accelerator, as its maker describes it.
+    """An accelerator, as its data sheet describes it.
 
     Attributes:
-      name: In words.
-      bandwidth: Bytes a second between its memory and its units.
-      bfloat16_rate: Operations a second with bfloat16 factors, dense.
-      float32_rate: Operations a second with float32 factors that are not rounded.
+      name: Display name.
+      bandwidth: Bytes per second between its memory and its units.
+      bfloat16_rate: Operations per second with bfloat16 factors, dense.
+      float32_rate: Operations per second with float32 factors that are not rounded.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Device:
     float32_rate: float
 
     def rate(self, precision: Precision) -> float:
-        """Returns operations a second in a precision."""
+        """Returns the operations per second in a precision."""
         return self.bfloat16_rate if precision.dtype == "bfloat16" else self.float32_rate
 
 
@@ -91,30 +91,30 @@ DEVICES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a layer, or a head, takes of a device.
+    """The resources that a layer, or a head, needs in a step.
 
     Attributes:
-      bytes: Read.
-      operations: A multiply-add is two.
+      bytes: Bytes read.
+      operations: Operations; a multiply-add counts as two.
     """
 
     bytes: int
     operations: int
 
     def seconds(self, device: Device, precision: Precision) -> float:
-        """Returns what it takes at the least."""
+        """Returns the least time in seconds."""
         return max(self.bytes / device.bandwidth, self.operations / device.rate(precision))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """What a step of decoding is made of, for all its rows together.
+    """The parts of a decoding step, for all its rows together.
 
     Attributes:
       layers: Decoder depth L.
-      layer: A layer that rows go through.
-      skipped: A layer that they skip.
-      head: The output head, asked once.
+      layer: A layer that rows use.
+      skipped: A layer that rows skip.
+      head: The output head, evaluated once.
     """
 
     layers: int
@@ -128,10 +128,10 @@ class StepParts:
 
         Args:
           config: Sizes of the model.
-          precision: In whose type weights, keys and values are held.
-          positions: Tokens that each row attends to: of its prompt, and of its output so far. Windows are not looked
-            at: a model that has them reads less where there are more positions.
-          rows: Prompts that take the step together, all in the same layers.
+          precision: Precision whose type weights, keys and values have.
+          positions: Tokens that each row attends to, in its prompt and its output so far. Attention windows are
+            ignored: a model with windows reads less if there are more positions.
+          rows: Prompts in the step, all in the same layers.
 
         Raises:
           ValueError: If `positions` or `rows` is below 1.
@@ -142,7 +142,7 @@ class StepParts:
         shapes = parameter_shapes(config)
 
         def weights(pattern: str, but: str = r"(?!)") -> tuple[int, int]:
-            """Returns how many weights match, and their bytes."""
+            """Returns the number of matching weights, and their bytes."""
             chosen = {
                 name: math.prod(shape)
                 for name, shape in shapes.items()
@@ -170,9 +170,9 @@ class DeviceForecast:
     """The least time of a model's steps on a device.
 
     Attributes:
-      device: Which.
-      precision: In which the model computes.
-      parts: What a step is made of.
+      device: The device.
+      precision: The precision in which the model computes.
+      parts: The parts of a step.
     """
 
     device: Device
@@ -180,24 +180,25 @@ class DeviceForecast:
     parts: StepParts
 
     def full_seconds(self) -> float:
-        """Returns what a step of the full model takes at the least, which asks the head once."""
+        """Returns the least seconds of a step of the full model, which evaluates the head once."""
         return self.cost().full()
 
     def head_share(self) -> float:
-        """Returns the head's share of that."""
+        """Returns the head's share of the full model's least time."""
         return self.parts.head.seconds(self.device, self.precision) / self.full_seconds()
 
     def exit_seconds(self, layer: int, rule: ExitRule) -> float:
-        """Returns what a step takes at the least whose rows all leave at a layer.
+        """Returns the least seconds of a step whose rows all exit at a layer.
 
-        A measure that asks the head does so at every layer that may exit, up to there; the last answer gives the token.
+        A measure that needs logits evaluates the head at every exit layer up to there; the last evaluation gives the
+        token.
 
         Args:
           layer: From 1 to L.
-          rule: How exits are decided.
+          rule: The exit rule.
 
         Raises:
-          ValueError: If rows cannot leave there.
+          ValueError: If rows cannot exit there.
         """
         exits = rule.exit_layers(self.parts.layers)
         if layer not in exits:
@@ -205,11 +206,11 @@ class DeviceForecast:
         return self.cost().at(layer, rule)
 
     def mean_seconds(self, layers: float, rule: ExitRule) -> float:
-        """Returns what steps take at the least on average whose rows leave at a mean layer, as `TokenCost.at_mean`."""
+        """Returns the least mean seconds of steps whose rows exit at a mean layer, as in `TokenCost.at_mean`."""
         return self.cost().at_mean(layers, rule)
 
     def cost(self) -> TokenCost:
-        """Returns the least seconds of a step, whose rows all go through the same layers."""
+        """Returns the token cost in least seconds of a step whose rows all use the same layers."""
         layer, skipped, head = (
             part.seconds(self.device, self.precision)
             for part in (self.parts.layer, self.parts.skipped, self.parts.head)
@@ -223,7 +224,7 @@ class DeviceForecast:
         )
 
     def gain(self, layer: int, rule: ExitRule) -> float:
-        """Returns the full model's least time over that of steps whose rows all leave at a layer."""
+        """Returns the full model's least time over that of steps whose rows all exit at a layer."""
         return self.full_seconds() / self.exit_seconds(layer, rule)
 
     def pays_up_to(self, rule: ExitRule) -> int | None:
@@ -232,11 +233,11 @@ class DeviceForecast:
         return max(paying, default=None)
 
     def needed_share(self, layer: int, rule: ExitRule) -> float:
-        """Returns the share of steps that must leave at a layer, if only it and the last may exit, for exits to pay.
+        """Returns the share of steps that must exit at a layer for exits to pay, if only it and the last may exit.
 
         Args:
           layer: Below L.
-          rule: Says which measure; its own exit layers are not looked at.
+          rule: The rule with the measure; its own exit layers are ignored.
 
         Returns:
           At least 0; above 1 where exits at that layer cannot pay.
@@ -249,14 +250,14 @@ class DeviceForecast:
 def device_forecast(
     config: ModelConfig, device: str, precision: Precision, *, positions: int, rows: int = 1
 ) -> DeviceForecast:
-    """Returns the least times of a model's steps on a device; arguments as of `StepParts.of`.
+    """Returns the least times of a model's steps on a device.
 
     Args:
       config: Sizes of the model.
       device: One of `DEVICES`.
-      precision: In which it computes.
+      precision: The precision in which it computes.
       positions: Tokens that each row attends to.
-      rows: Prompts that take a step together.
+      rows: Prompts in a step.
 
     Raises:
       ValueError: If there is no such device, or a number is below 1.

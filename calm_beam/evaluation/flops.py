@@ -4,26 +4,27 @@ CALM, "FLOPs and speedup computations", adopts the count of Elbayad et al. (2020
 Appendix B. With model width d, attention width a (heads times their width), feed-forward width d_f, encoder width d_e,
 vocabulary V, source length |x|, position t from 1 and a multiply-add as 2 operations, one token costs
 
-    a layer it goes through    12 d a + 4 d_f d + 4 t a + 4 |x| a, and 4 |x| a d_e at the sequence's first use of it
-    a layer it skips           4 d a, the keys and values of the state that is propagated
+    a layer that it uses       12 d a + 4 d_f d + 4 t a + 4 |x| a, and 4 |x| a d_e at the sequence's first use of it
+    a layer that it skips      4 d a, the keys and values of the propagated state
     an exit test               2 V d for softmax measures, 2 d for the classifier, nothing for the others
     the output                 2 V d
 
-Two counts differ in which tests they charge. `flops_appendix_b` follows the text: those that the token took.
-`flops_calm_table` charges every token of a sequence with those of its deepest token.
+Two counts differ in the tests they charge. `flops_appendix_b` follows the text: the tests that the token took.
+`flops_calm_table` charges every token of a sequence with the tests of its deepest token.
 
 What is proven, and what is not. Taken literally, the formula cannot give the paper's Table 2: at 1.73 softmax layers
 the table says x0.50, the formula at least x0.66 whatever the lengths (a test shows it). The second count is compatible
 with every row of CNN/DM and WMT, and with those of SQuAD but one (1.03 layers, x5.68, needs outputs a little shorter
-than the others), at |x| = 1024, mean |y| = 82, 39 and 5.6 and d_f without the gate. It was inferred from those numbers
-alone; the authors say nothing of it, and another count may agree as well.
+than the others), at |x| = 1024, mean |y| = 82, 39 and 5.6 and d_f without the gate. It was inferred from these numbers
+alone; the authors do not mention it, and another count may agree as well.
 
-The paper has no decoder-only models. They are counted alike, without what they do not have: with keys of width k, a
-layer gone through costs 4 d a + 4 d k + 4 d_f d + 4 (|x| + t - 1) a, and a skipped one 4 d k; the first step reads the
-prompt's last token, of which skipped layers have everything already. The prompt is not counted, as the encoder is not.
+The paper has no decoder-only models. They are counted alike, without the parts they do not have: with keys of width k,
+a layer used costs 4 d a + 4 d k + 4 d_f d + 4 (|x| + t - 1) a, and a skipped one 4 d k; the first step reads the
+prompt's last token, whose keys and values are already stored in skipped layers. The prompt is not counted, nor is the
+encoder.
 
-The feed-forward layer is counted as the formula has it, ungated: two matrices. T5 1.1's gated one has a third, 2 d_f d
-more for every layer gone through, which neither the formula nor, as far as it shows, the table has.
+The feed-forward layer is counted as in the formula, ungated: two matrices. T5 1.1's gated one has a third, 2 d_f d
+more for every layer used, which neither the formula nor, as far as it shows, the table has.
 """
 
 import dataclasses
@@ -83,19 +84,19 @@ class DecoderSizes:
 def flops_appendix_b(
     exit_layers: Sequence[int], sizes: DecoderSizes, *, source_length: int, rule: ExitRule | None
 ) -> np.ndarray:
-    """Returns the decoder's operations for each token of one output, each token charged with the tests that it took.
+    """Returns the decoder's operations for each token of one output, each token charged with its own tests.
 
-    A layer is tested where the token might exit and might not: the last one never is. A test's projection onto the
-    vocabulary is counted beside that of the output, as the formula has it, though a decoder may use one for both.
+    A layer is tested if the token may exit there or go on: the last one never is. A test's projection onto the
+    vocabulary is counted in addition to that of the output, as in the formula, though a decoder may use one for both.
 
     Args:
       exit_layers: Layers used for each token, from 1, in the order of the output.
-      sizes: Of the model.
+      sizes: Sizes of the model.
       source_length: Tokens of the prompt as the encoder saw it, eos included, at least 1.
-      rule: How exits are decided: what is tested, and where. None for the full model, which tests nothing.
+      rule: The exit rule, which decides what is tested and where. None for the full model, which tests nothing.
 
     Returns:
-      shape (tokens,), int64: their sum is what the whole output costs.
+      shape (tokens,), int64: their sum is the cost of the whole output.
 
     Raises:
       ValueError: If an exit layer is not in 1..L, or the source length is below 1.
@@ -112,21 +113,21 @@ def flops_calm_table(
 ) -> np.ndarray:
     """Returns the decoder's operations for each token of one output, in the count that fits the paper's Table 2.
 
-    Every token is charged with the tests of the deepest token of its output. See the module for what supports this.
+    Every token is charged with the tests of the deepest token of its output. See the module docstring for the evidence.
 
     Args:
-      exit_layers: As for `flops_appendix_b`.
-      sizes: As there.
-      source_length: As there.
-      rule: As there.
+      exit_layers: Layers used for each token, from 1, in the order of the output.
+      sizes: Sizes of the model.
+      source_length: Tokens of the prompt as the encoder saw it, eos included, at least 1.
+      rule: The exit rule; None for the full model.
 
     Returns:
       shape (tokens,), int64.
 
     Raises:
-      ValueError: As there.
+      ValueError: If an exit layer is not in 1..L, or the source length is below 1.
 
-    Source: inferred from CALM Table 2 (test efficiency gains); Elbayad et al. (2020), Appendix B, but for the tests.
+    Source: inferred from CALM Table 2 (test efficiency gains); Elbayad et al. (2020), Appendix B, except for the tests.
     """
     exits = _checked(exit_layers, sizes, source_length=source_length)
     deepest = np.full_like(exits, exits.max(initial=1))
@@ -135,15 +136,15 @@ def flops_calm_table(
 
 
 def full_model_flops(num_tokens: int, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
-    """Returns what the same tokens cost if each goes through all layers and nothing is tested; both counts agree on it.
+    """Returns the operations for tokens that use all layers without tests; both counts agree on them.
 
     A reduction factor, such as the paper's x3.65, is the sum of these over many outputs, divided by the sum of one of
     the counts above over the same outputs.
 
     Args:
-      num_tokens: Tokens of the output.
-      sizes: Of the model.
-      source_length: As for `flops_appendix_b`.
+      num_tokens: Number of tokens of the output.
+      sizes: Sizes of the model.
+      source_length: Tokens of the prompt as the encoder saw it, eos included, at least 1.
 
     Returns:
       shape (tokens,), int64.
@@ -157,15 +158,15 @@ def full_model_flops(num_tokens: int, sizes: DecoderSizes, *, source_length: int
 
 
 def share_of_work(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, *, rule: ExitRule) -> float:
-    """Returns what decoding tokens takes of the full model's operations, whatever the lengths: attention is left out.
+    """Returns the operations of decoding tokens as a share of the full model's; attention is left out.
 
-    The counts above follow the paper; this one follows our decoders, where the projection of a test that lets a token
-    out gives the token, too.
+    Without attention, the share does not depend on lengths. The counts above follow the paper; this one follows our
+    decoders, where the projection of the test at which a token exits also gives the token.
 
     Args:
       exit_layers: Layers used for each token, from 1; at least one.
-      sizes: Of the model.
-      rule: How exits are decided.
+      sizes: Sizes of the model.
+      rule: The exit rule.
 
     Raises:
       ValueError: If an exit layer is not in 1..L.
@@ -177,7 +178,7 @@ def share_of_work(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, 
 
 
 def operations_cost(sizes: DecoderSizes) -> TokenCost:
-    """Returns what a token costs in operations, attention left out."""
+    """Returns the cost of a token in operations, without attention."""
     through, skipped = _layer_operations(sizes)
     tests = {
         measure.needs: measure.test_operations(width=sizes.width, vocab_size=sizes.vocab_size)
@@ -193,12 +194,12 @@ def operations_cost(sizes: DecoderSizes) -> TokenCost:
 
 
 def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> float:
-    """Returns `share_of_work` of any tokens that use so many layers on average, where every layer may exit.
+    """Returns `share_of_work` of tokens that use `layers` layers on average, where every layer may exit.
 
     Args:
       layers: From the rule's lowest exit layer to L.
-      sizes: Of the model.
-      rule: With an exit interval of 1: each layer more is a test more, so that the mean tells all.
+      sizes: Sizes of the model.
+      rule: With an exit interval of 1: each layer more is a test more, so the share depends on the mean alone.
     """
     assert rule.exit_interval == 1, "with distances between exits, the mean does not tell how many tests there are"
     lowest, depth = rule.min_exit_layer, sizes.num_layers
@@ -225,7 +226,7 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int
     positions = np.arange(1, len(exits) + 1)
     of_weights, skipped = _layer_operations(sizes)
     through = of_weights + 4 * positions * inner + 4 * source_length * inner
-    # Keys and values over the source are made once for each layer: by the first token that gets there.
+    # Keys and values over the source are computed once per layer, by the first token that uses it.
     reached = np.maximum.accumulate(exits)
     first_uses = np.diff(reached, prepend=0)
     cross_attention = first_uses * 4 * source_length * inner * sizes.encoder_width
@@ -245,7 +246,7 @@ def _of_decoder_only(exits: np.ndarray, sizes: DecoderSizes, *, source_length: i
 
 
 def _layer_operations(sizes: DecoderSizes) -> tuple[int, int]:
-    """Returns the operations of a token with the weights of a layer that it goes through, and of one that it skips."""
+    """Returns the operations of a token with the weights of a layer that it uses, and of one that it skips."""
     width, inner = sizes.width, sizes.attention_width
     if sizes.encoder_width:
         return 12 * width * inner + 4 * sizes.mlp_width * width, 4 * width * inner
@@ -254,7 +255,7 @@ def _layer_operations(sizes: DecoderSizes) -> tuple[int, int]:
 
 
 def _tests(depths: np.ndarray, sizes: DecoderSizes, *, rule: ExitRule | None) -> np.ndarray:
-    """Returns the operations of the exit tests of tokens that go as deep as this."""
+    """Returns the operations of the exit tests of tokens with these depths."""
     if rule is None:
         return np.zeros_like(depths)
     per_test = rule.measure().test_operations(width=sizes.width, vocab_size=sizes.vocab_size)

@@ -1,7 +1,7 @@
-"""What repeated splits found: what every trial chose and what became of it, and the whole set at every threshold.
+"""The results of repeated splits: every trial's choice and its test, and the whole set at every threshold.
 
-A trial chooses on its calibration part, and is judged on its test part. The whole set is both together. Files hold all
-trials and the whole set as Parquet, and summaries by column.
+A trial chooses on its calibration part, and is tested on its test part. The whole set is both together. All trials and
+the whole set are written as Parquet files; summaries are available by column.
 
 Source: CALM, "Experimental Setting" (calibration experiments: random trials of 80 % calibration and 20 % test data).
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .serving_speed import Speedup
 
 
-# Level at which a test part alone is said to prove that the risk exceeds delta.
+# Level at which a test part alone proves that the risk exceeds delta.
 PROOF_LEVEL = 0.05
 
 
@@ -44,18 +44,18 @@ class TrialOutcome:
 
     Attributes:
       measure: Name of the generations.
-      spec: What was asked for, and how it was tested.
+      spec: The planned test.
       trial: Number of the trial, from 0.
       threshold: The lowest that was accepted; None never exits, which is a result like any other.
-      n_calibration: Units of the calibration part.
-      n_test: Units of the test part, at least 1.
-      test_risk: Mean loss on the test part; 0 where nothing exits.
-      excess_p_value: Of "the risk is at most delta", from the test part alone.
+      n_calibration: Number of units of the calibration part.
+      n_test: Number of units of the test part, at least 1.
+      test_risk: Mean loss on the test part; 0 if nothing exits.
+      excess_p_value: p-value for "the risk is at most delta", from the test part alone.
       layers: Decoder layers per token on the test part.
-      flops_appendix_b: How many times fewer operations than at full depth, on the test part; None if not counted.
-      flops_calm_table: The same by the other count.
+      flops_appendix_b: Operations at full depth divided by those with exits, on the test part; None if not counted.
+      flops_calm_table: The same ratio by the other count.
       bleu: BLEU of the test part; None without references or sacrebleu.
-      full_bleu: The full model's.
+      full_bleu: BLEU of the full model on the test part.
     """
 
     measure: str
@@ -74,7 +74,7 @@ class TrialOutcome:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the mean loss on the test part exceeds delta; by chance it may, where the risk does not."""
+        """Whether the mean loss on the test part exceeds delta; it may by chance, even if the risk does not."""
         return self.test_risk > self.spec.delta
 
     @property
@@ -92,16 +92,16 @@ class GridRow:
       threshold: Exit threshold; None for the full model.
       consistency: Kind of consistency.
       metric: Name of the metric.
-      loss: What is made of its scores.
+      loss: Loss computed from its scores.
       n: Number of independent units.
       risk: Mean loss.
       layers: Decoder layers per token.
-      flops_appendix_b: As in `TrialOutcome`.
-      flops_calm_table: As there.
-      bleu: As there.
-      cut: Outputs that ended at the greatest length and not with eos.
-      examples: Number of examples, those that failed included.
-      repeated: Examples whose prompt another one has too, each prompt's first not counted.
+      flops_appendix_b: Operations at full depth divided by those with exits; None if not counted.
+      flops_calm_table: The same ratio by the other count.
+      bleu: BLEU of the whole set; None without references or sacrebleu.
+      cut: Outputs that reached the maximum length without eos.
+      examples: Number of examples, failed ones included.
+      repeated: Examples whose prompt another one has too, not counting each prompt's first.
       failed: Examples without outputs, which count with loss 1.
     """
 
@@ -123,20 +123,20 @@ class GridRow:
 
     @property
     def objective(self) -> Objective:
-        """The loss that the risk is the mean of."""
+        """The loss whose mean is the risk."""
         return Objective(self.consistency, self.metric, loss=self.loss)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaneCounts:
-    """What all outputs of one lane cost, and what BLEU they have.
+    """The cost and BLEU of all outputs of one branch.
 
     Attributes:
       layers: Decoder layers per token; None if there are no tokens.
-      flops_appendix_b: As in `TrialOutcome`.
-      flops_calm_table: As there.
-      bleu: As there.
-      cut: Outputs that ended at the greatest length and not with eos.
+      flops_appendix_b: Operations at full depth divided by those with exits; None if not counted.
+      flops_calm_table: The same ratio by the other count.
+      bleu: BLEU of the outputs; None without references or sacrebleu.
+      cut: Outputs that reached the maximum length without eos.
     """
 
     layers: float | None
@@ -147,10 +147,10 @@ class LaneCounts:
 
 
 def lane_counts(counts: np.ndarray, rows: Sequence[str], *, lane: int) -> LaneCounts:
-    """Returns the counts of one lane in words and ratios.
+    """Returns the counts of one branch as names and ratios.
 
     Args:
-      counts: shape (count rows, lanes), int64: sums over outputs.
+      counts: shape (count rows, branches), int64: sums over outputs.
       rows: Names of the rows, of an `OutputCounter`.
       lane: 0 for the full model, then the thresholds.
     """
@@ -182,9 +182,9 @@ def trial_outcomes(
     Args:
       measure: Name of the generations.
       totals: Sums over them.
-      specs: What is asked for; no p-value that needs single losses.
+      specs: The planned tests; no p-value that needs single losses.
       thresholds: The grid, descending.
-      count_rows: Names of what was counted.
+      count_rows: Names of the counts.
       num_layers: Decoder depth, reported where a part has no token.
 
     Raises:
@@ -254,18 +254,18 @@ class Summary:
 
     Attributes:
       measure: Name of the generations.
-      spec: What was asked for.
+      spec: The planned test.
       trials: Number of trials.
-      threshold: The middle one of those that trials chose, "never exit" counting as the highest; None if it is that.
+      threshold: Median of the thresholds that trials chose, "never exit" counting as the highest; None if it is that.
       never: Trials that never exit.
       test_risk: Mean loss on the test part.
       exceeding: Trials whose mean loss on the test part exceeds delta.
       proved_broken: Trials whose test part alone proves that the risk exceeds delta.
-      layers: As in `TrialOutcome`, like all below.
+      layers: Decoder layers per token, as in `TrialOutcome`; so are the following.
       flops_appendix_b: None if not counted.
       flops_calm_table: None if not counted.
       bleu: None without references or sacrebleu.
-      full_bleu: The same.
+      full_bleu: None without references or sacrebleu.
     """
 
     measure: str
@@ -293,15 +293,15 @@ def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitResults:
-    """All that repeated splits found.
+    """All results of repeated splits.
 
     Attributes:
       trials: Every trial of every measure and spec.
       curves: A summary for each measure and spec, in the order of their first trial.
-      table: Those that are about what was asked for; the others only draw curves.
+      table: The summaries of requested specs; the others only draw curves.
       grid: The whole set at every threshold.
       num_layers: Decoder depth.
-      speedups: By measure and threshold, where they were measured.
+      speedups: Measured speedups, by measure and threshold.
     """
 
     trials: Sequence[TrialOutcome]
@@ -315,18 +315,18 @@ class SplitResults:
     def of(
         cls, trials: Sequence[TrialOutcome], grid: Sequence[GridRow], *, asked: Sequence[PlannedTest], num_layers: int
     ) -> Self:
-        """Returns the results of these trials, and of the whole set; `asked` is what the table is about."""
+        """Returns the results of these trials, and of the whole set; `asked` are the specs of the table."""
         curves = summaries(trials)
         table = [summary for summary in curves if summary.spec in asked]
         return cls(trials=trials, curves=curves, table=table, grid=grid, num_layers=num_layers)
 
     def speedup(self, summary: Summary) -> "Speedup | None":
-        """Returns the speedup at a summary's threshold; None where none was measured, as for the full model."""
+        """Returns the speedup at a summary's threshold; None if not measured, as for the full model."""
         return None if summary.threshold is None else self.speedups.get((summary.measure, summary.threshold))
 
 
 def by_test(summaries: Sequence[Summary]) -> list[list[Summary]]:
-    """Returns the summaries of each loss and its test."""
+    """Returns the summaries grouped by loss and test."""
     groups: dict[tuple[object, ...], list[Summary]] = {}
     for summary in summaries:
         spec = summary.spec
@@ -343,7 +343,7 @@ def grid_rows(
       measure: Name of the generations.
       totals: Sums over them.
       thresholds: The grid, descending.
-      count_rows: Names of what was counted.
+      count_rows: Names of the counts.
       num_layers: Decoder depth, reported where there is no token.
     """
     counts, whole = totals.whole_counts(), totals.whole
@@ -377,14 +377,14 @@ def objectives_of_grid(grid: Sequence[GridRow]) -> list[Objective]:
 
 
 def full_score(objective: Objective) -> float:
-    """Returns what the full model scores where an objective's risk is taken from it."""
-    # Without early exits, an output is like the full model's, and as good.
+    """Returns the full model's score on the scale from which an objective's risk is subtracted."""
+    # Without early exits, an output equals the full model's and scores the same.
     above = objective.tail
     return 0.0 if objective.consistency == "risk" and above is None else 1.0
 
 
 def score_in_words(objective: Objective) -> str:
-    """Returns what is high where an objective's risk is low."""
+    """Returns a name for the score that is high where an objective's risk is low."""
     above = objective.tail
     if above is not None:
         against = "the full model's output" if objective.consistency == "textual" else "the references"
@@ -402,7 +402,7 @@ def _chosen_index(evidence: Evidence, spec: PlannedTest) -> int:
 
 
 def _excess_p_value(loss_sum: int, n: int, *, spec: PlannedTest) -> float:
-    """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": bad and good change places."""
+    """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": losses are reversed."""
     if spec.is_signed:
         # (1 - L) / 2 is in [0, 1].
         reversed_sum, delta = (n * LOSS_SCALE - loss_sum + 1) // 2, (1 - spec.delta) / 2
@@ -481,12 +481,12 @@ _OF_SPEC = ("consistency", "metric", "loss", "delta", "epsilon", "p_value", "pro
 
 
 def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:
-    """Writes every trial as one row; the file appears whole or not at all."""
+    """Writes every trial as one row, atomically."""
     _write(path, [trial_row(outcome) for outcome in outcomes], schema=_TRIALS)
 
 
 def read_trials(path: str) -> list[TrialOutcome]:
-    """Returns what `write_trials` wrote."""
+    """Returns the trials that `write_trials` wrote."""
     outcomes = []
     for row in _read(path):
         spec = PlannedTest(**{name: row.pop(name) for name in _OF_SPEC})
@@ -495,18 +495,18 @@ def read_trials(path: str) -> list[TrialOutcome]:
 
 
 def trial_row(outcome: TrialOutcome) -> dict[str, Any]:
-    """Returns a trial by column."""
+    """Returns the columns of a trial with their values."""
     row = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome) if field.name != "spec"}
     return {**row, **spec_columns(outcome.spec)}
 
 
 def spec_columns(spec: PlannedTest) -> dict[str, Any]:
-    """Returns what was asked for by column."""
+    """Returns the columns of a spec with their values."""
     return {name: getattr(spec, name) for name in _OF_SPEC}
 
 
 def summary_row(summary: Summary, results: SplitResults) -> dict[str, Any]:
-    """Returns every number of a summary by column; its speedup is one of the results."""
+    """Returns the columns of a summary with their values; its speedup is taken from the results."""
     low, high = binomial_interval(summary.exceeding, summary.trials)
     speedup = results.speedup(summary)
     return {
@@ -532,12 +532,12 @@ def summary_row(summary: Summary, results: SplitResults) -> dict[str, Any]:
 
 
 def write_grid(path: str, rows: Sequence[GridRow]) -> None:
-    """Writes the whole set's numbers; the file appears whole or not at all."""
+    """Writes the whole set's numbers, atomically."""
     _write(path, [dataclasses.asdict(row) for row in rows], schema=_GRID)
 
 
 def read_grid(path: str) -> list[GridRow]:
-    """Returns what `write_grid` wrote."""
+    """Returns the rows that `write_grid` wrote."""
     return [GridRow(**row) for row in _read(path)]
 
 
@@ -553,6 +553,6 @@ def _write(path: str, rows: list[dict[str, Any]], *, schema: pyarrow.Schema) -> 
 
 def _read(path: str) -> list[dict[str, Any]]:
     with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
-        # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
+        # An Arrow thread that releases Python memory during interpreter shutdown aborts the process.
         rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
     return rows

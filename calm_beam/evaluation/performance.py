@@ -1,9 +1,9 @@
-"""What ways of exiting cost and gain over a sample of prompts: layers per token, and quality; and which are compared.
+"""Cost and quality of exit rules over a sample of prompts: layers per token, scores, and which rules to compare.
 
-A sample can be drawn again by anyone; means over it have standard errors.
+The sample can be drawn again by anyone; means over it have standard errors.
 
-With the oracle, every token is the one that the last layer would give: outputs can differ from the full model's only by
-what later tokens find in the cache (CALM, "State propagation").
+With the oracle, every token is the one that the last layer would give: outputs differ from the full model's only
+through the cache that later tokens attend to (CALM, "State propagation").
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ from calm_beam.text import counted
 def sampled(examples: Sequence[Example], count: int) -> list[Example]:
     """Returns at most `count` examples, in their order: those whose ids have the smallest hashes.
 
-    The sample does not depend on the order of the data, and a larger one holds the smaller ones.
+    The sample does not depend on the order of the data, and a larger one contains the smaller ones.
 
     Args:
-      examples: All of them.
+      examples: All examples.
       count: At least 1.
     """
 
@@ -83,7 +83,7 @@ def estimated_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
 
     Args:
       numerators: One per prompt, at least one.
-      denominators: As many, positive.
+      denominators: As many positive numbers.
 
     Returns:
       The ratio; its standard error is that of the ratio's linear approximation, exact where all denominators are equal.
@@ -103,16 +103,16 @@ def estimated_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     count = len(above)
     if count == 1:
         return Estimate(mean=ratio, standard_error=None, prompts=1)
-    # Summed exactly, so that the order in which prompts were decoded does not show.
+    # Summed exactly, so the order in which prompts were decoded does not matter.
     variance = math.fsum((above - ratio * below) ** 2) / (count - 1)
     return Estimate(mean=ratio, standard_error=math.sqrt(variance / count) / (math.fsum(below) / count), prompts=count)
 
 
 def encoded_prompts(run: PreparedSweep, examples: Sequence[Example]) -> list[Prompt]:
-    """Returns the examples as the model sees them.
+    """Returns the examples as prompts of token ids.
 
     Raises:
-      ValueError: If one cannot be encoded, or is too long where that is an error.
+      ValueError: If one cannot be encoded, or is too long and `on_long` makes that an error.
     """
     vocab_size = run.checkpoint.config.vocab_size
     return [
@@ -124,7 +124,7 @@ def encoded_prompts(run: PreparedSweep, examples: Sequence[Example]) -> list[Pro
 
 
 def sample_in_words(prompts: Sequence[Prompt], total: int) -> str:
-    """Returns which examples, of how many, a sample has."""
+    """Returns a description of a sample: its size, and how it was drawn."""
     used = len(prompts)
     which = (
         "all examples" if used == total else f"of {counted(total, 'example')}, those whose ids have the smallest hashes"
@@ -135,17 +135,17 @@ def sample_in_words(prompts: Sequence[Prompt], total: int) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(Decoding):
-    """A model, prompts and a metric.
+    """A task: a model, prompts and a metric.
 
     Attributes:
       checkpoint: The model.
       vocabulary: Its vocabulary; None if there is none, and all prompts are token ids.
       prompts: The sample.
       metric: Name of the metric, as in `get_metric`.
-      metric_settings: What it needs.
-      max_input_length: Most tokens of a prompt.
-      max_decode_length: Most tokens of an output, eos included.
-      precision: In which numbers the model computes.
+      metric_settings: Settings that the metric needs.
+      max_input_length: Largest number of tokens of a prompt.
+      max_decode_length: Largest number of tokens of an output, eos included.
+      precision: Precision in which the model computes.
     """
 
     checkpoint: Checkpoint
@@ -162,7 +162,7 @@ class Task(Decoding):
 
         Args:
           prompt_id: Id of the example, for messages.
-          texts: What to score.
+          texts: Texts to score.
           references: At least one text.
 
         Raises:
@@ -177,14 +177,14 @@ class Task(Decoding):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Performance:
-    """Cost and quality of one way of exiting.
+    """Cost and quality of one exit rule and threshold.
 
     Attributes:
       layers: Decoder layers per generated token.
       similarity: Score against the full model's output.
       quality: Score against the references; None without references.
-      quality_change: Score against the references less the full model's on the same prompt, so that its standard error
-        is that of the difference; None without references.
+      quality_change: Score against the references minus the full model's on the same prompt, so its standard error is
+        that of the difference; None without references.
     """
 
     layers: Estimate
@@ -195,7 +195,7 @@ class Performance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A way of exiting, at one or more thresholds."""
+    """An exit rule with one or more thresholds."""
 
     rule: ExitRule
     thresholds: tuple[float, ...]
@@ -229,12 +229,12 @@ def measure_variants(task: Task, variants: Sequence[Variant], *, decoded: Callab
 def measured_variants(
     task: Task, variants: Sequence[Variant], generations: Iterable[list[Generation]]
 ) -> list[Measured]:
-    """Returns the same as `measure_variants`, of outputs that somebody else decodes.
+    """Returns the performances as `measure_variants` does, from outputs decoded elsewhere.
 
     Args:
       task: Names the metric.
       variants: At least one.
-      generations: Of each variant, in their order, those of all prompts, none of which failed.
+      generations: For each variant in order, the generations of all prompts, none of which failed.
 
     Raises:
       MetricError: If the metric fails or leaves [0, 1]; names the example.
@@ -252,11 +252,11 @@ def measured_variants(
 
 
 def performances(task: Task, generations: list[Generation]) -> list[Performance]:
-    """Returns the performance of each lane of outputs that have been decoded; the first is the full model's.
+    """Returns the performance of each branch of decoded outputs; the first is the full model's.
 
     Args:
       task: Names the metric.
-      generations: At least one; with references either all or none.
+      generations: At least one; either all have references or none.
 
     Raises:
       MetricError: If the metric fails or leaves [0, 1]; names the example.
@@ -313,8 +313,9 @@ def tradeoff_variants(
 def propagation_variants(confidence: str, thresholds: Sequence[float]) -> tuple[Variant, ...]:
     """Returns the oracle with every state propagation, then the noisy cache.
 
-    In the noisy cache, tokens exit by a real confidence measure as far as the cache is concerned, and yet are the last
-    layer's (T5X's `oracle_tok_noisy_cache`). At threshold 0 all layers attend to the first layer's states.
+    In the noisy cache, tokens exit by a real confidence measure as far as the cache is concerned, while the tokens
+    themselves are the last layer's (T5X's `oracle_tok_noisy_cache`). At threshold 0 all layers attend to the first
+    layer's states.
 
     Args:
       confidence: Measure of the noisy cache.

@@ -1,6 +1,6 @@
-"""A pilot, a small calibration, read back with what it took and with the losses that it measured.
+"""A pilot: a small calibration, read back with its timing and its measured losses.
 
-From these losses it is forecast when a sequential calibration may stop.
+The losses forecast when a sequential calibration may stop.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from calm_beam.storage import absolute, is_file, joined, parent
 
 from .cost import Job, Pilot, PilotShard
 
-# What tells a kind of device, in the names that Dataflow and JAX have for it.
+# The part that identifies a kind of device in its names in Dataflow and JAX.
 _TELLING = re.compile(r"\b([alt]\d+|h\d+|v\d+[a-z]?|cpu)\b")
-# Outputs are read back until they are of so many examples, and of two shards.
+# Outputs are read back until there are this many examples, from two shards at least.
 _ENOUGH_EXAMPLES = 5000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EntryLosses:
-    """What a pilot has measured for one entry of its manifest.
+    """The losses that a pilot has measured for one entry of its manifest.
 
     Attributes:
       entry: The entry.
       losses: shape (examples, thresholds), int64 in units of 2^-32, in the testing order; None if the entry's metric is
-        not one of ours: that is imported only where the user names it.
+        not built in: a user's metric is imported only where the user names it.
     """
 
     entry: Calibration
@@ -44,16 +44,16 @@ class EntryLosses:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PilotRun:
-    """A pilot.
+    """A pilot that was read back.
 
     Attributes:
-      pilot: What it took.
-      examples: Its examples, timed or not.
-      timed: How many of its shards were timed, and how many there are.
-      has_run_timing: Whether it is known what the whole run took.
+      pilot: Its timing.
+      examples: Number of its examples, timed or not.
+      timed: Number of timed shards, and number of all shards.
+      has_run_timing: Whether the time of the whole run is known.
       thresholds: The testing order.
-      entries: Of its manifest; none where there is no manifest.
-      clusters: Whether clusters are what is drawn independently.
+      entries: Entries of its manifest; none if there is no manifest.
+      clusters: Whether the independent units are clusters.
     """
 
     pilot: Pilot
@@ -69,7 +69,7 @@ def read_pilot(path: str) -> PilotRun:
     """Returns the pilot in a calibration's output directory, or in the folder of its generations.
 
     Raises:
-      UsageError: If there is none, or it says nothing about time.
+      UsageError: If there is no pilot, or it has no timing.
       OutputsError: If it is not complete.
       ManifestError: If its manifest cannot be trusted.
     """
@@ -115,7 +115,7 @@ def read_pilot(path: str) -> PilotRun:
 
 
 def is_same_device(accelerator: str, device: str) -> bool:
-    """Returns whether the name of an accelerator, as Dataflow has it, is that of a device, as JAX has it.
+    """Returns whether Dataflow's name of an accelerator and JAX's name of a device mean the same.
 
     >>> is_same_device("nvidia-l4", "NVIDIA L4"), is_same_device("nvidia-l4", "cpu")
     (True, False)
@@ -142,7 +142,7 @@ def _checked(timings: tuple[ShardTiming, ...], folder: str, *, job: DecodeJob) -
 
 
 def _manifest(path: str, folder: str) -> Manifest | None:
-    """Returns the manifest in the directory that was named, or above the folder of generations that was."""
+    """Returns the manifest in the named directory, or in the one above a named folder of generations."""
     for directory in (path, parent(parent(folder))):
         if is_file(joined(directory, MANIFEST)):
             return read_manifest(joined(directory, MANIFEST))
@@ -155,12 +155,12 @@ def _is_ours(entry: Calibration) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _ReadBack:
-    """What stored outputs tell.
+    """The measurements from stored outputs.
 
     Attributes:
       losses: shape (examples, objectives, thresholds), int64 in units of 2^-32.
-      lengths: By shard, as in `PilotShard`.
-      seconds: What reading and scoring an example has taken.
+      lengths: Lengths by shard, as in `PilotShard`.
+      seconds: Time to read and score an example.
     """
 
     losses: np.ndarray
@@ -179,7 +179,7 @@ def _read_back(
 ) -> _ReadBack:
     metrics = {objective.metric: get_metric(objective.metric) for objective in objectives}
     for metric in metrics.values():
-        # The first score imports what a metric needs, which is not timed.
+        # The first score imports the metric's packages, which is not timed.
         metric("a text", ("another text",))
     lanes = (0, *(1 + job.settings.thresholds.index(threshold) for threshold in thresholds))
     losses: list[np.ndarray] = []
@@ -201,7 +201,7 @@ def _read_back(
                 else None
             )
             losses.append(scored.losses if scored else np.zeros((0, len(thresholds)), np.int64))
-        # Long prompts are begun first.
+        # Long prompts are started first.
         found.sort(key=lambda pair: pair[0])
         lengths[shard.shard] = np.array([steps for _, steps in found], np.int64)
     return _ReadBack(
@@ -215,11 +215,11 @@ def _prompt_size(generation: Generation) -> int:
 
 
 def _outside(timings: tuple[ShardTiming, ...], run: RunTiming | None, *, scoring: float) -> tuple[float, float]:
-    """Returns the seconds of a run before its first shard, and those after its last without scoring."""
+    """Returns the seconds of a run before its first shard, and after its last shard without scoring."""
     loading = max(timing.load_seconds for timing in timings)
     if run is None:
         return loading, 0.0
-    # Others are of a run that this one went on with.
+    # Other shards belong to a run that this one resumed.
     own = [timing for timing in timings if timing.began >= run.began]
     if not own:
         return max(loading, run.seconds - scoring), 0.0
@@ -230,13 +230,13 @@ def _outside(timings: tuple[ShardTiming, ...], run: RunTiming | None, *, scoring
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopForecast:
-    """When a guarantee may be proved.
+    """The forecast of when a guarantee may be proved.
 
     Attributes:
-      entry: Of the pilot, about the same losses.
+      entry: The pilot's entry about the same losses.
       delta: Risk tolerance, the entry's or another.
-      epsilon: Allowed probability of error, likewise.
-      stop: When that may be; None where the entry's losses are not known.
+      epsilon: Allowed probability of error, the entry's or another.
+      stop: The expected stop; None if the entry's losses are unknown.
     """
 
     entry: Calibration
@@ -246,12 +246,12 @@ class StopForecast:
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether the pilot was asked for the same."""
+        """Whether the pilot had the same delta and epsilon."""
         return (self.delta, self.epsilon) == (self.entry.delta, self.entry.epsilon)
 
     @property
     def saved(self) -> float | None:
-        """Share of the examples that the middle one of simulated runs saves; None where nothing is known."""
+        """Share of the examples that the median simulated run saves; None if unknown."""
         if self.stop is None:
             return None
         return 0.0 if self.stop.shares is None else 1 - self.stop.shares[0]
@@ -267,16 +267,16 @@ def stop_forecasts(
     replications: int,
     seed: int,
 ) -> list[StopForecast]:
-    """Returns when a sequential calibration may stop, for what the entries of the pilot guarantee, each once.
+    """Returns when a sequential calibration may stop, once for each guarantee in the pilot's entries.
 
     Args:
       run: The pilot, whose examples are drawn independently.
-      job: The run that is planned.
+      job: The planned run.
       delta: Risk tolerance of all; None for the entries' own.
       epsilon: Allowed probability of error of all; None for the entries' own.
-      power: Share of whole runs that are to prove what is forecast.
-      replications: Simulated calibrations.
-      seed: Of the simulation.
+      power: Share of whole runs that must prove the forecast threshold.
+      replications: Number of simulated calibrations.
+      seed: Seed of the simulation.
     """
     looks = looks_at(job.examples, first=round_examples(job))
     found = []
@@ -297,12 +297,12 @@ def stop_forecasts(
 
 
 def _asked(run: PilotRun, *, delta: float | None, epsilon: float | None) -> Iterator[tuple[EntryLosses, float, float]]:
-    """Yields entries about different losses, with the tolerances that are planned for."""
+    """Yields entries about different losses, with the planned tolerances."""
     found: dict[tuple[object, ...], tuple[EntryLosses, float, float]] = {}
     for each in run.entries:
         entry = each.entry
         if entry.group is not None:
-            # Of a group there would be a share of the examples, which a pilot knows too little of.
+            # A group has only a share of the examples, too few in a pilot.
             continue
         asked = (entry.delta if delta is None else delta, entry.epsilon if epsilon is None else epsilon)
         key = (entry.consistency, entry.metric, entry.known_loss, *asked)
@@ -312,5 +312,5 @@ def _asked(run: PilotRun, *, delta: float | None, epsilon: float | None) -> Iter
 
 
 def round_examples(job: Job) -> int:
-    """Returns the examples of a round in which every worker has a shard."""
+    """Returns the number of examples of a round in which every worker has a shard."""
     return max(1, job.examples * min(job.workers, job.num_shards) // job.num_shards)

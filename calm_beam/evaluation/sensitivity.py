@@ -1,8 +1,8 @@
-"""How much one wrong token costs, by its position (CALM, "Sensitivity to local errors", Figure 2a).
+"""The cost of one wrong token, by its position (CALM, "Sensitivity to local errors", Figure 2a).
 
-The full model's greedy outputs are decoded again with one token replaced, for many positions at once. What replaces a
-token is read from a pass over the full model's output. Each output with a replacement is decoded as a separate request,
-whose first tokens are given.
+The full model's greedy outputs are decoded again with one token replaced, for many positions at once. The replacements
+are read from a pass over the full model's output. Each output with a replacement is decoded as a separate request
+that starts with the given tokens.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ KINDS = ("sampling", "layer")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """What replacing the token at one position does to the whole output.
+    """The effect of replacing the token at one position on the whole output.
 
     Attributes:
       kind: One of `KINDS`.
-      position: Of the token, from 0.
+      position: Position of the token, from 0.
       similarity: Score of the perturbed output against the unperturbed one, over the prompts whose output is that long.
       replaced: Share of those prompts whose token was replaced by another; the first layer may predict the same one.
     """
@@ -96,7 +96,7 @@ def _similarities(task: Task, index: int, *, perturbed: "Perturbed") -> dict[tup
     return {lane: scores[text] for lane, text in texts.items()}
 
 
-# Outputs of which all tokens are predicted at a time.
+# Outputs per call that predicts all their tokens.
 _ROWS = 8
 
 
@@ -106,7 +106,7 @@ class Perturbed:
 
     Attributes:
       unperturbed: The full model's greedy output.
-      outputs: By kind and position (from 0), the whole output if the token there is replaced. Only positions that the
+      outputs: By kind and position (from 0), the whole output if the token there is replaced; only positions that the
         unperturbed output has.
       is_finite: Whether all logits that were used are finite numbers.
     """
@@ -134,12 +134,12 @@ class PerturbationDecoder:
 
         Args:
           checkpoint: The model.
-          positions: Where to replace a token, from 0, each on its own.
+          positions: Positions at which to replace a token, from 0, one at a time.
           rank: Rank of the last layer's token that replaces its first choice in the kind `sampling`, from 1.
-          max_decode_length: Most tokens to generate, eos included.
-          max_input_length: Most tokens of a prompt.
-          batch_size: Most outputs decoded at the same time; None for as many as memory and speed recommend.
-          precision: In which numbers the model computes.
+          max_decode_length: Largest number of tokens to generate, eos included.
+          max_input_length: Largest number of tokens of a prompt.
+          batch_size: Largest number of outputs decoded together; None for as many as memory and speed recommend.
+          precision: Precision in which the model computes.
 
         Raises:
           ValueError: If there is no position, one is outside [0, max_decode_length) or given twice, or there is no
@@ -216,7 +216,7 @@ class PerturbationDecoder:
     def _replacements(
         self, prompts: Sequence[Sequence[int]], outputs: Mapping[int, BranchResult]
     ) -> dict[int, dict[str, np.ndarray]]:
-        """Returns by prompt and kind what would replace each token of an output, int32 of shape (steps,)."""
+        """Returns by prompt and kind the replacement of each token of an output, int32 of shape (steps,)."""
         architecture = architecture_of(self._model.config)
         found = {}
         for members in members_by_width(prompts, self._max_input_length).values():
@@ -250,7 +250,7 @@ def _perturbed(unperturbed: BranchResult, outputs: Mapping[tuple[str, int], Bran
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _predicted(model: EarlyExitModel, rank: int, parameters: Any, batch: Taught) -> tuple[jax.Array, jax.Array]:
-    """Returns the last layer's token of a rank, and the first layer's token, after each beginning of an output.
+    """Returns the last layer's token of a rank, and the first layer's token, after each prefix of an output.
 
     Both int32, shape (rows, target).
     """

@@ -1,14 +1,14 @@
-"""How fast a model serves on this machine, by the clock: one prompt at a time, or so many together.
+"""Wall-clock speed of a model that serves on this machine: one prompt at a time, or several together.
 
 The wall-clock speedup of early exits is measured where they are served, encoder included. Source: CALM, "FLOPs and
 speedup computations" (batch size one, first execution ignored, times averaged).
 
-What a token costs in seconds, by the engine that serves, is measured in a short run of known exits. A few prompts are
-decoded by the full model, and by each measure at a few thresholds, which share what is compiled. How long each took,
-how many tokens it gave, how many layers these went through and how often they were tested are known afterwards; the
-seconds of each are those that explain all runs best. A layer skipped costs what makes its keys and values; that is paid
-for every layer that is not gone through, so that only the difference to a layer gone through can be known, and it
-stands in `layer`, with all the rest in `output`.
+The cost of a token in seconds on the serving engine is measured in a short run of known exits. A few prompts are
+decoded by the full model, and by each measure at a few thresholds, which share compiled programs. The time of each run
+and its numbers of tokens, layers used and exit tests are then known; the
+seconds of each part are those that explain all runs best. A skipped layer costs its keys and values. Since that is paid
+for every layer that is not used, only the difference to a used layer can be estimated; it is
+stored in `layer`, and all the rest in `output`.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ from calm_beam.outputs.prepared import PreparedSweep
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedDecoder:
-    """A decoder of one rule and threshold, as it serves.
+    """A decoder of one rule and threshold, as used in serving.
 
     Attributes:
-      decoder: What decodes.
+      decoder: The decoder.
     """
 
     decoder: Decoder | EarlyExitDecoder
@@ -57,13 +57,13 @@ class ServedDecoder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a model serves: a single prompt by the decoder of single prompts, several by that of batches.
+    """A model's serving setup: single prompts use the decoder of single prompts, several the batch decoder.
 
     Attributes:
       checkpoint: The model, with its weights.
       settings: Sizes of prompts and outputs, and the precision.
-      batch: Prompts at a time.
-      asked: What decoders are asked for, by their arguments `engine` and `exit_head`.
+      batch: Number of prompts decoded together.
+      asked: The arguments `engine` and `exit_head` of decoders.
     """
 
     checkpoint: Checkpoint
@@ -73,12 +73,12 @@ class Serving:
 
     @classmethod
     def of(cls, sweep: PreparedSweep, *, batch: int) -> Self:
-        """Returns how the model of a sweep serves, by the engine of the sweep."""
+        """Returns the serving setup of a sweep's model, with the engine of the sweep."""
         asked = {"engine": sweep.request.engine, "exit_head": sweep.request.exit_head}
         return cls(checkpoint=sweep.checkpoint, settings=sweep.settings, batch=batch, asked=asked)
 
     def decoder(self, rule: ExitRule, threshold: float | None) -> ServedDecoder:
-        """Returns what serves by a rule at a threshold; None is the full model."""
+        """Returns the decoder for a rule and a threshold; None is the full model."""
         settings = self.settings
         branch = Branch.at(rule, threshold, max_decode_length=settings.max_decode_length)
         given: dict[str, Any] = {
@@ -91,7 +91,7 @@ class Serving:
         return ServedDecoder(decoder=Decoder(self.checkpoint, [branch], batch_size=self.batch, **given))
 
     def engine(self) -> EngineRecord:
-        """Returns what serves."""
+        """Returns the record of the engine that serves."""
         given: dict[str, Any] = {
             "config": self.checkpoint.config,
             "rule": self.settings.rule,
@@ -107,24 +107,24 @@ class Serving:
 
     @property
     def cores(self) -> int:
-        """Cores that the process may use."""
+        """Number of cores that the process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     @property
     def load(self) -> float:
-        """Processes that run or wait to, by the mean of the last minute."""
+        """Load average of the last minute: processes that run or wait to run."""
         return os.getloadavg()[0]
 
 
 MEASURED = (Need.LOGITS, Need.STATES, Need.CLASSIFIER)
 """What exit tests are made of whose time is measured; static layers test nothing."""
-# Nothing leaves at the first, some tokens do at the second, and all leave at the last, at the lowest exit layer.
+# No token exits at the first threshold, some at the second, and all at the last, at the lowest exit layer.
 _THRESHOLDS = {Need.LOGITS: (1.0, 0.9, 0.0), Need.STATES: (1.0, 0.95, 0.0), Need.CLASSIFIER: (1.0, 0.9, 0.0)}
 _MOST_ROUNDS, _ENOUGH_SECONDS = 5, 2.0
 
 
 class _Run(NamedTuple):
-    """One way of decoding: what it does, and what all that comes to."""
+    """One rule and decoder, with its total counts."""
 
     rule: ExitRule
     decoder: ServedDecoder
@@ -141,13 +141,13 @@ def measured_cost(
     exits: ExitRule,
     clock: Callable[[], float] = time.perf_counter,
 ) -> TokenCost:
-    """Returns what a token costs in seconds, of so many prompts at a time.
+    """Returns the cost of a token in seconds, for a number of prompts decoded together.
 
     Args:
       serving: How the model serves.
-      prompts: Token ids of each, at least one; the more, the less what else the machine does counts.
-      needs: Of `MEASURED`, at least one: tests that are measured.
-      exits: Where they are made: its lowest layer and its interval.
+      prompts: Token ids of each, at least one; more prompts reduce the effect of other work on the machine.
+      needs: Tests to measure, one or more of `MEASURED`.
+      exits: The exit layers: lowest layer and interval.
       clock: Returns seconds.
 
     Raises:
@@ -165,9 +165,9 @@ def measured_cost(
         measure = next(each.name for each in MEASURES.values() if each.needs is need)
         rule = ExitRule(confidence=measure, min_exit_layer=exits.min_exit_layer, exit_interval=exits.exit_interval)
         ways += [(rule, threshold) for threshold in _THRESHOLDS[need]]
-    # Compiles, and counts what each does.
+    # Compiles each program, and counts its work.
     runs = [_counted(rule, serving.decoder(rule, threshold), prompts, depth=depth) for rule, threshold in ways]
-    # Of each part the fastest round counts: what else the machine does only adds to it.
+    # The fastest round of each part counts: other work on the machine only adds to it.
     parts = [prompts[start : start + serving.batch] for start in range(0, len(prompts), serving.batch)]
     seconds = np.full((len(runs), len(parts)), np.inf)
     began = clock()
@@ -194,7 +194,7 @@ def measured_cost(
     return TokenCost(
         layers=depth,
         layer=float(layer),
-        # Of outputs as long as the full model's.
+        # Amortised over outputs as long as the full model's.
         output=float(token + prompt * len(prompts) / max(1, runs[0].tokens)),
         tests={need: float(test) for need, test in zip(needs, tests, strict=True)},
     )
@@ -216,7 +216,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class TimedDecoder(Protocol):
-    """What is timed, such as `EarlyExitDecoder` with a batch size of 1."""
+    """A decoder to time, such as `EarlyExitDecoder` with a batch size of 1."""
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterable[object]:
         """Returns the outputs of the prompts, one by one."""
@@ -225,13 +225,13 @@ class TimedDecoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How much faster a decoder is than the full model.
+    """The speedup of a decoder over the full model.
 
     Attributes:
-      factor: Time of the full model over that of the decoder, both summed over the prompts.
+      factor: Time of the full model divided by that of the decoder, both summed over the prompts.
       seconds: Mean time of the decoder for one prompt.
-      full_seconds: Mean time of the full model, measured in turns with it.
-      prompts: Prompts that both have decoded.
+      full_seconds: Mean time of the full model for one prompt, measured in turns with the decoder.
+      prompts: Number of prompts that both have decoded.
     """
 
     factor: Estimate
@@ -252,17 +252,17 @@ def measure_speedups(
 ) -> dict[_Key, Speedup]:
     """Returns the speedup of every decoder.
 
-    All decoders take turns, prompt by prompt or batch by batch, and each turn begins with another of them, so that what
-    else the machine does falls on all alike. Decoders compile at the first prompt of each width, or at the first batch:
-    such runs are not timed.
+    All decoders take turns, prompt by prompt or batch by batch, and each turn starts with another decoder, so that
+    other work on the machine affects all alike. Decoders compile at the first prompt of each width, or at the first
+    batch; such runs are not timed.
 
     Args:
       full: Decoder of the full model.
-      early: Decoders of what it is compared with.
+      early: Decoders to compare it with.
       prompts: Token ids of each prompt, at least one.
-      max_input_length: Of the decoders: it decides the widths.
-      together: Prompts that are decoded together.
-      most_seconds: Turns begin no later; there is at least one.
+      max_input_length: Largest prompt length of the decoders; it decides the widths.
+      together: Number of prompts decoded together.
+      most_seconds: No turn starts later than this; there is at least one.
       clock: Returns seconds.
 
     Raises:
@@ -305,6 +305,6 @@ def _first_of_each_width(prompts: Sequence[Sequence[int]], max_input_length: int
 
 
 def _run(decoder: TimedDecoder, prompts: Sequence[Sequence[int]]) -> None:
-    # The decoder is lazy; its outputs are on the host when they come.
+    # The decoder is lazy; its outputs are on the host when it yields them.
     for _ in decoder.decode(prompts):
         pass

@@ -1,17 +1,17 @@
-"""Repeated random splits of one set of examples into a calibration and a test part, with everything summed in one pass.
+"""Repeated random splits of a set into a calibration and a test part, with everything summed in one pass.
 
-What is split are stored generations of several ways of exiting, of the same model and data, which are compared.
+The set consists of stored generations of several exit rules to compare, of the same model and data.
 
-Every independent unit (an example, or a cluster of them) draws for every trial whether it belongs to the calibration
-part, by itself: from a hash of the seed and its key. So membership needs no list of all units and does not depend on
-sharding or order, and equal data split equally whatever measure decoded them. The share is that of the expected sizes;
-actual ones vary like a binomial (at 5,000 units and 80 %: 4,000 +- 28). That voids nothing: sizes and losses are
-independent, so that, whatever the sizes, both parts are i.i.d. draws, independent of each other, and each test knows
+Every independent unit (an example, or a cluster of them) draws for every trial, independently, whether it belongs to
+the calibration part: from a hash of the seed and its key. So membership needs no list of all units and does not depend
+on sharding or order, and equal data split equally whichever measure decoded them. The share is that of the expected
+sizes; actual ones vary like a binomial (at 5,000 units and 80 %: 4,000 +- 28). That voids nothing: sizes and losses are
+independent, so that, whatever the sizes, both parts are i.i.d. draws, independent of each other, and each test uses
 its own n. An exact 80 : 20 would need all keys sorted for every trial.
 
-The trials of one set share its units: they are not independent of each other.
+The trials of one set share its units, so they are not independent of each other.
 
-What is counted of every output at every threshold are whole numbers, so that sums over any part of a set are exact.
+The counts of every output at every threshold are whole numbers, so sums over any part of a set are exact.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ from calm_beam.storage import absolute
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Splits:
-    """How a set is split.
+    """The parameters of repeated splits.
 
     Attributes:
       trials: Number of splits, at least 1.
-      calibration_share: Chance of a unit to be in the calibration part, in (0, 1).
-      seed: Decides all splits; those of fewer trials are the first of more.
+      calibration_share: Probability that a unit is in the calibration part, in (0, 1).
+      seed: Decides all splits; fewer trials give the first splits of more trials.
     """
 
     trials: int
@@ -58,7 +58,7 @@ class Splits:
             )
 
     def parts(self, keys: Sequence[str]) -> np.ndarray:
-        """Returns which units are in each trial's calibration part, and in the whole set.
+        """Returns the membership of units in each trial's calibration part, and in the whole set.
 
         Args:
           keys: One per unit, distinct over the set.
@@ -78,9 +78,9 @@ class SplitTotals:
     """Sums over the calibration part of every trial and over the whole set; merging is exact in any order.
 
     Attributes:
-      whole: Of the whole set, without losses: tells that every example was counted, and once.
-      losses: Sums of the layout's rows; as parts, those of the splits and then the whole set.
-      counts: Sums of counts over outputs, the full model's first; as parts, the same.
+      whole: Totals of the whole set, without losses: they show that every example was counted exactly once.
+      losses: Sums of the layout's rows; its parts are the splits and then the whole set.
+      counts: Sums of counts over outputs, the full model's first; the same parts.
       units: Number of units in each of these parts, as sums of ones: one row, one threshold.
     """
 
@@ -111,15 +111,15 @@ class SplitTotals:
         splits: Splits,
         scored: int | None = None,
     ) -> Self:
-        """Returns the sums over some units; of the whole set nothing but how many examples they are of.
+        """Returns the sums over some units; the whole set's totals have only the number of examples.
 
         Args:
           keys: One per unit: ids of examples, or names of clusters.
           fixed_losses: shape (units, objectives, thresholds), int64 in units of 2^-32.
           counts: shape (units, count rows, 1 + thresholds), int64.
-          layout: What is summed of the losses.
+          layout: Layout of the sums of losses.
           splits: How units are split.
-          scored: Number of examples that the units are of; None if each is one.
+          scored: Number of examples that the units contain; None if each unit is one.
         """
         parts = splits.parts(keys)
         scored = len(keys) if scored is None else scored
@@ -145,11 +145,11 @@ class SplitTotals:
         return np.asarray(self.units.sums[:, 0, 0])
 
     def calibration_part(self, trial: int, objective: Objective) -> Evidence:
-        """Returns what the calibration part of a trial tells of a loss; of the whole set for the last trial, -1."""
+        """Returns the evidence of a trial's calibration part about a loss; trial -1 is the whole set."""
         return self._evidence(objective, n=self.sizes[trial], sums=self.losses.sums[trial])
 
     def test_part(self, trial: int, objective: Objective) -> Evidence:
-        """Returns what the rest of the set tells of a loss."""
+        """Returns the evidence of the rest of the set about a loss."""
         sizes, sums = self.sizes, self.losses.sums
         return self._evidence(objective, n=sizes[-1] - sizes[trial], sums=sums[-1] - sums[trial])
 
@@ -172,14 +172,14 @@ BLEU_ROWS = tuple(f"bleu_{index}" for index in range(NUM_COUNTS))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OutputCounter:
-    """Counts outputs: tokens, layers, outputs cut at the greatest length, and what else is asked for.
+    """Counts outputs: tokens, layers, outputs cut at the maximum length, and optional counts.
 
     Attributes:
-      max_decode_length: Most tokens of an output.
-      end_ids: Token ids of which each ends an output.
-      rule: How exits are decided.
-      sizes: Of the model; None leaves FLOPs out.
-      with_bleu: Whether to count what BLEU is made of; all examples then have references.
+      max_decode_length: Largest number of tokens of an output.
+      end_ids: Token ids that end an output.
+      rule: The exit rule.
+      sizes: Sizes of the model; None omits FLOPs.
+      with_bleu: Whether to count the n-grams of BLEU; all examples then have references.
     """
 
     max_decode_length: int
@@ -190,7 +190,7 @@ class OutputCounter:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of what `counts` counts, in order. `flops_full` is what the same tokens cost at full depth."""
+        """Names of the rows of `counts`, in order. `flops_full` is the cost of the same tokens at full depth."""
         return (*_BASIC, *(_FLOPS if self.sizes else ()), *(BLEU_ROWS if self.with_bleu else ()))
 
     def counts(self, generation: Generation, *, lanes: int, source_length: Callable[[], int]) -> np.ndarray:
@@ -198,11 +198,11 @@ class OutputCounter:
 
         Args:
           generation: Outputs of the full model and at each threshold.
-          lanes: How many outputs that is.
-          source_length: Gives the tokens of the prompt as the encoder saw it; called if FLOPs are counted.
+          lanes: Number of outputs: the full model's and one per threshold.
+          source_length: Returns the number of tokens of the prompt as the encoder saw it; called if FLOPs are counted.
 
         Returns:
-          shape (rows, lanes), int64.
+          Shape (rows, lanes), int64.
         """
         counts = np.zeros((len(self.rows), lanes), np.int64)
         if generation.failure is not None:
@@ -215,7 +215,7 @@ class OutputCounter:
             start += len(_FLOPS)
         if self.with_bleu:
             texts = [output.text for output in generation.outputs]
-            # Many thresholds give the same text.
+            # Cached, since many thresholds give the same text.
             found = {text: bleu_counts(text, generation.example.references) for text in dict.fromkeys(texts)}
             counts[start:] = np.stack([found[text] for text in texts], axis=1)
         return counts
@@ -245,13 +245,13 @@ class OutputCounter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredMeasure:
-    """Complete generations of one way of exiting.
+    """Complete generations of one exit rule.
 
     Attributes:
-      name: What tells it from the others: the confidence measure, and more where several have the same.
-      folder: Where they are.
-      job: What they are.
-      finished: That they are complete.
+      name: Unique name: the confidence measure, and more if several rules have the same.
+      folder: Folder of the generations.
+      job: The job that made them.
+      finished: The mark that they are complete.
     """
 
     name: str
@@ -261,7 +261,7 @@ class StoredMeasure:
 
     @property
     def rule(self) -> ExitRule:
-        """How exits are decided."""
+        """The exit rule."""
         return self.job.settings.rule
 
 
@@ -272,7 +272,7 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
       directories: Folders of generations, or output directories of calibrations that hold just one.
 
     Raises:
-      UsageError: If there are none, or they are not of one model and the same data, decoded alike but for the exits.
+      UsageError: If there are none, or they are not of one model and the same data, decoded alike except for the exits.
       OutputsError: If they are not complete.
     """
     found = []
@@ -310,7 +310,7 @@ _ALIKE = (
 
 
 def _alike(job: DecodeJob) -> tuple[object, ...]:
-    """Returns what generations have to have in common, in the order of `_ALIKE`."""
+    """Returns the values that must be equal for all generations, in the order of `_ALIKE`."""
     settings: DecodeSettings = job.settings
     return (
         job.model.fingerprint,
@@ -326,7 +326,7 @@ def _alike(job: DecodeJob) -> tuple[object, ...]:
 
 
 def _names(rules: Sequence[ExitRule]) -> list[str]:
-    """Returns short names: the confidence measure, with what else is special where several have the same."""
+    """Returns short names: the confidence measure, with other distinguishing values where several have the same."""
     plain = ExitRule()
     names = []
     for rule in rules:

@@ -1,8 +1,8 @@
-"""Whether a model can exit early at all, before anybody pays for a sweep.
+"""Suitability: whether a model can exit early at all, tested before a sweep is paid for.
 
-The full model's own outputs are given to the decoder as they are (teacher forcing), and every layer says what it would
-predict next. That takes one pass over the outputs, whatever the number of thresholds. It leaves out what the sweep
-measures: that a token that exits early changes the tokens after it. So these figures are a forecast, and no promise.
+The full model's own outputs are given to the decoder (teacher forcing), and every layer predicts the
+next token. That takes one pass over the outputs, whatever the number of thresholds. It leaves out what the sweep
+measures: a token that exits early changes the tokens after it. So these figures are a forecast, not a promise.
 """
 
 import dataclasses
@@ -27,20 +27,20 @@ from calm_beam.precision import FLOAT32, Precision
 from calm_beam.training.batches import choose_shapes, make_batches
 
 _WORK = operator.attrgetter("work")
-# Thresholds of softmax that are tried.
+# Softmax thresholds to try.
 _GRID = np.linspace(1.0, 0.0, 101)
-# Shares of the layers that the forecast takes: above the first, exits gain next to nothing; above the second, little.
+# Shares of the layers used in the forecast: above the first, exits gain next to nothing; above the second, little.
 _NOTHING, _LITTLE = 0.95, 0.8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPredictions:
-    """What every layer predicts of tokens that are given.
+    """The predictions of every layer for given tokens.
 
     Attributes:
-      tokens: int32, shape (layers, tokens). The most probable one.
-      gaps: float32, same shape. By how much it is more probable than the second: the paper's softmax response.
-      cross_entropies: float64, shape (layers,). Of the given tokens, their mean, in nats.
+      tokens: int32, shape (layers, tokens). The most probable token.
+      gaps: float32, same shape. Its probability minus that of the second: the paper's softmax response.
+      cross_entropies: float64, shape (layers,). Mean cross-entropy of the given tokens, in nats.
     """
 
     tokens: np.ndarray
@@ -50,13 +50,13 @@ class LayerPredictions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitForecast:
-    """What exits by softmax would save if some layers may exit.
+    """The forecast of savings from softmax exits, for one choice of exit layers.
 
     Attributes:
-      min_exit_layer: The lowest of them, from 1.
-      exit_interval: The distance to the next.
-      threshold: Lowest threshold at which, as at all above it, enough tokens are the last layer's; None if there is
-        none but never to exit.
+      min_exit_layer: The lowest exit layer, from 1.
+      exit_interval: The distance between exit layers.
+      threshold: Lowest threshold at which, as at all above it, enough tokens equal the last layer's; None if that holds
+        only without exits.
       layers: Mean exit layer at that threshold.
       work: The decoder's operations, exit tests included, as a share of the full model's (`share_of_work`).
     """
@@ -69,23 +69,23 @@ class ExitForecast:
 
     @property
     def flags(self) -> str:
-        """How to ask for them."""
+        """The command-line flags for these exit layers."""
         return f"--min_exit_layer={self.min_exit_layer} --exit_interval={self.exit_interval}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suitability:
-    """How much a model could gain by exits.
+    """The possible gain of a model from exits.
 
     Attributes:
-      agreement: Of each layer, from the first to the last: share of tokens at which it predicts what the last one does.
-      perplexity: Of each layer: exp of its mean cross-entropy.
+      agreement: For each layer, from first to last: share of tokens at which it predicts the same as the last one.
+      perplexity: For each layer: exp of its mean cross-entropy.
       first_agreement: Mean of the first layer that agrees with the last one, the oracle's exit. No measure that is
         right as often exits earlier.
       settled: Mean of the first layer from which on all agree.
-      exits: Forecasts for choices of layers that may exit: all, and of each distance between them, 1, 2, 4, ..., the
-        one with the least work. All keep a share `agreeing` of the tokens.
-      agreeing: The share that was asked for.
+      exits: Forecasts for choices of exit layers: all layers, and for each distance 1, 2, 4, ... the choice with the
+        least work. All keep a share `agreeing` of the tokens.
+      agreeing: The requested share.
     """
 
     agreement: tuple[float, ...]
@@ -111,7 +111,7 @@ class Suitability:
 
     @property
     def verdict(self) -> str:
-        """What to do, in a sentence or two."""
+        """A recommendation, in a sentence or two."""
         depth, layers = len(self.agreement), self._fewest_layers
         forecast = (
             f"softmax exits would use about {layers:.1f} of {depth} layers while {self.agreeing:.0%} of the "
@@ -132,10 +132,10 @@ class Suitability:
 
     @property
     def advice(self) -> str:
-        """Which layers should exit, in a sentence; nothing if none does."""
+        """A sentence on which layers should exit; empty if none should."""
         every, cheapest = self.exits[0], self.cheapest
         if cheapest.work >= 1:
-            # No choice saves anything, not to exit at all included.
+            # No choice saves anything, and not to exit at all is one of them.
             return (
                 "" if every.threshold is None else f"{_price(every)}. Other measures have cheaper tests: state, static."
             )
@@ -155,11 +155,11 @@ def _share(forecast: ExitForecast) -> str:
 
 
 def suitability_of(predictions: LayerPredictions, *, sizes: DecoderSizes, agreeing: float = 0.98) -> Suitability:
-    """Returns how much a model could gain by exits.
+    """Returns the possible gain of a model from exits.
 
     Args:
-      predictions: Of at least one token.
-      sizes: Of the model.
+      predictions: Predictions for at least one token.
+      sizes: Sizes of the model.
       agreeing: Share of tokens that softmax exits may not change, in (0, 1].
 
     Raises:
@@ -172,12 +172,12 @@ def suitability_of(predictions: LayerPredictions, *, sizes: DecoderSizes, agreei
     if not predictions.tokens.size:
         raise ValueError("there is no token to look at: every output is empty.")
     agrees = predictions.tokens == predictions.tokens[-1]
-    # From above: layers that agree, together with all above them.
+    # Layers that agree, together with all layers above them.
     settles = np.logical_and.accumulate(agrees[::-1])[::-1]
     forecasts = [
         _forecast(predictions.gaps, agrees, rule=rule, sizes=sizes, agreeing=agreeing) for rule in _rules(len(agrees))
     ]
-    # They come by distance.
+    # Forecasts are ordered by distance.
     by_interval = itertools.groupby(forecasts, key=operator.attrgetter("exit_interval"))
     cheapest = [min(alike, key=_WORK) for _, alike in by_interval]
     return Suitability(
@@ -191,7 +191,7 @@ def suitability_of(predictions: LayerPredictions, *, sizes: DecoderSizes, agreei
 
 
 def _rules(depth: int) -> Iterator[ExitRule]:
-    """Yields choices of layers that may exit: distances of 1, 2, 4, ..., each from every multiple of it."""
+    """Yields choices of exit layers: distances of 1, 2, 4, ..., each from every multiple of it."""
     interval, end = 1, max(depth, 2)
     while interval < end:
         for lowest in range(interval, end, interval):
@@ -202,13 +202,13 @@ def _rules(depth: int) -> Iterator[ExitRule]:
 def _forecast(
     gaps: np.ndarray, agrees: np.ndarray, *, rule: ExitRule, sizes: DecoderSizes, agreeing: float
 ) -> ExitForecast:
-    """Returns what a threshold saves, taken from the highest down as far as all keep enough tokens."""
+    """Returns the forecast at the lowest threshold such that it and all above it keep enough tokens."""
     layers = np.array(rule.exit_layers(len(gaps)))
     gaps, agrees = gaps[layers - 1], agrees[layers - 1]
     threshold, exits = None, np.full(gaps.shape[1], layers[-1])
     for tried in _GRID:
         leaves = gaps >= tried
-        # Whoever has not left leaves at the last layer.
+        # Tokens that have not exited before exit at the last layer.
         leaves[-1] = True
         place = leaves.argmax(axis=0)
         if np.take_along_axis(agrees, place[None], axis=0).mean() < agreeing:
@@ -219,7 +219,7 @@ def _forecast(
         exit_interval=rule.exit_interval,
         threshold=threshold,
         layers=float(exits.mean()),
-        # Whoever never exits tests nothing.
+        # Without exits there are no tests.
         work=1.0 if threshold is None else share_of_work(exits, sizes, rule=rule),
     )
 
@@ -232,15 +232,15 @@ _Pair = tuple[Sequence[int], Sequence[int]]
 def layer_predictions(
     checkpoint: Checkpoint, pairs: Sequence[_Pair], *, precision: Precision = FLOAT32
 ) -> LayerPredictions:
-    """Returns what every layer predicts of the targets' tokens, each given those before it.
+    """Returns the predictions of every layer for the targets' tokens, each given those before it.
 
     Args:
       checkpoint: The model.
-      pairs: Prompts as decoding sees them, and outputs with their ends; at least one of each.
-      precision: In which numbers the model computes.
+      pairs: Prompts as decoding sees them, and outputs with their end tokens; at least one of each.
+      precision: Precision in which the model computes.
 
     Raises:
-      ValueError: If the model gives states that are not finite.
+      ValueError: If the model produces states that are not finite.
     """
     architecture = architecture_of(checkpoint.config)
     pairs = [(architecture.taught_source(prompt, output), output) for prompt, output in pairs]

@@ -143,8 +143,9 @@ class Proved:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopRule:
-    """When to stop; the first part that is met stops. Without any part, only a complete proof or the end of the data
-    stops.
+    """The rule of when to stop: the first part that is met stops.
+
+    Without any part, only a complete proof or the end of the data stops.
 
     Attributes:
       place: Stop once every guarantee has chosen the setting at this index of the testing order, or a later one.

@@ -228,7 +228,7 @@ class DeviceForecast:
         return self.full_seconds() / self.exit_seconds(layer, rule)
 
     def pays_up_to(self, rule: ExitRule) -> int | None:
-        """Returns the highest layer at which leaving is forecast to take less than the full model; None if none is."""
+        """Returns the highest layer at which exits are forecast to beat the full model; None if there is none."""
         paying = [layer for layer in rule.exit_layers(self.parts.layers) if self.gain(layer, rule) > 1]
         return max(paying, default=None)
 

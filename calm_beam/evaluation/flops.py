@@ -12,7 +12,7 @@ vocabulary V, source length |x|, position t from 1 and a multiply-add as 2 opera
 Two counts differ in the tests they charge. `flops_appendix_b` follows the text: the tests that the token took.
 `flops_calm_table` charges every token of a sequence with the tests of its deepest token.
 
-What is proven, and what is not. Taken literally, the formula cannot give the paper's Table 2: at 1.73 softmax layers
+Not all of this is proven. Taken literally, the formula cannot give the paper's Table 2: at 1.73 softmax layers
 the table says x0.50, the formula at least x0.66 whatever the lengths (a test shows it). The second count is compatible
 with every row of CNN/DM and WMT, and with those of SQuAD but one (1.03 layers, x5.68, needs outputs a little shorter
 than the others), at |x| = 1024, mean |y| = 82, 39 and 5.6 and d_f without the gate. It was inferred from these numbers

@@ -1,9 +1,9 @@
-"""The manifest: what a calibration run promises, for which model, in one JSON file.
+"""The manifest: the promises of a calibration run, and the model they are about, in one JSON file.
 
-Standard library only, so that a serving process can read a manifest without numpy, JAX or Beam. The form of the file
-is described for other languages by `manifest.schema.json` beside this module; the rules which tie values to each
-other are enforced by the records. Files of the first version, `calm-beam/manifest/v1`, are read as they are: those of
-thresholds have no `kind`, those of settings are of kind `settings`, and no entry has a `rule`.
+Uses the standard library only, so that a serving process can read a manifest without numpy, JAX or Beam. The format
+is described for other languages by `manifest.schema.json` in this folder; the records enforce the rules that tie
+values to each other. Files of the first version, `calm-beam/manifest/v1`, are still read: manifests of
+thresholds have no `kind` there, manifests of settings are of kind `settings`, and no entry has a `rule`.
 """
 
 from calm_beam.errors import ManifestError as ManifestError

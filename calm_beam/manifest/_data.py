@@ -1,4 +1,4 @@
-"""What was calibrated on: the examples, their groups and clusters, and what metrics did not see of them."""
+"""The calibration data in a manifest: the examples, their groups and clusters, and texts that metrics did not see."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from calm_beam.storage.records import Record
 
 from ._model import EngineRecord
 
-# Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
+# Readers hold a manifest in memory; the whole list is in `failures.jsonl` next to it.
 MOST_FAILED_IDS = 1000
 _FAILED = Items(1, "name those that failed, each once", MOST_FAILED_IDS, unique=True)
 _SORTED = "have one or more {}, ascending, each once"
@@ -28,8 +28,8 @@ class GroupRecord(Record):
     """A group of the calibration set.
 
     Attributes:
-      name: What the data call it.
-      examples: How many examples it has; 0 where a sequential calibration stopped before the first of them.
+      name: Name of the group in the data.
+      examples: Number of its examples; 0 if a sequential calibration stopped before the first of them.
     """
 
     name: Text
@@ -43,10 +43,10 @@ class GroupRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingGroup(GroupRecord):
-    """A group of examples that has entries of its own.
+    """A group of examples that has its own entries.
 
     Attributes:
-      clusters: Number of clusters that they are in, where clusters are the independent units; None otherwise.
+      clusters: Number of clusters of the examples, if clusters are the independent units; None otherwise.
     """
 
     clusters: Count | None
@@ -63,14 +63,14 @@ class SettingGroup(GroupRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class CountedData(Record):
-    """Examples from which something was proved, of a calibration set or of a sweep that was made elsewhere.
+    """The examples that a proof rests on, of a calibration set or of a sweep that was made elsewhere.
 
     Attributes:
-      patterns: Files or runs that they, or their losses, were read from.
+      patterns: Files or runs that the examples, or their losses, were read from.
       examples: Number of examples, failed ones included.
-      clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
-      groups: The groups that the examples fall into, by name, ascending.
-      fingerprint: Identifies the examples; of a sweep, their losses under all settings too.
+      clusters: Number of clusters, if clusters are the independent units; None otherwise.
+      groups: The groups of the examples, by name, ascending.
+      fingerprint: Fingerprint of the examples; for a sweep, also of their losses under all settings.
     """
 
     patterns: tuple[Text, ...]
@@ -90,13 +90,13 @@ class CountedData(Record):
 
     @property
     def units(self) -> int:
-        """Number of independent units: clusters where there are some, examples otherwise."""
+        """Number of independent units: clusters if there are any, examples otherwise."""
         return self.examples if self.clusters is None else self.clusters
 
     def units_of(self, group: str | None) -> int | None:
         """Returns the number of independent units that tested a promise about a group; None for an unknown group.
 
-        For None, of a promise about all: all units.
+        A `group` of None means a promise about all: returns the number of all units.
         """
         if group is None:
             return self.units
@@ -110,9 +110,9 @@ def check_ascending(key: str, names: Sequence[str], *, of: str) -> None:
 
 
 def check_clusters(examples: int, clusters: int | None) -> None:
-    """Refuses a number of clusters that so many examples cannot be in."""
+    """Refuses a number of clusters that is impossible for this many examples."""
     if clusters is not None:
-        # Where there are examples, they are in some cluster.
+        # If there are examples, there is at least one cluster.
         AtLeast(min(1, examples))("clusters", clusters)
         if clusters > examples:
             raise ManifestError(f"clusters must be at most examples, which is {examples}, got {clusters}")
@@ -120,13 +120,13 @@ def check_clusters(examples: int, clusters: int | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenRecord(Record):
-    """Examples with texts of which a metric saw nothing, or too little; at most a tenth of them, else there is no run.
+    """Examples with texts of which a metric saw nothing, or too little; at most a tenth of all, or the run fails.
 
     Attributes:
       metric: Name of the metric.
       no_token: Examples with two different texts that were compared and in which the metric saw no token: they score 0.
       few_letters: Examples where the metric's tokeniser drops more than half of the letters and digits of the full
-        model's output, or of a reference that it is held against.
+        model's output, or of a reference it is compared with.
     """
 
     metric: Text
@@ -144,16 +144,16 @@ class DataRecord(CountedData):
     """The calibration set.
 
     Attributes:
-      choosing: Number of independent units that have chosen what was tested, and in which order; the others tested it.
-        None where the order was fixed beforehand.
-      groups: The groups that its examples fall into, by name in ascending order; None where they are not told apart.
+      choosing: Number of independent units that chose what to test and in which order; the others tested it. None if
+        the order was fixed beforehand.
+      groups: The groups of its examples, by name in ascending order; None if groups are not distinguished.
       duplicates: Examples whose input had already occurred; they weaken the assumption of independent draws.
       failed: Examples that could not be decoded or scored and count with loss 1 at every threshold.
-      failed_ids: Their ids in ascending order, the first `MOST_FAILED_IDS` of them; None in manifests that do not say,
-        and where none failed. `failures.jsonl` beside the manifest lists all of them, with reasons.
-      truncated: Examples whose input was cut to the longest allowed.
-      unseen: Examples with texts that a metric did not see, by metric in ascending order; None where there are none,
-        and in manifests that do not say.
+      failed_ids: Their ids in ascending order, the first `MOST_FAILED_IDS` of them; None in manifests that do not
+        record them, and if none failed. `failures.jsonl` next to the manifest lists all of them, with reasons.
+      truncated: Examples whose input was cut to the maximum length.
+      unseen: Examples with texts that a metric did not see, by metric in ascending order; None if there are none, and
+        in manifests that do not record them.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -197,27 +197,28 @@ class DataRecord(CountedData):
 
     @property
     def unit(self) -> str:
-        """What the independent units are: `examples` or `clusters`."""
+        """The kind of independent units: `examples` or `clusters`."""
         return "examples" if self.clusters is None else "clusters"
 
     def units_of(self, group: str | None) -> int | None:
         """Returns the number of independent units that tested a promise about a group; None for an unknown group.
 
-        For None, of a promise about all prompts: all units, but for those that have chosen what was tested.
+        A `group` of None means a promise about all prompts: returns the number of all units, except those that chose
+        what to test.
         """
         return self.units - (self.choosing or 0) if group is None else super().units_of(group)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmationRecord(Record):
-    """The part of the calibration set that chose nothing, and what decoded it at the thresholds that were chosen.
+    """The holdout part of the calibration set, and how it was decoded at the chosen thresholds.
 
     Attributes:
-      decoder: One of `SERVED_DECODERS`: what decoded, the full model's outputs too.
-      exit_head: Form of the output head that was asked for; `auto` is what `calm_beam.decoding.engine_choice` takes.
-      dtype: Type in which the model computed, that of `decode`.
-      data: The part: what `data` of the manifest says of the rest, with the same patterns and groups.
-      engine: What computed the outputs; None in manifests that do not say.
+      decoder: One of `SERVED_DECODERS`: the decoder of its outputs, the full model's included.
+      exit_head: Requested form of the output head; `auto` is resolved by `calm_beam.decoding.engine_choice`.
+      dtype: Type in which the model computed, the same as in `decode`.
+      data: The holdout's examples, recorded as in `data` of the manifest, with the same patterns and groups.
+      engine: The engine that computed the outputs; None in manifests that do not record it.
     """
 
     decoder: Annotated[str, OneOf(SERVED_DECODERS)]
@@ -234,12 +235,12 @@ class ConfirmationRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingRecord(Record):
-    """One setting of what was swept.
+    """One setting of the sweep.
 
     Attributes:
-      name: What it is called.
-      cost: Its cost, or the mean over the examples where that differs between them; None where nobody told one.
-      fingerprint: Identifies examples and losses under this setting.
+      name: Name of the setting.
+      cost: Its cost, or the mean over the examples if the cost differs between them; None if none was given.
+      fingerprint: Fingerprint of examples and losses under this setting.
     """
 
     name: Text
@@ -249,13 +250,13 @@ class SettingRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ElsewhereRecord(Record):
-    """What decoded the outputs that losses were made of, where that is no decoder of calm-beam's.
+    """The decoder of the outputs that losses were computed from, if it is not one of calm-beam's.
 
     Attributes:
-      name: What it is, as its user called it. It runs elsewhere: nothing here tells it from another of that name.
+      name: Name that its user gave it. It runs elsewhere: a manifest cannot distinguish decoders of the same name.
       outputs: Digest of the stored outputs.
-      failed: Number of examples that it gave no answer for, which count with loss 1 under every setting.
-      duplicates: Number of examples whose prompt an earlier one has.
+      failed: Number of examples without an answer, which count with loss 1 under every setting.
+      duplicates: Number of examples whose prompt already occurred.
     """
 
     name: Text
@@ -269,9 +270,9 @@ class SettingDataRecord(CountedData):
     """The examples of the sweep.
 
     Attributes:
-      groups: The groups that have entries of their own, by name, ascending.
-      id_sample: The smallest of the ids' digests (the first 16 hexadecimal digits of SHA-256), up to
-        `MOST_SAMPLED_IDS` of them, ascending: to notice examples that come again; None in manifests of earlier writers.
+      groups: The groups that have their own entries, by name, ascending.
+      id_sample: The smallest of the ids' digests (the first 16 hexadecimal digits of SHA-256), up to `MOST_SAMPLED_IDS`
+        of them, ascending: used to notice repeated examples; None in manifests of earlier writers.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("patterns", "examples", "clusters", "groups", "fingerprint")
@@ -291,7 +292,7 @@ class SettingDataRecord(CountedData):
 
 
 def check_unseen(records: tuple[UnseenRecord, ...] | None, *, examples: int) -> None:
-    """Refuses records that are not by metric in ascending order, or of more examples than there are."""
+    """Refuses records that are not by metric in ascending order, or count more examples than there are."""
     if records is None:
         return
     check_ascending("unseen", [record.metric for record in records], of="metrics")

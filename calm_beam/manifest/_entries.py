@@ -1,7 +1,7 @@
-"""The promises of a manifest, of thresholds or of the settings of a sweep that was made elsewhere.
+"""The promises of a manifest, about thresholds or about the settings of a sweep that was made elsewhere.
 
-Each has the tests that it rests on. What they promise is said in words, and a choice says which entry is meant, as one
-value that is passed on whole.
+Each promise has the tests that it rests on. Functions return promises as sentences. An `EntryChoice` identifies an
+entry as one value that is passed on whole.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from ._tests import (
     last_rejected,
 )
 
-# Only of a group may nothing have been counted.
+# Only a group's count may be 0.
 _SOME = {"properties": {"n": {"minimum": 1}}}
 _COUNTED = {
     "properties": {
@@ -50,9 +50,8 @@ class PathEntry(StepRecord):
     Attributes:
       threshold: The exit threshold, in [0, 1].
       layers: Mean decoder layers per token.
-      variant: How it was decoded, where there are several ways; None elsewhere.
-      near_ties: Examples whose output, or the full model's, hung on a decision within rounding; None where that is not
-        known.
+      variant: Its variant, if there are several; None elsewhere.
+      near_ties: Examples whose output, or the full model's, depended on a decision within rounding; None if unknown.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("threshold",)
@@ -69,17 +68,17 @@ class PathEntry(StepRecord):
 
     @property
     def tested_as(self) -> tuple[float, Variant | None]:
-        """The threshold, and how it was decoded."""
+        """The threshold and its variant."""
         return self.threshold, self.variant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look(LookRecord):
-    """What an entry had come to after a round of a sequential calibration.
+    """The state of an entry after a round of a sequential calibration.
 
     Attributes:
-      threshold: The lowest threshold accepted by then; None for none.
-      layers: Mean decoder layers per token at it; all layers where it is None.
+      threshold: The lowest threshold accepted by then; None if there is none.
+      layers: Mean decoder layers per token at it; all layers if `threshold` is None.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("n", "threshold", "layers")
@@ -88,40 +87,41 @@ class Look(LookRecord):
     layers: Layers
 
     def proved(self, grid: Sequence[object]) -> Proved:
-        """Returns the threshold by its place, and the layers, all of them where there is none."""
+        """Returns the threshold's index, and its layers; all layers if there is none."""
         return Proved(-1 if self.threshold is None else grid.index(self.threshold), self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
-    """One promise of thresholds, and the tests it rests on.
+    """One promise about thresholds, and the tests it rests on.
 
     Attributes:
-      loss: What is made of the metric's scores, as in `plan.tests`; None in manifests of early writers, who took
+      loss: Loss computed from the metric's scores, as in `plan.tests`; None in manifests of early writers, who used
         `dissimilarity` and `relu`.
-      threshold: The lowest accepted threshold, or None for "never exit"; where there are variants, the last accepted.
-        Where something was to be confirmed, the last one confirmed, or None.
-      variant: How it has to be decoded, where there are several ways: in place of what `decode` says. None
-        elsewhere, and for "never exit".
-      threshold_by_position: What the schedule makes of it, a float32 for each position of the output, the first
-        generated token's first. A token exits at the first layer that may exit whose confidence, in float32, is at
-        least its number. None without a threshold, and in manifests of early writers.
-      rule: When a token exits, but for the threshold: that of `decode`, with what its variant says. None without a
+      threshold: The lowest accepted threshold, or None for "never exit"; with variants, the last accepted. With a
+        confirmation, the last confirmed threshold, or None.
+      variant: The variant to decode with, if there are several: it overrides `decode`. None elsewhere, and for "never
+        exit".
+      threshold_by_position: The threshold at every position of the output by the schedule, as float32, the first
+        generated token's first. A token exits at the first exit layer whose confidence, in float32, is at least its
+        number. None without a threshold, and in manifests of early writers.
+      rule: The exit rule without the threshold: that of `decode`, with the values of its variant. None without a
         threshold, and in manifests of the first version.
-      layers: Mean decoder layers per token at the threshold; all layers when it is None. Where the threshold was
+      layers: Mean decoder layers per token at the threshold; all layers when it is None. If the threshold was
         confirmed, those of the outputs that confirmed it.
-      risk: Empirical risk at the threshold, likewise; 0 when it is None.
-      path: Every threshold tested: descending; or of variants and thresholds in the order that was chosen; or variant
-        by variant, each descending, the one that is chosen last.
-      confirmation: The tests, by examples that chose nothing, of thresholds accepted in `path`, whose outputs came from
-        the decoder that serves: from the safest on, each at epsilon, up to the last accepted or the first that fails.
-        The last one rejected is promised; where none was, nothing is. None where nothing was to be confirmed.
-        A single one stands in the file by itself, as early writers put it, and several in a list.
-      pays: False where a threshold was accepted and nothing is promised, since the cheapest that was found safe costs
-        no less than the full model, by `cost` of the manifest or as it was then measured; None elsewhere.
-      confirming_epsilon: Level of the confirmations: of promises that hold together, those that have something to
-        confirm divide the epsilon of those that have not, and what those hand on that are confirmed. None where it is
-        `epsilon`, or nothing was to be confirmed.
+      risk: Empirical risk at the threshold; 0 when it is None. If the threshold was confirmed, the risk of the outputs
+        that confirmed it.
+      path: Every tested threshold: descending; or variants and thresholds in the chosen order; or variant by variant,
+        each descending, the chosen one last.
+      confirmation: The tests, by holdout examples, of thresholds accepted in `path`, whose outputs came from the
+        decoder that serves: from the safest on, each at epsilon, up to the last accepted or the first that fails. The
+        last rejected one is promised; if none was, nothing is. None if nothing was to be confirmed. The file stores a
+        single test by itself, as early writers did, and several as a list.
+      pays: False if a threshold was accepted but nothing is promised, since the cheapest one found safe costs no less
+        than the full model, by `cost` of the manifest or as measured then; None elsewhere.
+      confirming_epsilon: Level of the confirmations. Promises that hold together and have something to confirm divide
+        among them the epsilon of those that have not, and what confirmed ones pass on. None if it is `epsilon`, or
+        nothing was to be confirmed.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -146,21 +146,21 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
 
     @property
     def chosen(self) -> PathEntry | None:
-        """What the tests of the path have chosen, confirmed or not; None where nothing safe was found, or pays."""
+        """The choice of the path's tests, confirmed or not; None if nothing was found safe, or nothing pays."""
         return None if self.pays is False else super().chosen
 
     @property
     def promised_epsilon(self) -> float:
-        """Level of the tests that the promise rests on: those that confirm it, where there are some, or of its path."""
+        """Level of the tests that the promise rests on: the confirmations if there are any, else the path."""
         if self.confirmation is None:
             return self.path_level
         return self.epsilon if self.confirming_epsilon is None else self.confirming_epsilon
 
     @property
     def deciding(self) -> PathEntry | None:
-        """The test that decides what is promised; None where nothing was chosen.
+        """The test that decides what is promised; None if nothing was chosen.
 
-        Of the confirmations it is the last that held, or the first where none did.
+        Among the confirmations it is the last that succeeded, or the first if none did.
         """
         if self.confirmation is None:
             return self.chosen
@@ -173,23 +173,23 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
 
     @property
     def known_loss(self) -> str:
-        """The loss; manifests that do not say mean the paper's."""
+        """The loss; the paper's in manifests that do not record it."""
         return self.loss or {"textual": "dissimilarity", "risk": "relu"}[self.consistency]
 
     @property
     def objective(self) -> Objective:
-        """The loss that it is about."""
+        """The loss of the promise."""
         return Objective(self.consistency, self.metric, loss=self.known_loss)
 
     def named(self) -> str:
-        """Returns the values that tell it from other entries about the same group, as callers write them."""
+        """Returns the values that identify the entry among those about the same group, as callers write them."""
         return (
             f"consistency={self.consistency}, metric={self.metric}, loss={self.known_loss}, delta={shown(self.delta)}, "
             f"epsilon={shown(self.epsilon)}, p_value={self.p_value}"
         )
 
     def promise_in_words(self) -> str:
-        """Returns what is promised, whatever group it is about: `textual > 0.3, rouge_l, delta 0.1, epsilon 0.05`."""
+        """Returns the promise without its group, as text: `textual > 0.3, rouge_l, delta 0.1, epsilon 0.05`."""
         return f"{self.objective.consistency_in_words()}, {self.metric}, delta {self.delta:g}, epsilon {self.epsilon:g}"
 
     def __post_init__(self) -> None:
@@ -212,20 +212,20 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         said, by = self.chosen, "path"
         if self.confirmation is not None:
             said, by = last_rejected(self.confirmation), "confirmation"
-        # Without a threshold all layers are used, which the manifest knows.
+        # Without a threshold all layers are used; the manifest checks their number.
         layers = self.layers if said is None else None
         self._check_choice(said, by=by, values={"threshold": None, "variant": None, "risk": 0, "layers": layers})
         self._check_looks()
 
     def confirmations(self) -> list[tuple[str, PathEntry]]:
-        """Returns the tests that confirm, each with where it stands in the file."""
+        """Returns the tests that confirm, each with its key path in the file."""
         steps = self.confirmation or ()
         if len(steps) == 1:
             return [("confirmation", steps[0])]
         return [(f"confirmation[{index}]", step) for index, step in enumerate(steps)]
 
     def _check_confirmation(self, confirmation: tuple[PathEntry, ...]) -> None:
-        """Refuses confirmations of something else than was chosen, or decisions that their p-values do not make."""
+        """Refuses confirmations of anything but the choice, or decisions at odds with their p-values."""
         if not confirmation:
             raise ManifestError("confirmation must have a test, or be left out, got []")
         for at, step in self.confirmations():
@@ -257,7 +257,7 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
             )
 
     def _check_confirming_epsilon(self, epsilon: float) -> None:
-        """Refuses a level of confirmations that there are none of, or that is not above the planned one."""
+        """Refuses a level without confirmations, or one that is not above the planned level."""
         if self.confirmation is None or not epsilon > self.epsilon:
             raise ManifestError(
                 "confirming_epsilon must be above epsilon, and left out where there is no confirmation, got "
@@ -291,8 +291,8 @@ class SettingStep(StepRecord):
     """The test of one setting.
 
     Attributes:
-      setting: The setting.
-      cost: Cost of the setting; None where nobody told one.
+      setting: Name of the setting.
+      cost: Cost of the setting; None if none was given.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("setting",)
@@ -308,11 +308,11 @@ class SettingStep(StepRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingLook(LookRecord):
-    """What an entry had come to after a round.
+    """The state of an entry after a round.
 
     Attributes:
-      setting: The last setting in testing order that was accepted by then; None for none.
-      cost: Its cost, or the mean over the examples counted by then; None where nobody told, and without a setting.
+      setting: The last setting in testing order that was accepted by then; None if there is none.
+      cost: Its cost, or the mean over the examples counted by then; None if no costs were given, and without a setting.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("n", "setting", "cost")
@@ -321,7 +321,7 @@ class SettingLook(LookRecord):
     cost: Cost | None
 
     def proved(self, grid: Sequence[object]) -> Proved:
-        """Returns the setting by its place, and its cost; infinity where nobody told, and without a setting."""
+        """Returns the setting's index, and its cost; infinity if unknown, and without a setting."""
         return Proved(
             -1 if self.setting is None else grid.index(self.setting), math.inf if self.cost is None else self.cost
         )
@@ -329,12 +329,12 @@ class SettingLook(LookRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingCalibration(SettingTest, TestedEntry[SettingStep, SettingLook]):
-    """One promise of settings, and the tests it rests on.
+    """One promise about settings, and the tests it rests on.
 
     Attributes:
       setting: The last setting in testing order that was accepted; None if none was.
-      cost: Its cost; None where nobody told one, and where there is no setting.
-      risk: Its empirical risk; None where there is no setting.
+      cost: Its cost; None if none was given, and without a setting.
+      risk: Its empirical risk; None without a setting.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -359,7 +359,7 @@ class SettingCalibration(SettingTest, TestedEntry[SettingStep, SettingLook]):
                 raise ManifestError(f"looks[{index}].cost must be null without a setting, got {shown(look.cost)}")
 
     def named(self) -> str:
-        """Returns the values that tell it from other entries, as callers write them."""
+        """Returns the values that identify the entry, as callers write them."""
         names = ("group", "tail", "delta", "epsilon")
         return ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
 
@@ -367,7 +367,7 @@ class SettingCalibration(SettingTest, TestedEntry[SettingStep, SettingLook]):
 THRESHOLDS, SETTINGS = "thresholds", "settings"
 """The kinds of manifests: about exit thresholds of a model, or about settings of a sweep that was made elsewhere."""
 
-# What entries of a kind are about, and what was drawn.
+# By kind: what entries are about, and what is drawn.
 _NOUNS = {
     THRESHOLDS: {
         "its": "at its threshold",
@@ -399,19 +399,19 @@ def guarantee_in_words(
     variants: str | None = None,
     most_confirmed: int = 0,
 ) -> str:
-    """Returns what a manifest promises.
+    """Returns the promise of a manifest as a sentence.
 
     Args:
-      kind: What it is about, `THRESHOLDS` or `SETTINGS`.
-      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
-      hands_on: Whether entries that hold together hand on what they need no more of their epsilon.
+      kind: The kind of manifest, `THRESHOLDS` or `SETTINGS`.
+      joint_epsilon: Probability with which any entry may be broken, if all hold together; None if each holds alone.
+      hands_on: Whether entries that hold together pass on the epsilon that they do not need any more.
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
-      group_key: Field of a data row that names its group, if groups have entries of their own.
+      group_key: Field of a data row that names its group, if groups have their own entries.
       is_sequential: Whether the tests were watched while examples were decoded.
-      variants: How several variants were tested: `PARETO`, where a part of the calibration set has chosen what the
-        other part tested, or `EACH_VARIANT`, each by itself; None where there was one.
-      most_confirmed: How many thresholds of an entry a part of the calibration set has confirmed at most, of those that
-        the rest had proved; 0 where nothing was to be confirmed.
+      variants: How several variants were tested: `PARETO` if a selection part chose what the other part tested, or
+        `EACH_VARIANT`, each by itself; None without variants.
+      most_confirmed: Largest number of thresholds per entry that a holdout has confirmed, among those that the rest had
+        proved; 0 if nothing was to be confirmed.
     """
     nouns = _NOUNS[kind]
     one, several, sample = nouns["one"], nouns["several"], nouns["sample"]
@@ -479,7 +479,7 @@ def guarantee_in_words(
 
 
 def elsewhere_in_words(decoder: str) -> str:
-    """Returns what a promise is about where a decoder of the user's has decoded, which is called so."""
+    """Returns a sentence on what a promise is about, for a user's decoder of this name."""
     return (
         f"The outputs were decoded elsewhere, by what its user calls {decoder}. The promise is about what that decoder "
         "gave, and nothing here checks that what is served is the same."
@@ -494,7 +494,7 @@ PROMISE = ("consistency", "metric", "loss", "delta", "epsilon")
 """What is asked of a promise, whatever group it is about."""
 
 
-# What only entries of a kind are told apart by, and what to do where a manifest is of the other.
+# Values that identify entries of one kind only, and what to do with a manifest of the other kind.
 _ONLY = {
     THRESHOLDS: (("consistency", "metric", "loss", "confidence"), "Leave it out."),
     SETTINGS: (("tail",), "Name its {sign}loss."),
@@ -503,7 +503,7 @@ _Entry = TypeVar("_Entry", bound=AskedTest)
 
 
 class EntryWords(TypedDict, total=False):
-    """The arguments by which callers name an entry: the fields of `EntryChoice`."""
+    """The arguments by which callers choose an entry: the fields of `EntryChoice`."""
 
     consistency: str | None
     metric: str | None
@@ -517,18 +517,18 @@ class EntryWords(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EntryChoice:
-    """The entry of a manifest that is asked for. What is None is left open, where one entry matches the rest.
+    """The choice of a manifest's entry. Values of None are left open, if one entry matches the rest.
 
     Attributes:
       consistency: `textual` or `risk`.
-      metric: Name of the metric. Losses by code of the user's are measured only if it is named here.
-      loss: What is made of its scores, such as `signed` or `dissimilarity>0.3`.
+      metric: Name of the metric. A user's own loss code is run only if it is named here.
+      loss: Loss computed from its scores, such as `signed` or `dissimilarity>0.3`.
       group: Group that the entry is about; None for the entry about all prompts or examples.
-      tail: Of an entry about settings, the loss that an example may have; None for the entry of the mean loss.
+      tail: For entries about settings, the loss that an example may have; None for the entry about the mean loss.
       delta: Risk tolerance, exactly as calibrated.
       epsilon: Allowed probability of breaking it, exactly as calibrated.
-      confidence: The confidence measure, if the manifest names code of the user's. It chooses no entry: it is named
-        since a file alone does not decide what runs.
+      confidence: The confidence measure, if the manifest names a user's code. It chooses no entry: it is named here
+        since a file alone must not decide what runs.
     """
 
     consistency: str | None = None
@@ -542,29 +542,29 @@ class EntryChoice:
 
     @classmethod
     def named_by(cls, holder: object) -> Self:
-        """Returns the choice that flags, or the fields of a transform, make.
+        """Returns the choice made by flags, or by the fields of a transform.
 
         Args:
-          holder: What has attributes of the same names; what it has no attribute for is left open.
+          holder: An object with attributes of the same names; missing attributes are left open.
         """
         return cls(**{field.name: getattr(holder, field.name, None) for field in dataclasses.fields(cls)})
 
     def promise(self) -> dict[str, str | float]:
-        """Returns what is asked of the promise, whatever group it is about: values by name, without those left open."""
+        """Returns the values that the promise must have, by name, without its group and those left open."""
         values = {name: getattr(self, name) for name in PROMISE}
         return {name: value for name, value in values.items() if value is not None}
 
     def among(self, entries: Iterable[_Entry]) -> tuple[_Entry, ...]:
-        """Returns the entries about its group that have the promise that is asked for, as far as it is."""
+        """Returns the entries about its group that match all values that are not left open."""
         asked = {"group": self.group, **self.promise()}
         return tuple(entry for entry in entries if all(getattr(entry, name) == asked[name] for name in asked))
 
     def check_for(self, kind: str, *, sign: str = "") -> None:
-        """Raises ManifestError if it names what no entry of a kind has.
+        """Raises ManifestError if it names a value that no entry of a kind has.
 
         Args:
           kind: `THRESHOLDS` or `SETTINGS`.
-          sign: What stands before names in the message: `--` where they are flags.
+          sign: Prefix of names in the message: `--` for flags.
         """
         for other, (names, remedy) in _ONLY.items():
             for name in names:

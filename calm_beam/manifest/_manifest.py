@@ -55,25 +55,25 @@ _Entry = TypeVar("_Entry", Calibration, SettingCalibration)
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenManifest(Record, Generic[_Entry]):
-    """What was proved, of what and by what plan, whatever it is that was tested.
+    """The results of tests, with their data and plan, whether thresholds or settings were tested.
 
     Attributes:
       created: When the run was started, ISO 8601 in UTC, ending in Z.
       data: The examples.
-      plan: What was settled before any loss was seen.
-      earlier_plans: Plans that were asked of the same outputs or losses before, the earliest first, by the list beside
-        them; None where there were none, and in manifests that do not say.
-      sequential: How it ended, if it was watched round by round; None where all examples count.
+      plan: The plan, settled before any loss was seen.
+      earlier_plans: Earlier plans on the same outputs or losses, the earliest first, from the list next to them; None
+        if there were none, and in manifests that do not record them.
+      sequential: How the run ended, if it was watched round by round; None if all examples count.
       calibrations: The promises, at least one.
-      guarantee: What the promises mean, in words.
+      guarantee: The meaning of the promises, as text.
       software: Versions of the software that made it, by name.
-      schema_version: Version of the form in which it was read and is written: one of `SCHEMAS`.
+      schema_version: Version of the format in which it was read and is written: one of `SCHEMAS`.
     """
 
-    # What it is about, in files of the second version and in those of the first; None where these say nothing.
+    # The kind, in files of the second version and of the first; None if the latter have no kind.
     KIND: ClassVar[str]
     _KIND_IN_FIRST: ClassVar[str | None] = None
-    # What shows it in a notebook.
+    # The function that shows it in a notebook.
     _HTML: ClassVar[str]
 
     created: UtcTime
@@ -89,17 +89,17 @@ class WrittenManifest(Record, Generic[_Entry]):
 
     @classmethod
     def file_keys(cls) -> list[str]:
-        """Returns the manifest's keys but for those that say what the file is and end it, in the order of the file."""
+        """Returns the manifest's keys without schema, kind and digest, in the order of the file."""
         return [key for key in super().file_keys() if key != "schema_version"]
 
     @classmethod
     def kinds(cls) -> tuple[str | None, ...]:
-        """Returns what files of the kind call it, whatever their version."""
+        """Returns the names of the kind in files of all versions."""
         return cls.KIND, cls._KIND_IN_FIRST
 
     @classmethod
     def heads(cls, version: int) -> dict[str, str]:
-        """Returns the keys that say what a file of a version is, which come first."""
+        """Returns the leading keys of a file of a version, which identify its schema and kind."""
         kind = cls.KIND if version > 1 else cls._KIND_IN_FIRST
         return {"schema": SCHEMAS[version], **({} if kind is None else {"kind": kind})}
 
@@ -116,8 +116,8 @@ class WrittenManifest(Record, Generic[_Entry]):
           The manifest.
 
         Raises:
-          ManifestError: If the schema or the kind is another one, a key is unknown or missing, a value is of the wrong
-            type or at odds with another value, or the digest does not match the rest.
+          ManifestError: If the schema or the kind is wrong, a key is unknown or missing, a value has the wrong type or
+            is at odds with another value, or the digest does not match the rest.
         """
         version = version_of(value)
         assert isinstance(value, Mapping)
@@ -133,7 +133,7 @@ class WrittenManifest(Record, Generic[_Entry]):
 
     @classmethod
     def _of_another_kind(cls, kind: object, *, expected: str | None) -> ManifestError:
-        """Returns the error about a manifest of another kind than is expected; of None, than one that says none."""
+        """Returns the error about a manifest of another kind than expected; None is a manifest without a kind."""
         return ManifestError(f"kind must be {'left out' if expected is None else shown(expected)}, got {shown(kind)}")
 
     def __post_init__(self) -> None:
@@ -163,16 +163,16 @@ class WrittenManifest(Record, Generic[_Entry]):
         )
 
     def _check_form(self) -> None:
-        """Refuses what the form of its version does not have."""
+        """Refuses values that the format of its version does not have."""
         if self.schema_version not in SCHEMAS:
             known = ", ".join(map(str, SCHEMAS))
             raise ManifestError(f"schema_version must be one of {known}, got {shown(self.schema_version)}")
 
     def _check_parts(self) -> None:
-        """Refuses parts that are at odds with each other, before entries are looked at."""
+        """Refuses parts that are at odds with each other, before entries are checked."""
 
     def _check_entry(self, entry: _Entry, *, at: str) -> None:
-        """Refuses an entry that is at odds with what it is about."""
+        """Refuses an entry that is at odds with the rest of the manifest."""
         if self.data.units_of(entry.group) is None:
             raise ManifestError(f"{at}.group must be one of data.groups, got {shown(entry.group)}")
         if entry.example_risk is not None and self.data.clusters is None:
@@ -184,7 +184,7 @@ class WrittenManifest(Record, Generic[_Entry]):
         return content_digest(self._content())
 
     def _repr_html_(self) -> str | None:
-        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
+        """Returns the HTML that a notebook shows; None, for plain text, in calm-beam-serving."""
         return html_of(self, self._HTML)
 
     def to_dict(self) -> dict[str, object]:
@@ -198,8 +198,8 @@ class WrittenManifest(Record, Generic[_Entry]):
     def error_of(self, entry: _Entry) -> float:
         """Returns the probability with which the promise of an entry may be broken, taken alone.
 
-        That is the level of its tests, if it was settled beforehand. Where others have handed theirs on, losses decided
-        the level, and what is sure is what all entries promise together.
+        This is the level of its tests, if it was settled beforehand. If other entries have passed theirs on, losses
+        decided the level, and only the joint promise of all entries is certain.
         """
         plan = self.plan
         is_raised = plan is not None and plan.hands_on and entry.promised_epsilon != entry.epsilon
@@ -208,17 +208,17 @@ class WrittenManifest(Record, Generic[_Entry]):
         return plan.joint_epsilon
 
     def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> _Entry:
-        """Returns the one entry with these values; any may be left out where one matches the rest.
+        """Returns the one entry with these values; any may be left out if one entry matches the rest.
 
-        Of thresholds, with none of them, it is the one that the plan says will be served, if it says so. A group is
-        then served by the entry of the same promise that is about it.
+        For thresholds without any value, it is the entry that the plan says will be served, if it says so. A group is
+        then served by the entry of the same promise about the group.
 
         Args:
-          choice: Which entry, as one value.
-          words: Or word by word, which counts before `choice`; the fields of `EntryChoice`.
+          choice: The choice, as one value.
+          words: Fields of `EntryChoice`, which override those of `choice`.
 
         Returns:
-          The entry. Its `threshold` is None where no threshold was found safe: then never exit early. So is `setting`.
+          The entry. Its `threshold` is None if no threshold was found safe: then never exit early. So is `setting`.
 
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
@@ -242,14 +242,14 @@ class WrittenManifest(Record, Generic[_Entry]):
         raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
 
     def _asked(self, choice: EntryChoice) -> dict[str, str | float | None]:
-        """Returns what a choice names, as messages say it."""
+        """Returns the values of a choice, as messages print them."""
         return {**choice.promise()}
 
     def matching(self, choice: EntryChoice) -> tuple[_Entry, ...]:
-        """Returns the entries that a choice leaves.
+        """Returns the entries that match a choice.
 
         Raises:
-          ManifestError: If it names a group that the manifest does not know, or what no entry of the kind has.
+          ManifestError: If it names a group that the manifest does not know, or a value that no entry of the kind has.
         """
         choice.check_for(self.KIND)
         names = [group.name for group in self.data.groups or ()]
@@ -259,40 +259,41 @@ class WrittenManifest(Record, Generic[_Entry]):
         return choice.among(self.calibrations)
 
     def of_group(self, group: str | None) -> tuple[_Entry, ...]:
-        """Returns the entries about a group; of None, those about all prompts or examples."""
+        """Returns the entries about a group; for None, those about all prompts or examples."""
         return tuple(entry for entry in self.calibrations if entry.group == group)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(WrittenManifest[Calibration]):
-    """What a calibration run promises, for which model, decoder and data.
+    """The promises of a calibration run, with the model, decoder and data that they are about.
 
     Thresholds on the confidence at which a decoder may stop early, and the bound on quality loss that each of them
-    keeps. A manifest agrees with itself: every `n` is `data.clusters` or, where that is left out, `data.examples`, and
-    for a group the examples of it in `data.groups`, there are groups exactly if there is `plan.group_key`, and then
-    every promise has a calibration for all prompts and one for each group, the thresholds of a path descend, where the
-    procedure is `fixed_sequence`, `rejected` says whether `p_value` is at most `epsilon` and is false at most at the
-    last entry, calibrations are those of `plan`, `threshold`, `risk` and `layers` of a calibration are those of its
-    last rejected path entry, `threshold_by_position` has `decode.max_decode_length` entries, which are what
-    `decode.schedule` makes of `threshold`, `sequential` is there exactly if `plan.sequential` is, and then every
-    calibration has a look for each of its rounds, `data.choosing` is there exactly if `plan.pareto` is, and then `n` is
-    less by it, variants are those of `plan.pareto`, a calibration with a `variant` is decoded by its `tau`,
-    `min_exit_layer`, `confidence` and `exit_interval` in place of those of `decode`, and its threshold is of its last
-    rejected path entry, a calibration has a `confirmation` exactly if there is `plan.confirm_share` and a path entry
-    was rejected, and then its tests, at most `plan.confirm_path` of them, are of such entries in the order of `path`,
-    up to the last such entry or the first test that was not rejected, their `n` is of `confirmation.data`, and
-    `threshold`, `risk` and `layers` are those of the last confirmation that was rejected, or `threshold` is null if
-    none was, there is `confirmation` exactly if a calibration has one, and `digest` matches the rest.
+    keeps. A manifest is consistent. Every `n` is `data.clusters` or, if that is left out, `data.examples`, and
+    for a group the examples of it in `data.groups`. There are groups exactly if there is `plan.group_key`, and then
+    every promise has a calibration for all prompts and one for each group. The thresholds of a path descend. If the
+    procedure is `fixed_sequence`, `rejected` is whether `p_value` is at most `epsilon` and is false at most at the
+    last entry. Calibrations are those of `plan`. `threshold`, `risk` and `layers` of a calibration are those of its
+    last rejected path entry. `threshold_by_position` has `decode.max_decode_length` entries, which
+    `decode.schedule` computes from `threshold`. `sequential` exists exactly if `plan.sequential` does, and then every
+    calibration has a look for each of its rounds. `data.choosing` exists exactly if `plan.pareto` does, and then `n` is
+    smaller by it. Variants are those of `plan.pareto`; a calibration with a `variant` is decoded with its `tau`,
+    `min_exit_layer`, `confidence` and `exit_interval` in place of those of `decode`, and its threshold is that of its
+    last rejected path entry. A calibration has a `confirmation` exactly if there is `plan.confirm_share` and a path
+    entry was rejected; its tests, at most `plan.confirm_path` of them, are then of such entries in the order of `path`,
+    up to the last such entry or the first test that was not rejected, and their `n` is of `confirmation.data`;
+    `threshold`, `risk` and `layers` are then those of the last confirmation that was rejected, or `threshold` is null
+    if none was. There is `confirmation` exactly if a calibration has one. `digest` matches the rest.
 
     Attributes:
       model: The model that was calibrated.
-      vocabulary: Its vocabulary; None where there was none: metrics then compared token ids.
-      decode: How it decodes; where an entry has a variant of its own, that goes before.
-      data: The calibration set; where a part of it confirms what the rest has chosen, the rest.
-      plan: What was settled before any loss was seen; None in manifests that do not say.
-      confirmation: What has confirmed the promises; None where nothing was to be confirmed.
-      cost: What a token was said to cost, where `plan.pareto.objective` says that variants are chosen by it; else None.
-      speeds: How fast thresholds have been that are promised; None where none was measured.
+      vocabulary: Its vocabulary; None if there was none: metrics then compared token ids.
+      decode: Decoding settings; an entry's own variant overrides them.
+      data: The calibration set; without the holdout, if there is one.
+      plan: The plan, settled before any loss was seen; None in manifests that do not record it.
+      confirmation: The holdout that confirmed the promises; None if nothing was to be confirmed.
+      cost: The declared cost of a token, if `plan.pareto.objective` names a cost by which variants are chosen; else
+        None.
+      speeds: Measured speeds of promised thresholds; None if none was measured.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -345,7 +346,7 @@ class Manifest(WrittenManifest[Calibration]):
         self._check_costs()
 
     def _check_costs(self) -> None:
-        """Refuses costs that nothing was chosen by, choices that pay by none, and speeds of what was not promised."""
+        """Refuses costs that chose nothing, choices that need missing costs, and speeds of unpromised thresholds."""
         objective = None if self.plan is None or self.plan.pareto is None else self.plan.pareto.objective
         if (self.cost is None) != (objective is None):
             raise ManifestError(f"cost must be there exactly if plan.pareto.objective is, which is {shown(objective)}")
@@ -357,14 +358,14 @@ class Manifest(WrittenManifest[Calibration]):
 
     @property
     def engine(self) -> EngineRecord | None:
-        """What computed the outputs that the promises are about; None where the manifest does not say.
+        """The engine of the outputs that the promises are about; None if the manifest does not record it.
 
-        Of thresholds that were confirmed, it is what decoded the examples that confirmed them.
+        For confirmed thresholds it is the engine that decoded the holdout.
         """
         return self.decode.engine if self.confirmation is None else self.confirmation.engine
 
     def decode_of(self, entry: Calibration) -> DecodeRecord:
-        """Returns how an entry has to be decoded: by its own variant, where it has one."""
+        """Returns the decoding settings of an entry, with its own variant if it has one."""
         return self.decode if entry.variant is None else _with_variant(self.decode, entry.variant)
 
     def _check_entry(self, entry: Calibration, *, at: str) -> None:
@@ -391,10 +392,10 @@ class Manifest(WrittenManifest[Calibration]):
             raise ManifestError(f"{at}.rule must be {shown(rule.to_dict())}, as decode and variant say")
 
     def _check_test(self, at: str, entry: PathEntry, *, of: Calibration, data: DataRecord, name: str) -> None:
-        """Refuses the test of a threshold that is at odds with the model, or with the data of this name."""
+        """Refuses the test of a threshold that is at odds with the model, or with the named part of the data."""
         full, failed, units = self.model.layers, data.failed, data.units_of(of.group) or 0
-        # What failed examples add to the mean of losses that are at least 0. Nothing says of which group they are.
-        # Nor whether they have tested, or chosen.
+        # Failed examples add at least this to the mean of losses that are not negative. It is unknown which group they
+        # belong to, and whether they tested or chose.
         is_of_examples = data.clusters is None and of.group is None and entry.variant is None
         least_risk = failed / units if units and of.loss != "signed" and is_of_examples else -1
         if entry.n != units:
@@ -416,7 +417,7 @@ class Manifest(WrittenManifest[Calibration]):
             )
 
     def _check_confirmation(self) -> None:
-        """Refuses thresholds that were to be confirmed and were not, or by something else than is said."""
+        """Refuses missing confirmations, and confirmations by other data than the manifest records."""
         most = 0 if self.plan is None else self.plan.most_confirmed
         for index, entry in enumerate(self.calibrations):
             expected = most > 0 and entry.chosen is not None
@@ -454,7 +455,7 @@ class Manifest(WrittenManifest[Calibration]):
             )
 
     def _check_confirming_epsilons(self) -> None:
-        """Refuses levels of confirmations that are not those of the plan."""
+        """Refuses levels of confirmations other than those of the plan."""
         assert self.plan is not None, "without a plan there is no confirmation"
         levels = self.plan.confirmed_epsilons(
             [[step.p_value for step in entry.confirmation or ()] for entry in self.calibrations]
@@ -467,7 +468,7 @@ class Manifest(WrittenManifest[Calibration]):
                 )
 
     def _check_groups(self) -> None:
-        """Refuses promises that are made to some groups and not to others."""
+        """Refuses promises about some groups that are missing for others."""
         expected = {None, *(group.name for group in self.data.groups or ())}
         found: dict[tuple[object, ...], set[str | None]] = {}
         for entry in self.calibrations:
@@ -482,7 +483,7 @@ class Manifest(WrittenManifest[Calibration]):
                 )
 
     def _check_variants(self) -> None:
-        """Refuses variants that nobody planned, or that are at odds with the model or the rest of the decoding."""
+        """Refuses variants that were not planned, or are at odds with the model or the other decoding settings."""
         pareto = self.plan.pareto if self.plan is not None else None
         if pareto is None:
             if found := next((each.procedure for each in self.calibrations if each.procedure in OF_VARIANTS), None):
@@ -506,7 +507,7 @@ class Manifest(WrittenManifest[Calibration]):
             )
 
     def matching(self, choice: EntryChoice) -> tuple[Calibration, ...]:
-        """Returns the entries that a choice leaves: where it names no promise, that which is served, if the plan says.
+        """Returns the entries that match a choice; without a promise, the served entry if the plan names one.
 
         Raises:
           ManifestError: If it names a group that the manifest does not know, or what no entry about thresholds has.
@@ -519,39 +520,39 @@ class Manifest(WrittenManifest[Calibration]):
 
     @property
     def served(self) -> Calibration | None:
-        """The entry that the plan says will be served; None where it does not say."""
+        """The entry that the plan says will be served; None if it does not say."""
         if self.plan is None or self.plan.serve is None:
             return None
         return self.calibrations[self.plan.serve]
 
     def of_same_promise(self, entry: Calibration) -> tuple[Calibration, ...]:
-        """Returns the entries that differ from one in nothing but their group, itself among them."""
+        """Returns the entries that differ from this one at most in their group, including itself."""
         return tuple(other for other in self.calibrations if _promise(other) == _promise(entry))
 
     def safest(self, entry: Calibration) -> Calibration:
-        """Returns the entry to serve prompts by that belong to no group of the manifest.
+        """Returns the entry to serve prompts that belong to no group of the manifest.
 
-        No promise is about such prompts. Of the entries that differ from the given one in nothing but their group, this
-        one never exits, or else has the highest threshold.
+        No promise is about such prompts. Among the entries that differ from the given one at most in their group, the
+        result never exits, or else has the highest threshold.
         """
         return max(self.of_same_promise(entry), key=lambda other: 2 if other.threshold is None else other.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingManifest(WrittenManifest[SettingCalibration]):
-    """What was proved of the settings of a sweep that was made elsewhere: which of them lose at most delta.
+    """The results for the settings of a sweep that was made elsewhere: which of them lose at most delta.
 
-    It names no model and no exit threshold, and cannot be served. It agrees with itself: settings are those of
-    `plan.order`, calibrations are those of `plan` and test settings in its order, every `n` is the number of units of
-    its group, where the procedure is `fixed_sequence`, `rejected` says whether `p_value` is at most `epsilon` and is
-    false at most at the last entry, `setting`, `cost` and `risk` of a calibration are those of its last rejected path
-    entry, `sequential` is there exactly if `plan.sequential` is, and then every calibration has a look for each of its
-    rounds and what ended it is what `plan.sequential` says of them, and both digests match the rest.
+    It names no model and no exit threshold, and cannot be served. A manifest is consistent. Settings are those of
+    `plan.order`. Calibrations are those of `plan` and test settings in its order. Every `n` is the number of units of
+    its group. If the procedure is `fixed_sequence`, `rejected` is whether `p_value` is at most `epsilon` and is
+    false at most at the last entry. `setting`, `cost` and `risk` of a calibration are those of its last rejected path
+    entry. `sequential` exists exactly if `plan.sequential` does; then every calibration has a look for each of its
+    rounds, and what ended it follows from `plan.sequential`. Both digests match the rest.
 
     Attributes:
       settings: All settings in testing order.
-      decoder: What decoded, where losses were made of stored outputs of a decoder of the user's; None where losses or
-        scores were given.
+      decoder: The decoder, if losses were computed from stored outputs of a user's decoder; None if losses or scores
+        were given.
     """
 
     KIND: ClassVar[str] = SETTINGS
@@ -607,7 +608,7 @@ class SettingManifest(WrittenManifest[SettingCalibration]):
         return {"group": choice.group, "tail": choice.tail, **choice.promise()}
 
     def matching(self, choice: EntryChoice) -> tuple[SettingCalibration, ...]:
-        """Returns the entries that a choice leaves; without a tail, of those about the mean loss.
+        """Returns the entries that match a choice; without a tail, only those about the mean loss.
 
         Raises:
           ManifestError: If it names a group that the manifest does not know, or what no entry about settings has.
@@ -620,7 +621,7 @@ def _with_variant(decode: DecodeRecord, variant: Variant) -> DecodeRecord:
 
 
 def version_of(value: object) -> int:
-    """Returns the version of the form of a manifest, refusing JSON that is none or of a version not known here."""
+    """Returns the format version of a manifest; refuses JSON that is not a manifest or has an unknown version."""
     if not isinstance(value, Mapping):
         raise ManifestError(f"a manifest must be a JSON object, got {shown(value)}")
     if "schema" not in value:
@@ -636,7 +637,7 @@ def version_of(value: object) -> int:
 
 
 def about_settings() -> ManifestError:
-    """Returns the error about a manifest that is to be served, and is about settings."""
+    """Returns the error for serving a manifest about settings."""
     return ManifestError(
         "is of kind settings: it proves a setting of a sweep that was made elsewhere, and names no model and no "
         "exit threshold. Only manifests of calibrate can be served. inspect and report show this one, verify with "
@@ -645,7 +646,7 @@ def about_settings() -> ManifestError:
 
 
 def check_digest(content: Mapping[str, object]) -> None:
-    """Refuses content that is not what the digest was taken of."""
+    """Refuses content that does not match its digest."""
     if "digest" not in content:
         raise ManifestError("digest is missing, so nothing shows that the manifest is as it was written")
     try:
@@ -662,7 +663,7 @@ def check_digest(content: Mapping[str, object]) -> None:
 
 
 def _promise(entry: Calibration) -> tuple[object, ...]:
-    """Returns what tells an entry from those of other promises, all but its group."""
+    """Returns the values that identify an entry's promise, without its group."""
     return entry.consistency, entry.metric, entry.loss, entry.delta, entry.epsilon, entry.p_value, entry.procedure
 
 

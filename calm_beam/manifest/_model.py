@@ -1,7 +1,7 @@
-"""What was calibrated, and how it decodes: model, vocabulary, engine, exit rule, and how fast.
+"""The calibrated model and how it decodes: model, vocabulary, engine, exit rule, and speed.
 
-Where rules of exit are chosen by what a token costs, the costs that were named are here, with how fast the chosen rules
-have been.
+Also the declared costs of a token, if exit rules were chosen by them, and the measured speeds of the chosen
+rules.
 
 Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
@@ -28,27 +28,27 @@ VARIANT_MEASURES = tuple(
 ENGINES = ("native", "xla")
 LOOP = "xla_loop"
 """The engine of single prompts that XLA decodes in a loop on the device."""
-# Those that earlier versions certified by XLA.
+# Head forms that earlier versions certified with XLA.
 _GONE_HEADS = ("int8", "bfloat16")
 # Accelerators on which `benchmarks.across_devices` has found no confidence that differs between a sweep and batches of
-# any size, one device to a model.
+# any size, with one device per model.
 _SEEN_BATCH_INVARIANT = ("gpu NVIDIA H100 80GB HBM3",)
 HEAD_FORMS = ("exact", *_GONE_HEADS, "uint8")
 _DECAYING = [name for name, schedule in SCHEDULES.items() if schedule.decays]
-# Two correct exponentials differ by a few units in the last place of 2^-52. Less than that moves a float32, whose own
-# are of 2^-23, only where the exact value lies next to the middle between two of them.
+# Two correct exponentials differ by a few units in the last place of 2^-52. A smaller difference than this changes a
+# float32, with units of 2^-23, only if the exact value lies next to the midpoint between two float32 numbers.
 _ROUNDING = 2.0**-48
 
 
 class _MeasureName:
-    """A measure of ours, or `module:name` of a user's."""
+    """A built-in measure, or `module:name` of a user's own."""
 
     def __call__(self, key: str, value: object, /) -> None:
         if not isinstance(value, str) or not is_own(value):
             OneOf(tuple(MEASURES))(key, value)
 
     def schema(self) -> dict[str, Any]:
-        """Returns our measures, and the form of others' names."""
+        """Returns the built-in measures, and the form of other names."""
         form = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
         return {"anyOf": [OneOf(tuple(MEASURES)).schema(), {"type": "string", "pattern": form}]}
 
@@ -59,7 +59,7 @@ class ModelRecord(Record):
 
     Attributes:
       uri: Where its checkpoint was read from.
-      fingerprint: Identifies its parameters and configuration; serving compares it with its own.
+      fingerprint: Fingerprint of its parameters and configuration; serving compares it with that of the served model.
       layers: Number of decoder layers, at least 1.
     """
 
@@ -70,13 +70,13 @@ class ModelRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord(Record):
-    """What computed outputs: another engine rounds otherwise, which moves an output now and then.
+    """The engine that computed outputs. Another engine rounds differently, which changes an output now and then.
 
     Attributes:
-      name: One of `ENGINES`, our own code for CPUs (`native`) or XLA; or `LOOP`, by which nothing is calibrated.
-      instructions: What the code was made for: of `native`, its instruction set; of `xla`, the platform with, of CPUs,
-        their vector instructions, of others the kind of device, and how many share a model; then the instruction set of
-        the head where native code decides. None where the machines that decoded did not say.
+      name: One of `ENGINES`, our own code for CPUs (`native`) or XLA; or `LOOP`, which calibrates nothing.
+      instructions: The target of the code. For `native`, its instruction set; for `xla`, the platform, with the vector
+        instructions of CPUs, or the kind of other devices and how many share a model; then the instruction set of the
+        head if native code decides. None if the machines that decoded did not report it.
       head: Form of the output head that decided exits: `exact`, or `uint8`, which is int8 by native code. In records of
         earlier versions also `int8` or `bfloat16`, which XLA certified.
     """
@@ -86,7 +86,7 @@ class EngineRecord(Record):
     head: Annotated[str, OneOf(HEAD_FORMS)]
 
     def in_words(self) -> str:
-        """Returns the engine in a few words.
+        """Returns a short description of the engine.
 
         >>> EngineRecord(name="native", instructions="avx2", head="uint8").in_words()
         'native (avx2), head uint8'
@@ -96,32 +96,32 @@ class EngineRecord(Record):
 
     @property
     def is_gone(self) -> bool:
-        """Whether no version decodes by it any more."""
+        """Whether no current version can decode with it."""
         return self.head in _GONE_HEADS
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a prompt is known to be rounded in the same way whatever else is in its batch.
+        """Whether the engine is known to be batch-invariant: a prompt is rounded in the same way in any batch.
 
-        On CPUs it is, and on the kinds of accelerators on which it was seen. Code that was only compiled for others
-        counts as not known.
+        It is on CPUs, and on the kinds of accelerators on which that was observed. Code that was only compiled for
+        others counts as not known.
         """
         if self.name != "xla" or self.instructions is None or self.instructions.startswith("cpu"):
             return True
         return self.instructions in _SEEN_BATCH_INVARIANT
 
     def is_unlike(self, other: "EngineRecord") -> bool:
-        """Returns whether the other is known to be another engine; instructions that one does not say are not told."""
+        """Returns whether the other is known to be another engine; unrecorded instructions are not compared."""
         known = self.instructions is not None and other.instructions is not None
         return (self.name, self.head) != (other.name, other.head) or (known and self.instructions != other.instructions)
 
 
 def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) -> tuple[str, ...]:
-    """Returns in words that two jobs are of different engines, and how to take the other; nothing if they are of one.
+    """Returns text that two jobs have different engines, and how to use the other one; empty if they are the same.
 
     Args:
-      ours: That of the job here; None where it was not recorded.
-      theirs: That of the other.
+      ours: Engine of the job here; None if it was not recorded.
+      theirs: Engine of the other job.
     """
     if ours == theirs:
         return ()
@@ -141,18 +141,18 @@ def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRuleRecord(Record):
-    """When a token exits, but for the threshold.
+    """The exit rule of tokens, without the threshold.
 
     Attributes:
-      confidence: What is compared with the threshold after each decoder layer: one of
+      confidence: The measure compared with the threshold after each decoder layer: one of
         `calm_beam.exits.measures.MEASURES`, or `module:name` of a user's own.
       schedule: How the threshold changes from token to token: not at all, by Eq. 5 of the CALM paper, or by the formula
         in the released T5X code (which itself, as released, decodes with a constant threshold).
-      tau: Temperature of a decaying schedule, at least 0; None where the schedule has none.
+      tau: Temperature of a decaying schedule, at least 0; None if the schedule has none.
       min_exit_layer: First layer at which a token may exit, counted from 1.
-      exit_interval: Number of layers from one possible exit to the next.
-      patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
-      confidence_source: Digest of the file that defines a user's own measure; None with ours.
+      exit_interval: Number of layers from one exit layer to the next.
+      patience: Number of layers compared by a measure that compares predicted tokens; None with other measures.
+      confidence_source: Digest of the file that defines a user's own measure; None with built-in ones.
     """
 
     SCHEMA_RULES: ClassVar[Mapping[str, Any]] = {
@@ -187,7 +187,7 @@ class DecodeRecord(ExitRuleRecord):
       dtype: Type in which the model computes: `float32` or `bfloat16`.
       matmul_precision: Precision of products of float32 numbers on GPUs and TPUs: `high` or `default`, as JAX calls
         them; None for the highest.
-      engine: What computed the outputs; None in manifests that do not say.
+      engine: The engine of the outputs; None in manifests that do not record it.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -204,11 +204,11 @@ class DecodeRecord(ExitRuleRecord):
     engine: EngineRecord | None = None
 
     def rule(self) -> ExitRuleRecord:
-        """Returns when a token exits."""
+        """Returns the exit rule."""
         return ExitRuleRecord(**{each.name: getattr(self, each.name) for each in fields(ExitRuleRecord)})
 
     def arithmetic_in_words(self) -> str:
-        """Returns in which numbers the model computes, in a few words."""
+        """Returns a short description of the precision in which the model computes."""
         if self.matmul_precision is None:
             return self.dtype
         return f"{self.dtype} with products of {self.matmul_precision} precision"
@@ -216,13 +216,13 @@ class DecodeRecord(ExitRuleRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(Record):
-    """What tells the ways of decoding apart of a calibration that has several.
+    """The values by which variants of decoding differ, in a calibration that has several.
 
     Attributes:
-      tau: As in `decode`.
-      min_exit_layer: As in `decode`.
-      confidence: As in `decode`; None where all variants have one measure.
-      exit_interval: As in `decode`; None where all variants have one.
+      tau: Temperature of a decaying schedule, as in `decode`.
+      min_exit_layer: First layer at which a token may exit, as in `decode`.
+      confidence: Confidence measure, as in `decode`; None if all variants have the same.
+      exit_interval: Number of layers between exit layers, as in `decode`; None if all variants have the same.
     """
 
     tau: Temperature | None = None
@@ -231,7 +231,7 @@ class Variant(Record):
     exit_interval: Positive | None = None
 
     def fields_of_rule(self) -> dict[str, Any]:
-        """Returns what stands in the place of fields of `DecodeRecord` and of an exit rule, by their names."""
+        """Returns the values that override fields of `DecodeRecord` and of an exit rule, by name."""
         given = {"confidence": self.confidence, "exit_interval": self.exit_interval}
         return {
             "tau": self.tau,
@@ -240,7 +240,7 @@ class Variant(Record):
         }
 
     def in_words(self) -> str:
-        """Returns it in a few words.
+        """Returns a short description of the variant.
 
         >>> Variant(tau=4, min_exit_layer=2).in_words(), Variant(min_exit_layer=1).in_words()
         ('tau 4, from layer 2', 'from layer 1')
@@ -254,7 +254,7 @@ class Variant(Record):
 
 
 def threshold_in_words(threshold: float, variant: Variant | None) -> str:
-    """Returns a threshold, and the way of decoding that it is for where there are several.
+    """Returns a threshold as text, with its variant if there are several.
 
     >>> threshold_in_words(0.5, None), threshold_in_words(0.5, Variant(tau=4, min_exit_layer=2))
     ('0.5', '0.5 (tau 4, from layer 2)')
@@ -265,21 +265,21 @@ def threshold_in_words(threshold: float, variant: Variant | None) -> str:
 def check_positions(key: str, positions: tuple[float, ...], *, threshold: float, decode: DecodeRecord) -> None:
     """Refuses thresholds that are not those of the schedule.
 
-    The writer computes in float64 and rounds to float32, and so do we. A constant schedule has no arithmetic that could
-    differ: the numbers must be equal. A decaying one has an exponential, which mathematical libraries round differently
-    in the last place: what must be equal is the float32 of a value within 2^-48 of ours, relatively. That is one
-    float32 for all but one in millions of values, and one of two neighbours for those.
+    The writer computes in float64 and rounds to float32, and so does this check. A constant schedule has no arithmetic
+    that could differ: the numbers must be equal. A decaying one has an exponential, which mathematical libraries round
+    differently in the last place: the number must be the float32 of a value within a share of 2^-48 of the value
+    computed here. That is one float32 for all but one in millions of values, and one of two neighbours for those.
 
     Args:
-      key: Where the positions stand.
+      key: Key path of the positions.
       positions: Threshold of each position.
-      threshold: What they are made of.
-      decode: Names the schedule, and how many positions there are.
+      threshold: The threshold that they follow from.
+      decode: Names the schedule and the number of positions.
 
     Raises:
       ManifestError: If their number or a value differs.
 
-    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.rule`.
+    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as in `calm_beam.exits.rule`.
     """
     if len(positions) != decode.max_decode_length:
         raise ManifestError(
@@ -309,7 +309,7 @@ def _allowed(threshold: float, decode: DecodeRecord, *, position: int) -> Sequen
 
 
 def _float32(value: float) -> float:
-    """Returns the nearest float32, of two equally near the even one."""
+    """Returns the nearest float32, rounding ties to even."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
@@ -321,23 +321,23 @@ UNITS = {LATENCY: "seconds", THROUGHPUT: "seconds", LAYERS: "layers", FLOPS: "op
 
 @dataclass(frozen=True, kw_only=True)
 class CostRecord(Record):
-    """What a token was said to cost, settled before any loss was seen; whatever the numbers, the promises hold.
+    """The declared cost of a token, settled before any loss was seen; the promises hold whatever the numbers.
 
-    A token costs `output`, `layer` for each layer that it goes through, `skipped` for each that it skips, and a test
-    wherever it might have left and did not, or leaves by another measure than one of logits.
+    A token costs `output`, `layer` for each layer that it uses, `skipped` for each that it skips, and a test
+    at each exit layer where it goes on, and where it exits by a measure that does not need logits.
 
     Attributes:
-      unit: What numbers count: `seconds`, `operations` or `layers`.
-      batch: Prompts decoded together; None where it does not matter.
-      device: JAX's name of the kind of device that was measured; None where nothing was.
-      cores: Cores that the process might use; likewise.
-      engine: What decoded; likewise.
-      layer: Of a layer gone through. Where it was measured, what it takes more than a layer skipped.
-      skipped: Of a layer skipped. Where it was measured, 0: it stands in the two others.
-      output: Of all else.
-      logits_test: Of an exit test of logits; None where it was not measured, and such measures are no candidates.
-      states_test: Of one of states; likewise.
-      classifier_test: Of one of the exit classifier; likewise.
+      unit: Unit of the numbers: `seconds`, `operations` or `layers`.
+      batch: Number of prompts decoded together; None if it does not matter.
+      device: JAX's name of the kind of device that was measured; None if nothing was measured.
+      cores: Number of cores that the process might use; None if nothing was measured.
+      engine: The engine that decoded; None if nothing was measured.
+      layer: Cost of a used layer. If it was measured, the additional cost over a skipped layer.
+      skipped: Cost of a skipped layer. If it was measured, 0: it is included in the other two.
+      output: Cost of everything else.
+      logits_test: Cost of an exit test of logits; None if not measured: such measures are then no candidates.
+      states_test: Cost of an exit test of states; None if not measured: such measures are then no candidates.
+      classifier_test: Cost of a test of the exit classifier; None if not measured: it is then no candidate.
     """
 
     unit: Annotated[str, OneOf(tuple(dict.fromkeys(UNITS.values())))]
@@ -354,25 +354,25 @@ class CostRecord(Record):
 
     @property
     def was_measured(self) -> bool:
-        """Whether it is of a machine."""
+        """Whether the cost was measured on a machine."""
         return self.device is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedRecord(Record):
-    """How fast a promised threshold was, in turns with the full model, on the machine that calibrated.
+    """The measured speed of a promised threshold, in turns with the full model, on the machine that calibrated.
 
     Attributes:
-      calibrations: Places of the promises that it is about, which are decoded alike, counted from 0.
-      factor: Seconds of the full model over its own, of the same prompts.
-      standard_error: Of the factor over samples of prompts; None where there was a single part.
-      prompts: Prompts that both have decoded.
-      batch: Prompts at a time.
-      seconds: Of a prompt, on average.
-      full_seconds: Of a prompt by the full model.
+      calibrations: Indices of the promises that it is about, which are decoded alike, counted from 0.
+      factor: Seconds of the full model divided by those of the threshold, for the same prompts.
+      standard_error: Standard error of the factor over samples of prompts; None if there was a single part.
+      prompts: Number of prompts that both have decoded.
+      batch: Number of prompts decoded together.
+      seconds: Mean time of a prompt.
+      full_seconds: Mean time of a prompt by the full model.
       device: JAX's name of the kind of device.
-      cores: Cores that the process might use.
-      engine: What decoded.
+      cores: Number of cores that the process might use.
+      engine: The engine that decoded.
     """
 
     calibrations: tuple[Count, ...]
@@ -388,14 +388,14 @@ class SpeedRecord(Record):
 
 
 def check_speeds(speeds: tuple[SpeedRecord, ...], exits: Collection[int]) -> None:
-    """Refuses speeds of promises that are not there, or of which nothing was found safe.
+    """Refuses speeds of promises that do not exist, or for which nothing was found safe.
 
     Args:
-      speeds: As in a manifest.
-      exits: Places of the promises that exit, or would if it paid.
+      speeds: Speeds of a manifest.
+      exits: Indices of the promises that exit, or would if it paid.
 
     Raises:
-      ManifestError: If one is of such.
+      ManifestError: If a speed is of another promise.
     """
     for index, speed in enumerate(speeds):
         wrong = next((place for place in speed.calibrations if place not in exits), None)

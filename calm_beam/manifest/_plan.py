@@ -1,4 +1,4 @@
-"""What a run was asked for when it started, what was asked before, and whether that is what was then tested."""
+"""The plan of a run when it started, earlier plans, and checks that the planned tests were carried out."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,27 +25,27 @@ HAND_ON = "hand_on"
 
 
 def joint_procedure(joint_epsilon: float | None, *, is_sequential: bool) -> str | None:
-    """Returns how promises divide their epsilon; None where each keeps its own: alone, or in rounds."""
+    """Returns the joint procedure of promises; None if each keeps its own epsilon: alone, or in rounds."""
     return None if joint_epsilon is None or is_sequential else HAND_ON
 
 
 NEAR_TIES = COUNT_NEAR_TIES, WORST_NEAR_TIES = ("count", "worst_case")
 
 
-# Procedures in which every p-value of the grid has a say.
+# Procedures in which every p-value of the grid affects the decision.
 _WHOLE_GRID = ("fallback", "holm", "bonferroni")
-# Shares of epsilon, added up, may differ from the whole by their rounding.
+# The sum of shares of epsilon may differ from the whole by rounding.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierPlan(Record):
-    """A plan that was asked of the same outputs before, as the list beside them says.
+    """An earlier plan on the same outputs, from the list next to them.
 
     Attributes:
-      plan: Its digest.
-      command: What asked it, such as `calibrate`.
-      asked: When, ISO 8601 in UTC, ending in Z.
+      plan: Digest of the plan.
+      command: The command that asked it, such as `calibrate`.
+      asked: When it was asked, ISO 8601 in UTC, ending in Z.
       answered: Whether a result of it was shown, or may have been.
     """
 
@@ -64,12 +64,12 @@ class ParetoPlan(Record):
     """How several variants are tested: along a path that one part of the calibration set chooses, or each by itself.
 
     Attributes:
-      variants: The ways of decoding, at least two, each of which is swept over the whole grid.
-      choosing_share: Chance of an independent unit to be in the part that chooses, in (0, 1). The plan's salt and the
-        unit's name alone decide (`calm_beam.calibration.pareto.is_choosing`). None where no unit chooses, and all of
-        them test every variant, at an equal share of epsilon.
-      objective: What the cheapest variant is to save, one of `OBJECTIVES`; None where it is layers, as by early
-        writers, and where a user has named the variants. What a token costs by it was settled before any loss was seen.
+      variants: The variants, at least two, each of which is swept over the whole grid.
+      choosing_share: Probability that an independent unit is in the part that chooses, in (0, 1). The plan's salt and
+        the unit's name alone decide (`calm_beam.calibration.pareto.is_choosing`). None if no unit chooses, and all
+        units test every variant, at an equal share of epsilon.
+      objective: The cost that the cheapest variant minimises, one of `OBJECTIVES`; None if it is layers, as with early
+        writers, or if a user has named the variants. The cost of a token was settled before any loss was seen.
     """
 
     variants: Annotated[tuple[Variant, ...], Items(2, "be two or more different ones", unique=True)]
@@ -90,7 +90,7 @@ class ParetoPlan(Record):
         return EACH_VARIANT if self.choosing_share is None else PARETO
 
     def share_of(self, epsilon: float) -> float:
-        """Returns the level at which a variant is tested: epsilon, or its share of it where each is by itself."""
+        """Returns the level at which a variant is tested: epsilon, or its share if each is tested by itself."""
         return epsilon / len(self.variants) if self.choosing_share is None else epsilon
 
 
@@ -100,21 +100,21 @@ _Rule = TypeVar("_Rule", bound=WatchedPlan)
 
 @dataclass(frozen=True, kw_only=True)
 class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
-    """What was settled before any loss was seen, whatever it is that is tested.
+    """The plan, settled before any loss was seen, whether thresholds or settings are tested.
 
     Attributes:
-      tests: The promises asked for, one for each calibration, in the same order.
-      joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
-      cluster_key: What names the cluster of an example, the independent unit; None: every example is one.
-      group_key: What names the group of an example, where groups have promises of their own; None where none has.
+      tests: The planned promises, one for each calibration, in the same order.
+      joint_epsilon: Probability with which any of them may be broken, if they hold together; None: each alone.
+      cluster_key: Field that names the cluster of an example, the independent unit; None: every example is one.
+      group_key: Field that names the group of an example, if groups have promises of their own; None if none has.
       salt: Decides the order of examples, for p-values that need one.
-      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
-      joint_procedure: `hand_on` where promises that hold together hand on the epsilon of those that have nothing left
-        to test (`calm_beam.risk.rules`). None where each keeps its own, as with early writers and in rounds, and
-        where each holds alone.
+      sequential: How the run is watched, if it stops when enough is proved; None if all examples count.
+      joint_procedure: `hand_on` if promises that hold together pass on the epsilon of those that have nothing left to
+        test (`calm_beam.risk.rules`). None if each keeps its own, as with early writers and in rounds, and if each
+        holds alone.
     """
 
-    # What is tested, in words.
+    # The noun for what is tested.
     _TESTED: ClassVar[str]
 
     tests: tuple[_Test, ...]
@@ -137,7 +137,7 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
             )
 
     def without_rule(self) -> Self:
-        """Returns the plan without its rule to stop, which may be changed after losses were seen."""
+        """Returns the plan without its stopping rule, which may be changed after losses were seen."""
         if self.sequential is None:
             return self
         return replace(self, sequential=self.sequential.without_rule())
@@ -146,7 +146,7 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
         """Refuses calibrations other than those that were planned.
 
         Raises:
-          ManifestError: If their number, a value, or what was tested differs.
+          ManifestError: If their number, a value, or the tested thresholds or settings differ.
         """
         if len(calibrations) != len(self.tests):
             raise ManifestError(
@@ -171,16 +171,17 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
 
     @property
     def hands_on(self) -> bool:
-        """Whether promises of which all is proved hand their epsilon on to the others."""
+        """Whether fully proved promises pass their epsilon on to the others."""
         return self.joint_procedure == HAND_ON
 
     def tested_epsilons(self, p_values: Sequence[Sequence[float]]) -> list[float]:
-        """Returns the level at which each promise is tested: its own epsilon, and what others hand on to it.
+        """Returns the level at which each promise is tested: its own epsilon, plus what others pass on to it.
 
-        Those hand theirs on whose fixed sequence of tests has come to the end of the grid, having found all of it safe.
+        A promise passes its level on once its fixed sequence of tests has reached the end of the grid and found all of
+        it safe.
 
         Args:
-          p_values: For each promise, those of all that was tested, in that order.
+          p_values: For each promise, the p-values of all its tests, in order.
         """
 
         def has_ended(place: int, level: float) -> bool:
@@ -193,7 +194,7 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
 
     @property
     def grid(self) -> Sequence[object]:
-        """All that may be tested, in the planned order."""
+        """All thresholds or settings that may be tested, in the planned order."""
         raise NotImplementedError
 
     def _check_path(self, entry: TestedEntry[Any, Any], *, at: str) -> None:
@@ -209,25 +210,26 @@ class SettledPlan(DigestedRecord, Generic[_Test, _Rule]):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(SettledPlan[PlannedTest, SequentialPlan]):
-    """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
+    """Everything that the result depends on, except the data and the code of metrics, as it was when the run started.
 
     Attributes:
       thresholds: The grid in testing order: descending.
-      salt: Decides the order of examples, for p-values that need one, and which units choose where `pareto` is there,
-        and confirm where `confirm_share` is.
-      on_error: What became of examples that could not be decoded or scored: the run failed, or they count with loss 1.
-      on_long: What became of prompts that were too long: they were cut, or count as examples that could not be decoded.
+      salt: Decides the order of examples, for p-values that need one; which units choose, with `pareto`; and which
+        confirm, with `confirm_share`.
+      on_error: Treatment of examples that could not be decoded or scored: the run failed, or they count with loss 1.
+      on_long: Treatment of prompts that were too long: they were cut, or count as examples that could not be decoded.
       model: Fingerprint of the model.
-      outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
-      pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
-      confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
-        (0, 1). The salt and its name alone decide (`calm_beam.inputs.set_parts.part_of`). None where nothing is
-        confirmed.
-      confirm_path: How many thresholds of an entry are confirmed at most, one after the other; None where it is the
-        chosen one alone, as by early writers, or nothing is confirmed.
-      near_ties: `worst_case` where outputs that hung on a decision within rounding count with loss 1; None where they
+      outputs: Fingerprint of everything that decides the outputs except the data; with variants those of all, separated
+        by commas.
+      pareto: How variants are tested, if there are several; None if the grid is the order.
+      confirm_share: Probability that an independent unit is in the holdout: it does not choose, but confirms the choice
+        of the others, in (0, 1). The salt and its name alone decide (`calm_beam.inputs.set_parts.part_of`). None if
+        nothing is confirmed.
+      confirm_path: Largest number of thresholds per entry that are confirmed, one after the other; None if only the
+        chosen one is, as with early writers, or if nothing is confirmed.
+      near_ties: `worst_case` if outputs that depended on a decision within rounding count with loss 1; None if they
         count as they are.
-      serve: Place of the promise that will be served, counted from 0; None where nobody said.
+      serve: Index of the promise that will be served, counted from 0; None if it was left open.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -272,23 +274,23 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
                 )
 
     def upper_part(self, thresholds: int) -> "Plan":
-        """Returns the plan of the first thresholds of the testing order alone, to test as far as they go.
+        """Returns the plan with only the first thresholds of the testing order.
 
-        Valid for fixed sequence testing, whose decisions do not depend on what would be tested later.
+        It is valid for fixed sequence testing, whose decisions do not depend on later tests.
         """
         return replace(self, thresholds=self.thresholds[:thresholds])
 
     @property
     def most_confirmed(self) -> int:
-        """How many thresholds of an entry are confirmed at most; 0 where nothing is."""
+        """Largest number of thresholds per entry that are confirmed; 0 if nothing is."""
         return 0 if self.confirm_share is None else self.confirm_path or 1
 
     def confirming_epsilons(self, has_chosen: Sequence[bool]) -> list[float]:
-        """Returns the level at which each promise begins to be confirmed: its epsilon, or more where all hold together.
+        """Returns the initial level of each promise's confirmation: its epsilon, or more if all hold together.
 
-        Promises that chose nothing have nothing to confirm, and leave their epsilon to the others in proportion. Who
-        chose is settled before any loss is seen that confirms, and the levels add up to the joint epsilon, so that the
-        chance of any wrong confirmation is at most that, given whoever chose, and so in all.
+        Promises that chose nothing have nothing to confirm, and leave their epsilon to the others in proportion. The
+        set of promises that chose is settled before any confirming loss is seen, and the levels add up to the joint
+        epsilon. So the chance of any wrong confirmation is at most that, given this set, and therefore overall.
 
         Args:
           has_chosen: For each promise, whether there is something to confirm.
@@ -300,13 +302,13 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         return joint_levels(epsilons, has_begun=has_chosen) if is_divided else epsilons
 
     def confirmed_epsilons(self, p_values: Sequence[Sequence[float]]) -> list[float]:
-        """Returns the level at which each promise is confirmed in the end, given what confirmed it.
+        """Returns the final level of each promise's confirmation, given the confirming p-values.
 
-        A promise whose chosen threshold was confirmed has nothing left to test either, and hands its level on.
+        A promise whose chosen threshold was confirmed has nothing left to test either, and passes its level on.
 
         Args:
-          p_values: For each promise those of the tests that confirm it, in their order, all of them or up to the first
-            that failed; none where nothing was chosen.
+          p_values: For each promise the p-values of its confirming tests, in order, all of them or up to the first that
+            failed; empty if nothing was chosen.
         """
         has_chosen = [len(found) > 0 for found in p_values]
         if not self.hands_on:
@@ -318,18 +320,18 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         )
 
     def confirmed_by(self, share: float | None) -> "Plan":
-        """Returns the plan with a share of the units that confirms what the others choose; None for none."""
+        """Returns the plan with a holdout of this share; None for no holdout."""
         return replace(self, confirm_share=share, confirm_path=None if share is None else CONFIRM_PATH)
 
     def that_chooses(self) -> "Plan":
-        """Returns the plan by which one part chooses what the other confirms: all but that."""
+        """Returns the plan of the selection part: this plan without its holdout."""
         return self.confirmed_by(None)
 
     def that_confirms(self, thresholds: Sequence[float]) -> "Plan":
-        """Returns the plan by which losses are counted that confirm thresholds which were chosen.
+        """Returns the plan by which the losses that confirm chosen thresholds are counted.
 
         Args:
-          thresholds: Those of one way of decoding, descending; each is tested for itself.
+          thresholds: Thresholds of one variant, descending; each is tested by itself.
         """
         return replace(
             self.that_chooses(),
@@ -344,7 +346,7 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
         return self.thresholds
 
     def _check_path(self, entry: TestedEntry[Any, Any], *, at: str) -> None:
-        """Refuses a path that leaves the grid: its order, or that of variants and thresholds."""
+        """Refuses a path that leaves the order of the grid, or of variants and thresholds."""
         if self.pareto is None:
             super()._check_path(entry, at=at)
             return
@@ -384,17 +386,17 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingPlan(SettledPlan[SettingTest, SettingSequentialPlan]):
-    """What was settled before any loss was summed.
+    """The plan, settled before any loss was summed.
 
     Attributes:
       order: All settings in testing order, the safest first.
-      baseline: Run whose scores the others are compared with; None where losses were given.
-      task: Task of the scores; None where nobody named one.
-      metric: Metric of the scores; None where losses were given.
-      direction: Which scores of the metric are better; None where losses were given, and in manifests of earlier
-        writers, which took higher ones for better without asking.
-      consistency: What outputs are held against: those under the first setting, which is the `baseline`, or references;
-        None where losses or scores were given.
+      baseline: Run whose scores the others are compared with; None if losses were given.
+      task: Task of the scores; None if none was named.
+      metric: Metric of the scores; None if losses were given.
+      direction: Which scores of the metric are better; None if losses were given, and in manifests of earlier writers,
+        which assumed that higher scores are better.
+      consistency: What outputs are compared with: those under the first setting, which is the `baseline`, or
+        references; None if losses or scores were given.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
@@ -431,12 +433,12 @@ _T = TypeVar("_T")
 
 
 def planned_path(grid: Sequence[_T], tested: Sequence[_T], *, procedure: str) -> list[_T]:
-    """Returns in which order a path has to test what it has tested of a planned grid.
+    """Returns the order in which a path must test the tested part of a planned grid.
 
     Args:
       grid: All that may be tested, in the planned order.
-      tested: What was.
-      procedure: How: some go down from the first, some have to look at all.
+      tested: What was tested.
+      procedure: The procedure: some go down from the first, some have to test all.
     """
     if procedure == "fixed_sequence":
         return list(grid[: len(tested)])

@@ -1,4 +1,4 @@
-"""How a calibration or certification is watched that stops when enough is proved: its rule, and how it ended."""
+"""Watched calibrations and certifications, which stop when enough is proved: the rule, and how they ended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ _WITHOUT_RULE = {"all_proved": "nothing was left to prove", "end_of_data": "no r
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedPlan(Record):
-    """When tests stop that are looked at after every round of examples.
+    """The stopping rule of tests that are evaluated after every round of examples.
 
     Attributes:
-      round_examples: How many examples a round has, at the end of which the tests are looked at.
+      round_examples: Number of examples of a round, at the end of which the tests are evaluated.
       stop_gain: Stops after rounds in which no entry saved this share of its cost; None: whatever they save.
     """
 
-    # The parts of the rule that wait for a place in the testing order, and for a cost; and what each part says of a run
+    # The parts of the rule about a place in the testing order and about a cost; and the sentence of each part for a run
     # that it ended.
     _PLACE: ClassVar[str]
     _COST: ClassVar[str]
@@ -37,20 +37,20 @@ class WatchedPlan(Record):
 
     @classmethod
     def ends(cls) -> tuple[str, ...]:
-        """Returns what may end it; the last two are no rules."""
+        """Returns the names of all possible ends; the last two are not rules."""
         return (cls._PLACE, cls._COST, "stop_gain", "all_proved", "end_of_data")
 
     def rule(self, grid: Sequence[Any]) -> StopRule:
-        """Returns when to stop, given all that may be tested, in testing order."""
+        """Returns the stopping rule, given all that may be tested, in testing order."""
         return StopRule(place=self._place(grid), cost=getattr(self, self._COST), gain=self.stop_gain)
 
     def ended_by(self, looks: Sequence[Sequence[Proved]], *, grid: Sequence[Any], of_rounds: int) -> str | None:
-        """Returns what ends it after some rounds, one of `ends`; None if nothing does.
+        """Returns what ends the run after some rounds, one of `ends`; None if it goes on.
 
         Args:
-          looks: For each of these rounds, what every entry had come to.
+          looks: For each of these rounds, the state of every entry.
           grid: All that may be tested, in testing order.
-          of_rounds: How many rounds there are.
+          of_rounds: Number of rounds of the data.
         """
         names = {"place": self._PLACE, "cost": self._COST, "gain": "stop_gain", "all_proved": "all_proved"}
         reason = self.rule(grid).reason(looks, settings=len(grid))
@@ -67,18 +67,18 @@ class WatchedPlan(Record):
         return self._WORDS[ended_by].format(value if isinstance(value, str) else f"{number:g}")
 
     def without_rule(self) -> Self:
-        """Returns the same rounds, which nothing stops."""
+        """Returns the same rounds without a stopping rule."""
         nothing: dict[str, Any] = dict.fromkeys((self._PLACE, self._COST, "stop_gain"))
         return replace(self, **nothing)
 
     def _place(self, grid: Sequence[Any]) -> int | None:
-        """Returns the place in the testing order that is waited for; None for none."""
+        """Returns the index in the testing order that the rule waits for; None if there is none."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialPlan(WatchedPlan):
-    """How a calibration is watched that stops when enough is proved; a round has about `round_examples` examples.
+    """The stopping rule of a watched calibration; a round has about `round_examples` examples.
 
     Attributes:
       stop_at_threshold: Stops once every entry has accepted this threshold, or a lower one; None: whatever they accept.
@@ -112,14 +112,15 @@ class SequentialPlan(WatchedPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingSequentialPlan(WatchedPlan):
-    """How a certification is watched that stops when enough is proved.
+    """The declared examples and stopping rule of a watched certification.
 
-    A round ends with the example, or the cluster, that makes it `round_examples`.
+    A round ends with the example, or the cluster, that brings it to `round_examples`.
 
     Attributes:
-      ids: Identifies all examples that may be evaluated, and their groups and clusters; the plan's salt orders them.
-      examples: How many they are.
-      costs: What settings cost, in the plan's order, as it was declared; None where nobody did, or rows say it.
+      ids: Fingerprint of all examples that may be evaluated, with their groups and clusters; the plan's salt orders
+        them.
+      examples: Number of these examples.
+      costs: Declared costs of settings, in the plan's order; None if none were declared, or rows give them.
       stop_at_setting: Stops once every entry has accepted this setting, or a later one; None: whatever they accept.
       stop_at_cost: Stops once no entry's setting costs more than this; None: whatever they cost.
     """
@@ -147,10 +148,10 @@ class SettingSequentialPlan(WatchedPlan):
     stop_at_cost: Cost | None = None
 
     def check_order(self, order: Sequence[str]) -> None:
-        """Refuses costs and a rule that are not about the settings of the plan.
+        """Refuses costs and a rule that do not fit the settings of the plan.
 
         Raises:
-          ManifestError: If there is no cost for each, or no such setting.
+          ManifestError: If the number of costs is wrong, or a setting is unknown.
         """
         if self.costs is not None and len(self.costs) != len(order):
             raise ManifestError(f"costs must be those of {len(order)} settings, as order has, got {len(self.costs)}")
@@ -162,18 +163,18 @@ class SettingSequentialPlan(WatchedPlan):
 
     @property
     def needs_costs(self) -> bool:
-        """Whether the rule asks what settings cost."""
+        """Whether the rule needs the costs of settings."""
         return self.stop_at_cost is not None or self.stop_gain is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierEnd(Record):
-    """Where a calibration or certification had ended before it was continued.
+    """An earlier end of a calibration or certification that was continued.
 
     Attributes:
-      plan: Digest of the plan then, which differs from the last one in its rule to stop.
-      rounds: How many rounds had been looked at.
-      ended_by: What had stopped it.
+      plan: Digest of the plan then, which differs from the last one in its stopping rule.
+      rounds: Number of rounds that had been looked at.
+      ended_by: The part that had stopped it.
     """
 
     plan: Text
@@ -183,15 +184,15 @@ class EarlierEnd(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialRecord(Record):
-    """How a calibration or certification ended that was watched round by round.
+    """The end of a calibration or certification that was watched round by round.
 
     Attributes:
-      rounds: Rounds that were evaluated and looked at.
-      of_rounds: Rounds that the data have.
-      of_examples: Examples that the data have; those of the rounds looked at are `data.examples`.
-      ended_by: Which part of the plan stopped it: one of its rules, `all_proved` where every entry had come to the end
-        of the testing order, `end_of_data` where nothing stopped it.
-      continues: Where it had ended before, if it was continued; the earliest first.
+      rounds: Number of rounds that were evaluated and looked at.
+      of_rounds: Number of rounds of the data.
+      of_examples: Number of examples of the data; those of the rounds looked at are `data.examples`.
+      ended_by: The part of the plan that stopped it: one of its rules, `all_proved` if every entry had reached the end
+        of the testing order, `end_of_data` if nothing stopped it.
+      continues: Earlier ends, if it was continued; the earliest first.
     """
 
     rounds: Positive
@@ -213,7 +214,7 @@ class SequentialRecord(Record):
 
 
 def rules_of_ends(plan: type[WatchedPlan]) -> dict[str, Any]:
-    """Returns what a JSON Schema of a manifest says of what may have ended the rounds of such a plan."""
+    """Returns the JSON Schema rules for `ended_by` of a manifest with such a plan."""
     ended = {"properties": {"ended_by": OneOf(plan.ends()).schema()}}
     of_all = {"properties": {**ended["properties"], "continues": {"items": ended}}}
     return {"allOf": [{"properties": {"sequential": of_all}}]}
@@ -223,10 +224,10 @@ _Entry = TestedEntry[Any, Any]
 
 
 def looks_by_round(entries: Sequence[_Entry], grid: Sequence[object]) -> list[tuple[Proved, ...]]:
-    """Returns for each round what every entry had come to, as a rule to stop takes it.
+    """Returns for each round the state of every entry, as stopping rules take it.
 
     Args:
-      entries: All of a manifest, with looks.
+      entries: All entries of a manifest, with looks.
       grid: All that may be tested, in testing order.
     """
     of_entries = [[look.proved(grid) for look in entry.looks or ()] for entry in entries]
@@ -244,9 +245,9 @@ def check_rounds(
     """Refuses rounds that are at odds with the plan, the data or the entries.
 
     Args:
-      entries: All of a manifest.
-      plan: Its rule; None where all examples count.
-      ended: How it ended; None likewise.
+      entries: All entries of a manifest.
+      plan: The stopping rule; None if all examples count.
+      ended: The recorded end; None if all examples count.
       grid: All that may be tested, in testing order.
       data: The examples that were counted.
 
@@ -294,7 +295,7 @@ def _check_declared(
 
 
 def _check_sizes(entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord) -> None:
-    """Refuses rounds of other sizes than planned, where every example counts by itself."""
+    """Refuses rounds of other sizes than planned, if every example counts by itself."""
     of_rounds = -(-plan.examples // plan.round_examples)
     if ended.of_rounds != of_rounds:
         raise ManifestError(
@@ -314,7 +315,7 @@ def _check_end(
     entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord, *, grid: Sequence[Any]
 ) -> None:
     """Refuses an end other than the first that the rule sees."""
-    # What an earlier rule had looked at when it stopped, this one did not.
+    # Rounds that an earlier rule looked at before it stopped do not concern this rule.
     first = ended.continues[-1].rounds if ended.continues else 1
     looks = looks_by_round(entries, grid)
     for rounds in range(first, ended.rounds + 1):

@@ -1,4 +1,4 @@
-"""What a manifest says in sentences, for terminals, pages and notebooks."""
+"""Sentences about a manifest, for terminals, pages and notebooks."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from ._tests import AskedTest
 
 
 def served_in_words(manifest: Manifest) -> str:
-    """Returns which entry the plan says will be served; empty where it does not say."""
+    """Returns a sentence on the entry that the plan says will be served; empty if it does not say."""
     entry = manifest.served
     if entry is None:
         return ""
@@ -23,7 +23,7 @@ def served_in_words(manifest: Manifest) -> str:
 
 
 def speeds_in_words(manifest: Manifest) -> tuple[str, ...]:
-    """Returns how fast each promise has been, a sentence each; none where nothing was measured and nothing given up."""
+    """Returns a sentence on the speed of each promise; none if nothing was measured and no promise gave up exits."""
     found = []
     for place, entry in enumerate(manifest.calibrations):
         measured = [speed for speed in manifest.speeds or () if place in speed.calibrations]
@@ -46,7 +46,7 @@ def speeds_in_words(manifest: Manifest) -> tuple[str, ...]:
 
 
 def times_as_fast(factor: float) -> str:
-    """Returns a factor of speed in words.
+    """Returns a speedup as text.
 
     >>> times_as_fast(1.25)
     '1.25 times as fast as the full model'
@@ -59,7 +59,7 @@ def _together(batch: int) -> str:
 
 
 def clusters_in_words(manifest: Manifest | SettingManifest) -> str:
-    """Returns that delta bounds the loss per cluster, and what was measured over examples; empty without clusters."""
+    """Returns that delta bounds the loss per cluster, with the loss over examples; empty without clusters."""
     if manifest.data.clusters is None:
         return ""
     measured = [
@@ -75,9 +75,10 @@ def clusters_in_words(manifest: Manifest | SettingManifest) -> str:
 
 
 def repeats_in_words(manifest: Manifest) -> str:
-    """Returns how many examples repeat the input of another, and when that matters; empty where none does.
+    """Returns the number of examples that repeat another's input, and when that matters; empty if there are none.
 
-    Repeats of the traffic belong to an independent draw of it. Whoever takes them out has a sample of other traffic.
+    Repeats that occur in the traffic belong to an independent draw of it. A set without them is a sample of other
+    traffic.
     """
     confirming = 0 if manifest.confirmation is None else manifest.confirmation.data.duplicates
     repeats = manifest.data.duplicates + confirming
@@ -91,7 +92,7 @@ def repeats_in_words(manifest: Manifest) -> str:
 
 
 def rounds_in_words(manifest: Manifest | SettingManifest) -> str:
-    """Returns how tests ended that were watched round by round; empty for others."""
+    """Returns how a run ended that was watched round by round; empty for other runs."""
     ended, plan = manifest.sequential, manifest.plan
     if ended is None or plan is None or plan.sequential is None:
         return ""
@@ -114,17 +115,17 @@ def rounds_in_words(manifest: Manifest | SettingManifest) -> str:
 
 
 def engine_in_words(manifest: Manifest) -> str:
-    """Returns which engine was calibrated, as a sentence."""
+    """Returns a sentence on the calibrated engine."""
     engine = manifest.engine
     return "Engine: not recorded." if engine is None else f"Engine: {engine.in_words()}."
 
 
 def near_ties_in_words(manifest: Manifest) -> str:
-    """Returns at how many examples a near tie decided, for each chosen threshold; empty where that is not known."""
+    """Returns the number of examples decided by a near tie, for each chosen threshold; empty if unknown."""
     counts: dict[str, int] = {}
     for entry in manifest.calibrations:
         step = entry.deciding
-        # Those of groups are among those of all.
+        # The examples of groups are among all examples.
         if entry.group is None and step is not None and step.near_ties is not None:
             counts[threshold_in_words(step.threshold, step.variant)] = step.near_ties
     if not counts:
@@ -137,9 +138,9 @@ def near_ties_in_words(manifest: Manifest) -> str:
 
 
 def confirmation_in_words(entry: Calibration) -> str:
-    """Returns what was chosen, and what of it was confirmed; empty where nothing was to be confirmed.
+    """Returns the chosen and the confirmed thresholds of an entry; empty if nothing was to be confirmed.
 
-    A p-value is written in as many digits as show on which side of epsilon it is.
+    A p-value has as many digits as show on which side of epsilon it is.
     """
     chosen, steps = entry.chosen, entry.confirmation
     if chosen is None or steps is None:
@@ -162,7 +163,7 @@ def confirmation_in_words(entry: Calibration) -> str:
 
 
 def confirming_in_words(manifest: Manifest) -> str:
-    """Returns which examples confirmed thresholds, and what decoded them; empty where none did."""
+    """Returns a sentence on the examples that confirmed thresholds, and their decoder; empty if none did."""
     found = manifest.confirmation
     if found is None:
         return ""
@@ -177,19 +178,19 @@ def confirming_in_words(manifest: Manifest) -> str:
 
 
 def p_value_beside(p_value: float, epsilon: float) -> str:
-    """Returns a p-value in as few digits, at least two, as show on which side of epsilon it is.
+    """Returns a p-value with the fewest digits, at least two, that show on which side of epsilon it is.
 
     >>> p_value_beside(0.05002, 0.05), p_value_beside(0.049996, 0.05), p_value_beside(0.3123, 0.05)
     ('0.05002', '0.05', '0.31')
     """
     written = (f"{p_value:.{digits}g}" for digits in range(2, 18))
-    # What is written as epsilon itself is not above it.
+    # A text equal to epsilon does not count as above it.
     right = (text for text in written if (float(text) > epsilon) == (p_value > epsilon))
     return next(right, repr(p_value))
 
 
 def not_proved_in_words(p_value: float, epsilon: float) -> str:
-    """Returns why a test has failed.
+    """Returns the reason why a test failed.
 
     >>> not_proved_in_words(0.3123, 0.05)
     'could not be proved safe: p = 0.31 exceeds ε = 0.05'
@@ -198,7 +199,7 @@ def not_proved_in_words(p_value: float, epsilon: float) -> str:
 
 
 def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
-    """Returns what metrics did not see, in a sentence for each finding; empty where there is none.
+    """Returns a sentence for each finding of texts that metrics did not see; empty if there is none.
 
     >>> print(unseen_in_words([UnseenRecord(metric="token_f1", no_token=3, few_letters=0)]))
     token_f1 saw no token of two different texts in 3 examples: they score 0.
@@ -219,11 +220,11 @@ def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
 
 
 def too_few_in_words(tests: Sequence[AskedTest], units: int) -> str:
-    """Returns which promises so many units cannot prove; empty where there are enough for each.
+    """Returns a sentence on the promises that so few units cannot prove; empty if there are enough for each.
 
     Args:
       tests: The promises.
-      units: Examples, or clusters where these are the independent units.
+      units: Number of examples, or of clusters if these are the independent units.
     """
     wanting = [test for test in tests if test.least_units > units]
     if not wanting:
@@ -238,11 +239,11 @@ def too_few_in_words(tests: Sequence[AskedTest], units: int) -> str:
 
 
 def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs") -> str:
-    """Returns which plan of the same outputs a manifest is about, and what that does to its promises.
+    """Returns how many plans preceded a manifest's plan on the same outputs, and how that affects its promises.
 
     Args:
-      earlier: The plans before it, as the manifest has them.
-      of: What the plans were asked of: `outputs`, or `losses`.
+      earlier: The earlier plans, as the manifest records them.
+      of: What the plans were about: `outputs`, or `losses`.
 
     Returns:
       Two or three sentences; empty for the first plan.
@@ -262,7 +263,7 @@ def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs"
 
 
 def ordinal(number: int) -> str:
-    """Returns a number as a place in an order.
+    """Returns a number as an English ordinal.
 
     >>> [ordinal(number) for number in (1, 2, 3, 4, 11, 22, 113)]
     ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']

@@ -1,4 +1,4 @@
-"""What a manifest says of tests, whatever was tested: thresholds, or settings of a sweep that was made elsewhere."""
+"""Tests in a manifest, of thresholds or of the settings of a sweep that was made elsewhere."""
 
 import dataclasses
 import math
@@ -43,14 +43,14 @@ SETTING_LOSSES = ("given", "signed", "relu")
 """Losses of settings: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
 
-# p-values are not published below e to the power of minus this, 1e-300, and rounded up.
+# Published p-values are at least 1e-300, e to the power of minus this, and rounded up.
 _MOST_LOG_CAPITAL = 300 * math.log(10)
 _LOG_ROUNDING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A loss: the kind of consistency, the metric it is measured by, and what is made of its scores.
+    """A loss: the kind of consistency, the metric it is measured by, and the loss computed from its scores.
 
     Attributes:
       consistency: `textual` (the early output against the full model's; CALM Definition 1) or `risk` (both against the
@@ -75,11 +75,11 @@ class Objective:
 
     @property
     def tail(self) -> float | None:
-        """What a loss has to exceed to count as 1, and else as 0; None where losses count as they are."""
+        """Bound that a loss must exceed to count as 1, else it counts as 0; None if losses count as they are."""
         return split_tail(self.loss)[1]
 
     def consistency_in_words(self) -> str:
-        """Returns the kind of consistency and, of a tail, what a loss has to exceed to count.
+        """Returns the kind of consistency and, for a tail, the bound that a loss must exceed.
 
         >>> Objective("textual", "rouge_l", loss="dissimilarity>0.3").consistency_in_words()
         'textual > 0.3'
@@ -93,7 +93,7 @@ class Objective:
 
 
 class _LossOrTail:
-    """A loss, or the tail of one, by its one name."""
+    """A loss, or the tail of one, by its unique name."""
 
     def __call__(self, key: str, value: object, /) -> None:
         try:
@@ -103,7 +103,7 @@ class _LossOrTail:
         OneOf(LOSSES)(key, loss)
 
     def schema(self) -> dict[str, Any]:
-        """Returns the losses, and the two forms of a number that a tail may have."""
+        """Returns the losses, and the two forms of a tail's number."""
         of = f"({'|'.join(TAILED)})"
         forms = (rf"^{of}>0\.[0-9]+$", rf"^{of}>[1-9](\.[0-9]+)?e-[0-9]+$")
         return {"anyOf": [OneOf(LOSSES).schema(), *({"type": "string", "pattern": form} for form in forms)]}
@@ -118,13 +118,13 @@ class AskedTest(Record):
     """One promise: with probability at least 1 - epsilon, the expected loss is at most delta.
 
     Attributes:
-      group: Which group it is about; None for all prompts or examples.
+      group: Group that the promise is about; None for all prompts or examples.
       delta: Risk tolerance, in (0, 1).
-      epsilon: Allowed probability that what was chosen breaks the tolerance, in (0, 1).
-      p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
+      epsilon: Allowed probability that the choice breaks the tolerance, in (0, 1).
+      p_value: Name of the p-value. Any name is accepted, so that later methods need no new schema.
       procedure: How several thresholds or settings are tested; `fixed_sequence`: in the planned order until the first
-        that is not rejected; `pareto`: in an order that other examples have chosen, likewise; `each_variant`: down the
-        grid of every variant by itself, likewise, each at an equal share of epsilon.
+        that is not rejected; `pareto`: the same, in an order that other examples have chosen; `each_variant`: the same
+        down the grid of every variant by itself, each at an equal share of epsilon.
     """
 
     group: Text | None
@@ -140,21 +140,21 @@ class AskedTest(Record):
 
     @property
     def least_units(self) -> int:
-        """Examples, or clusters, without which no test can keep the promise's epsilon, even if none of them loses.
+        """Least number of units with which a test can keep the promise's epsilon, even if none of them loses anything.
 
-        Where a unit loses 1 with probability delta and else nothing, n of them lose nothing with probability
-        (1 - delta)^n. A test that rejected at that would be wrong so often, which epsilon has to bound.
+        If a unit loses 1 with probability delta and otherwise nothing, n of them lose nothing with probability
+        (1 - delta)^n. A test that rejected then would be wrong with that probability, which epsilon has to bound.
         """
         return math.ceil(math.log(self.epsilon) / math.log1p(-self.delta) - _LOG_ROUNDING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdTest(AskedTest):
-    """One promise of thresholds, but for its loss.
+    """One promise about thresholds, without its loss.
 
     Attributes:
-      consistency: What early outputs are held against: the full model's output (`textual`), or the references, relative
-        to how the full model does on them (`risk`).
+      consistency: What early outputs are compared with: the full model's output (`textual`), or the references,
+        relative to the full model's score on them (`risk`).
       metric: Name of the metric behind the loss.
     """
 
@@ -166,12 +166,12 @@ class ThresholdTest(AskedTest):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTest(ThresholdTest):
-    """One promise of thresholds that was asked for, with nothing left open.
+    """One planned promise about thresholds, with all defaults filled in.
 
     Attributes:
-      loss: What is made of the metric's scores: 1 - score (`dissimilarity`), the full model's score minus the early
-        output's (`signed`), or that where it is positive and else 0 (`relu`); or, written as in `relu>0.3`, 1 where
-        such a loss exceeds a number and else 0 (`calm_beam.risk.rules`).
+      loss: Loss computed from the metric's scores: 1 - score (`dissimilarity`), the full model's score minus the early
+        output's (`signed`), or its positive part (`relu`); or, written as in `relu>0.3`, 1 where such a loss exceeds a
+        number and else 0 (`calm_beam.risk.rules`).
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = ("consistency", "metric", "loss")
@@ -180,7 +180,7 @@ class PlannedTest(ThresholdTest):
 
     @property
     def objective(self) -> Objective:
-        """The loss that it is about."""
+        """The loss of the promise."""
         return Objective(self.consistency, self.metric, loss=self.loss)
 
     @property
@@ -191,11 +191,11 @@ class PlannedTest(ThresholdTest):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingTest(AskedTest):
-    """One promise that was asked for, of settings.
+    """One planned promise about settings.
 
     Attributes:
-      loss: In [0, 1] as it was given; signed, in [-1, 1]; or what is positive of that.
-      tail: A loss that an example may have: delta is then the share of examples that may lose more. None where the mean
+      loss: Kind of loss: in [0, 1] as given; signed, in [-1, 1]; or the positive part of a signed one.
+      tail: A loss that an example may have: delta is then the share of examples that may lose more. None if the mean
         loss is bounded.
     """
 
@@ -215,9 +215,9 @@ class StepRecord(Record):
     """The test of one threshold or setting.
 
     Attributes:
-      n: Number of independent units the test counted: examples, or clusters of them. 0 only in an entry of a group.
-      risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
-      p_value: For the null "the risk exceeds delta", in [0, 1].
+      n: Number of independent units in the test: examples, or clusters of them. 0 only in an entry of a group.
+      risk: Empirical risk, in [0, 1]; in [-1, 1] if the loss is signed.
+      p_value: p-value for the null "the risk exceeds delta", in [0, 1].
       rejected: Whether the null was rejected, that is, the threshold or setting accepted.
     """
 
@@ -228,7 +228,7 @@ class StepRecord(Record):
 
     @classmethod
     def of(cls, row: object) -> Self:
-        """Returns the test of which a row of a risk table tells, by the names of its columns."""
+        """Returns the test in a row of a risk table, whose columns have the same names."""
         return cls(**{name: getattr(row, name) for name in cls.file_keys()})
 
     @property
@@ -237,12 +237,12 @@ class StepRecord(Record):
         raise NotImplementedError
 
     def check_of(self, at: str, *, group: str | None, lowest: float) -> None:
-        """Refuses what cannot be in an entry.
+        """Refuses values that an entry cannot have.
 
         Args:
-          at: Where the test stands in the entry.
-          group: Which group the entry is about.
-          lowest: The least risk there can be.
+          at: Key path of the test in the entry.
+          group: Group that the entry is about.
+          lowest: The least possible risk.
         """
         Number(lowest, 1)(f"{at}.risk", self.risk)
         _check_counted(at, self.n, group=group)
@@ -254,13 +254,13 @@ class StepRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LookRecord(Record):
-    """What an entry had come to after a round of a calibration or certification that was watched.
+    """The state of an entry after a round of a watched calibration or certification.
 
     Attributes:
-      n: Independent units that had been counted; 0 only in an entry of a group.
-      risk: Empirical risk at what was chosen in the end, or at the first that was tested where nothing was.
-      log_capital: Natural logarithm of the capital that had been won against "the risk there exceeds delta". Its
-        largest value, with a minus sign, is the logarithm of the p-value.
+      n: Number of independent units counted by then; 0 only in an entry of a group.
+      risk: Empirical risk at the final choice, or at the first that was tested if nothing was chosen.
+      log_capital: Natural logarithm of the capital won against "the risk there exceeds delta". Minus its largest value
+        is the logarithm of the p-value.
     """
 
     n: Count
@@ -268,7 +268,7 @@ class LookRecord(Record):
     log_capital: Finite
 
     def proved(self, grid: Sequence[object]) -> Proved:
-        """Returns what a rule to stop takes, given all that may be tested, in testing order."""
+        """Returns the state as stopping rules take it, given all that may be tested, in testing order."""
         raise NotImplementedError
 
 
@@ -281,15 +281,16 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
     """One promise, and the tests it rests on.
 
     Attributes:
-      path: The test of all that was tested, in that order.
-      looks: What was found after every round, where the tests were watched; None elsewhere.
-      example_risk: Mean loss over the examples at what is promised, where clusters are the independent units and the
-        risk is the mean over them. Nothing is promised of it. None elsewhere, and in manifests that do not say.
-      tested_epsilon: Level of the tests of the path, where other promises that hold together with this one had nothing
-        left to test and handed theirs on. None where it is `epsilon`.
+      path: The tests that were carried out, in order.
+      looks: The state after every round, if the tests were watched; None elsewhere.
+      example_risk: Mean loss over the examples at the promised threshold or setting, if clusters are the independent
+        units and the risk is the mean over them. Nothing is promised about it. None elsewhere, and in manifests that do
+        not record it.
+      tested_epsilon: Level of the path's tests, if other promises that hold together with this one had nothing left to
+        test and passed theirs on. None if it is `epsilon`.
     """
 
-    # What is tested, and what that costs: fields of the entry, of its steps and of its looks.
+    # Field names of the tested threshold or setting and of its cost, in the entry, its steps and its looks.
     _TESTED: ClassVar[str]
     _COST: ClassVar[str]
 
@@ -328,13 +329,13 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
 
     @classmethod
     def of_tests(cls, asked: AskedTest, path: Sequence[_Step], *, level: float, **of_none: object) -> Self:
-        """Returns what tests of a promise have come to: every one that was rejected is safe, and the last is chosen.
+        """Returns the entry that results from tests of a promise: every rejected one is safe, and the last is chosen.
 
         Args:
           asked: The promise.
-          path: The tests, in their order.
-          level: Of these tests.
-          of_none: The fields that tell of what was chosen, and what they are where nothing was found safe.
+          path: The tests, in order.
+          level: Level of these tests.
+          of_none: The fields about the choice, with their values if nothing was found safe.
         """
         chosen = last_rejected(path)
         told = of_none if chosen is None else {name: getattr(chosen, name) for name in of_none}
@@ -343,21 +344,21 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
 
     @property
     def chosen(self) -> _Step | None:
-        """What the tests of the path have chosen, confirmed or not; None where nothing was found safe."""
+        """The choice of the path's tests, confirmed or not; None if nothing was found safe."""
         return last_rejected(self.path)
 
     @property
     def _lowest(self) -> float:
-        """The least risk there can be."""
+        """The least possible risk."""
         return -1 if self.is_signed else 0
 
     def _check_choice(self, said: _Step | None, *, by: str, values: Mapping[str, object]) -> None:
-        """Refuses an entry that does not say what its tests do.
+        """Refuses an entry whose values are not those of its tests.
 
         Args:
-          said: The test that decides; None where nothing was found safe.
-          by: Where it stands.
-          values: The fields that tell of it, and what they are where there is none.
+          said: The test that decides; None if nothing was found safe.
+          by: Its key path.
+          values: The fields about the choice, with their values if there is none.
         """
         for name, of_none in values.items():
             expected, found = of_none if said is None else getattr(said, name), getattr(self, name)
@@ -366,9 +367,9 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
                 raise ManifestError(f"{name} must be {in_words(expected)}, {why}, got {in_words(found)}")
 
     def _check_looks(self) -> None:
-        """Refuses looks that do not go along the path to what was chosen, by capitals that make its p-value."""
+        """Refuses looks that do not lead along the path to the choice, or whose capitals do not give its p-value."""
         looks, name = self.looks or (), self._TESTED
-        # What was accepted at a look stays accepted, so that a later look has it or a later one.
+        # A setting accepted at one look stays accepted, so later looks have it or a later one.
         places: dict[object, int] = {None: -1}
         places |= {step.tested: place for place, step in enumerate(self.path) if step.rejected}
         for index, look in enumerate(looks):
@@ -383,7 +384,7 @@ class TestedEntry(AskedTest, Generic[_Step, _Look]):
                 )
         if not looks:
             return
-        # What was looked at had been chosen by then, whatever became of it since.
+        # The last look has the path's choice, whether or not it was confirmed later.
         step = self.chosen or self.path[0]
         said = (None, getattr(self, self._COST)) if self.chosen is None else (step.tested, getattr(step, self._COST))
         _check_last(looks, {"n": step.n, name: said[0], self._COST: said[1], "risk": step.risk})
@@ -396,12 +397,12 @@ def last_rejected(path: Sequence[_Step]) -> _Step | None:
 
 
 def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int | None, is_planned: bool) -> None:
-    """Refuses looks that are not one for each round, or rounds that nobody planned.
+    """Refuses looks that are not one for each round, or rounds that were not planned.
 
     Args:
-      entries: All of a manifest.
-      rounds: How many were looked at; None where all examples count.
-      is_planned: Whether the plan has a rule to stop.
+      entries: All entries of a manifest.
+      rounds: Number of rounds that were looked at; None if all examples count.
+      is_planned: Whether the plan has a stopping rule.
     """
     if is_planned != (rounds is not None):
         raise ManifestError(
@@ -418,12 +419,12 @@ def check_looked_at(entries: Sequence[TestedEntry[_Step, _Look]], *, rounds: int
 
 
 def _check_decisions(path: Sequence[StepRecord], *, procedure: str, epsilon: float) -> None:
-    """Refuses decisions that the procedure does not make of these p-values.
+    """Refuses decisions that do not follow from the procedure and these p-values.
 
     Raises:
       ManifestError: If a sequence went on after a failure, or a decision is at odds with its p-value.
     """
-    # Pareto testing is one along a path that other examples have chosen.
+    # Pareto testing is a sequence along a path that other examples have chosen.
     is_sequence = procedure in ("fixed_sequence", PARETO)
     for index, entry in enumerate(path):
         if is_sequence and not entry.rejected and index + 1 < len(path):
@@ -431,7 +432,7 @@ def _check_decisions(path: Sequence[StepRecord], *, procedure: str, epsilon: flo
                 f"path[{index}].rejected is false, so the test stops there, but path[{index + 1}] follows"
             )
         is_small = entry.p_value <= epsilon
-        # Other procedures may reject fewer, by thresholds of their own on the p-values, and never more.
+        # Other procedures use their own bounds on the p-values: they may reject fewer, and never more.
         if entry.rejected != is_small and (entry.rejected or is_sequence):
             raise ManifestError(
                 f"path[{index}].rejected must be {shown(not entry.rejected)}, got {shown(entry.rejected)}: "
@@ -440,7 +441,7 @@ def _check_decisions(path: Sequence[StepRecord], *, procedure: str, epsilon: flo
 
 
 def _check_counted(at: str, n: int, *, group: str | None) -> None:
-    """Refuses 0 counted units but for a group, of which the first rounds may have no example."""
+    """Refuses 0 counted units except for a group, which may have no example in the first rounds."""
     if n == 0 and group is None:
         raise ManifestError(f"{at}.n must be an integer of at least 1, got 0")
 
@@ -450,7 +451,7 @@ def _check_counts(looks: Sequence[LookRecord], *, group: str | None) -> None:
     for index, look in enumerate(looks):
         _check_counted(f"looks[{index}]", look.n, group=group)
     for index, (before, look) in enumerate(pairwise(looks), start=1):
-        # A round may have no example of a group.
+        # A round may have no example of the group.
         if look.n < before.n or (look.n == before.n and group is None):
             raise ManifestError(
                 f"looks[{index}].n must be {'above' if group is None else 'at least'} that of the round "
@@ -459,7 +460,7 @@ def _check_counts(looks: Sequence[LookRecord], *, group: str | None) -> None:
 
 
 def _check_last(looks: Sequence[LookRecord], expected: Mapping[str, object]) -> None:
-    """Refuses a last look at which an attribute is not what it is at the end."""
+    """Refuses a last look with an attribute that differs from its final value."""
     for name, value in expected.items():
         found = getattr(looks[-1], name)
         if found != value:
@@ -469,7 +470,7 @@ def _check_last(looks: Sequence[LookRecord], expected: Mapping[str, object]) -> 
 
 
 def _check_capital(looks: Sequence[LookRecord], p_value: float, *, at: object) -> None:
-    """Refuses capitals of which a p-value, that of the threshold or setting which is named, is not the inverse."""
+    """Refuses capitals whose inverse is not the p-value, that of the named threshold or setting."""
     largest = max(look.log_capital for look in looks)
     if abs(math.log(p_value) + min(max(largest, 0), _MOST_LOG_CAPITAL)) > _LOG_ROUNDING:
         raise ManifestError(

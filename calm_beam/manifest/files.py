@@ -1,7 +1,7 @@
 """Files of a result: their names, reading a manifest, and writing one.
 
-A manifest is read where it is served, and refused if it cannot be trusted. It is written whole or not at all, and over
-no other by accident.
+A manifest is read where it is served, and refused if it cannot be trusted. It is written atomically, and never
+replaces another one by accident.
 """
 
 import datetime
@@ -22,7 +22,7 @@ FAILURES = "failures.jsonl"
 REPORT = "report.html"
 
 
-# A thousand thresholds of a hundred entries have a tenth of that.
+# A manifest with a hundred entries of a thousand thresholds has a tenth of this.
 _MOST_BYTES = 256 << 20
 
 
@@ -37,7 +37,7 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
       The manifest.
 
     Raises:
-      ManifestError: As `parse_manifest`.
+      ManifestError: If it cannot be trusted; see `parse_manifest`.
       OSError: If the file cannot be read.
     """
     return parse_manifest(_content(path), source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)
@@ -50,7 +50,7 @@ def read_setting_manifest(path: str | os.PathLike[str]) -> SettingManifest:
       path: A local file, or `gs://bucket/name`.
 
     Raises:
-      ManifestError: If it is none, or cannot be trusted.
+      ManifestError: If it is not a manifest of settings, or cannot be trusted.
       OSError: If the file cannot be read.
     """
     manifest = read_any_manifest(path)
@@ -62,7 +62,7 @@ def read_setting_manifest(path: str | os.PathLike[str]) -> SettingManifest:
 
 
 def read_any_manifest(path: str | os.PathLike[str]) -> Manifest | SettingManifest:
-    """Returns the manifest in a file, of whatever kind and version it says that it is.
+    """Returns the manifest in a file, of any kind and version.
 
     Raises:
       ManifestError: If it cannot be trusted.
@@ -72,7 +72,7 @@ def read_any_manifest(path: str | os.PathLike[str]) -> Manifest | SettingManifes
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:
-    # Here, since it takes as long to import as all the rest, and who gets a manifest otherwise needs no files.
+    # Imported here: it takes as long as all the rest, and callers with a manifest's text need no files.
     from calm_beam.storage import open_input
 
     if os.path.isdir(path):
@@ -88,19 +88,19 @@ def _content(path: str | os.PathLike[str]) -> bytes:
 
 
 def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerprint: str | None = None) -> Manifest:
-    """Returns the manifest that a JSON text holds, after checking that it can be trusted.
+    """Returns the manifest in a JSON text, after checking that it can be trusted.
 
     Args:
       text: The content of a manifest file, as text or as UTF-8 bytes.
-      source: What error messages call it.
+      source: Its name in error messages.
       model_fingerprint: Fingerprint of the model about to be served. None leaves the check to the caller.
 
     Returns:
       The manifest.
 
     Raises:
-      ManifestError: If the text is not JSON or names a key twice, the schema is another one, the digest is wrong, the
-        content is not as the schema says or contradicts itself, or the model is another one. Checked in this order.
+      ManifestError: If the text is not JSON or has a key twice, the schema is unknown, the digest is wrong, the content
+        violates the schema or contradicts itself, or the model is another one. Checked in this order.
     """
     manifest = _parsed(text, source=source)
     if isinstance(manifest, SettingManifest):
@@ -115,11 +115,11 @@ def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerp
 
 
 def _parsed(text: str | bytes, *, source: str) -> Manifest | SettingManifest:
-    """Returns the manifest that a JSON text holds, whose errors begin with what the text is called."""
+    """Returns the manifest in a JSON text; errors begin with `source`."""
     try:
         content = _load_json(text)
         version_of(content)
-        # Before the rest: who changed a number by hand should hear of that, not of what it then contradicts.
+        # Checked first: a number changed by hand should be reported as such, not as a contradiction.
         check_digest(content)
         kind = content.get("kind")
         return (SettingManifest if kind in SettingManifest.kinds() else Manifest).from_dict(content)
@@ -135,14 +135,14 @@ def _load_json(text: str | bytes) -> Any:
         raise ManifestError(str(error)) from None
 
 
-# As json.dumps indents it. No string holds a line break of its own, so this is never the inside of one.
+# As json.dumps indents it. JSON strings have no line breaks, so this never matches inside one.
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s+([-+.0-9eE]+(?:,\n\s+[-+.0-9eE]+)*)\n\s+\]")
 
 
 def manifest_text(manifest: Manifest | SettingManifest) -> str:
     """Returns the content of the manifest's file: indented JSON with its digest, and a final newline.
 
-    A list of numbers stands in one line.
+    A list of numbers is written in one line.
 
     Args:
       manifest: The manifest.
@@ -161,24 +161,25 @@ def write_manifest(
     overwrite: bool = False,
     replaces: str | None = None,
 ) -> None:
-    """Writes the manifest to a file in a single step.
+    """Writes the manifest to a file atomically.
 
-    Whoever reads the path at any moment, or after a crash, finds the old file or the new one, never a part. Of several
-    who write at the same time, with or without `overwrite`, one succeeds and the others are told; writing the same
-    manifest again succeeds.
+    Readers of the path, at any moment or after a crash, find the old file or the new one, never a part. If several
+    processes write at the same time, with or without `overwrite`, one succeeds and the others get an error; writing the
+    same manifest again succeeds.
 
     Args:
       manifest: The manifest.
       path: A local file in a folder that exists, or `gs://bucket/name`.
-      overwrite: Whether a manifest that is there may be replaced.
-      replaces: With `overwrite`, the `storage.version` of the file when the run began, empty if there was none: what
+      overwrite: Whether an existing manifest may be replaced.
+      replaces: With `overwrite`, the `storage.version` of the file when the run began, empty if there was none: a file
+        that appeared since then is not replaced. None for the version that it has now.
         appeared since then is not replaced. None for the version that it has now.
 
     Raises:
-      ManifestError: If another manifest is there, or has appeared meanwhile; names it.
+      ManifestError: If another manifest exists, or has appeared meanwhile; names it.
       OSError: If the file cannot be written. The path is then as it was before.
     """
-    # Here, as in the reader.
+    # Imported here, as in the reader.
     from calm_beam.storage import replacing, version
 
     name = os.fspath(path)
@@ -193,7 +194,7 @@ def write_manifest(
 
 
 def lost_race(path: str) -> ManifestError:
-    """Returns the error of a run whose result is not published, since another one's was; it names that one."""
+    """Returns the error of a run that did not publish since another run did; it names the other result."""
     return ManifestError(
         f"manifest {path}: another one was published there first ({_known_by(path)}), and this one was not: no run "
         "replaces what it did not find when it began. Publish to another place, or, to replace that one, run again "
@@ -202,7 +203,7 @@ def lost_race(path: str) -> ManifestError:
 
 
 def _known_by(path: str) -> str:
-    """Returns what tells a manifest from others."""
+    """Returns the values by which a user recognises a manifest."""
     try:
         found = read_any_manifest(path)
     except FileNotFoundError:
@@ -213,5 +214,5 @@ def _known_by(path: str) -> str:
 
 
 def time_of_now() -> str:
-    """Returns the time as manifests have it: ISO 8601 in UTC, to the second, ending in Z."""
+    """Returns the current time as in manifests: ISO 8601 in UTC, to the second, ending in Z."""
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")

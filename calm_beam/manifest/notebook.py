@@ -1,8 +1,8 @@
-"""What notebooks show of a value: asked of the reports where they are installed."""
+"""HTML of values in notebooks, from the reports if they are installed."""
 
 import pkgutil
 
-# By its name: reports are made of manifests, and manifests are read without anything but the standard library.
+# Imported by name: reports depend on manifests, and manifests need only the standard library.
 _VIEWS = "calm_beam.report.notebook"
 
 

@@ -1,11 +1,11 @@
-"""The list of plans that were asked of a set of outputs: it stands beside them, and is only ever added to.
+"""The list of plans that were asked of a set of outputs: it is stored next to them, and only ever extended.
 
 `plans/00001.json`, `plans/00002.json`, ... in an output directory hold one event each: a plan was asked, or its result
-may have been seen. Every file is sealed and names the digest of the one before it, so that a change or a gap shows. A
-file is written once, on the condition that it is not there, so that of two runs that add at the same time neither is
-lost. Nothing removes the files: `--overwrite` takes outputs and results away, and leaves the list.
+may have been seen. Every file is sealed and names the digest of the one before it, so that a change or a gap is
+detected. A file is written once, on the condition that it does not exist, so that if two runs add at the same time
+neither is lost. Nothing removes the files: `--overwrite` deletes outputs and results, and leaves the list.
 
-The list shows what was asked by way of it. It cannot show what was asked of a copy of the outputs, or of the files
+The list shows only plans asked through it. It cannot show what was asked of a copy of the outputs, or of the files
 themselves, nor that its last files, or all of them, were removed.
 """
 
@@ -32,10 +32,10 @@ class AskedPlan:
 
     Attributes:
       plan: Digest of the plan.
-      tests: Digest of the plan but for its rule to stop, which may be another one and voids nothing.
-      data: Identifies what it is asked of; None where nothing tells, and any data may be meant.
-      command: What asks, such as `calibrate`.
-      decodes: Whether the outputs are made for it, in place of what was there before.
+      tests: Digest of the plan without its stopping rule, which may be changed without voiding anything.
+      data: Identifies the data; None if unknown: any data may be meant.
+      command: The command that asks, such as `calibrate`.
+      decodes: Whether outputs are decoded for the plan, replacing any earlier ones.
     """
 
     plan: str
@@ -46,11 +46,11 @@ class AskedPlan:
 
     @classmethod
     def of(cls, plan: Plan | SettingPlan, *, data: str | None, command: str, decodes: bool = False) -> Self:
-        """Returns a plan as it is asked; arguments as above."""
+        """Returns the list entry of a plan; other arguments are the attributes above."""
         return cls(plan=plan.digest, tests=plan.without_rule().digest, data=data, command=command, decodes=decodes)
 
     def is_same(self, other: Self) -> bool:
-        """Returns whether it asks nothing that the other does not ask."""
+        """Returns whether this plan asks nothing that the other does not ask."""
         is_same_plan = self.plan == other.plan or self.tests == other.tests
         return is_same_plan and (None in (self.data, other.data) or self.data == other.data)
 
@@ -72,14 +72,14 @@ class PlanList:
     """
 
     def __init__(self, home: str) -> None:
-        """Reads the list of a directory, and with it a manifest there that the list does not know.
+        """Reads the list of a directory, and a manifest there that the list does not know.
 
         Raises:
-          UsageError: If the list is not as it was written.
+          UsageError: If the list is damaged.
         """
         self.home = home
         self._events, self._digests = _read(home)
-        # A manifest shows by itself that its plan was asked and answered: by an earlier version, or by a pipeline whose
+        # A manifest by itself shows that its plan was asked and answered: by an earlier version, or by a pipeline whose
         # end no launcher has waited for.
         self._of_manifest = _of_manifest(home)
 
@@ -88,15 +88,15 @@ class PlanList:
         return tuple(_record(events) for events in self._by_plan())
 
     def data_of_outputs(self) -> str | None:
-        """Returns what identifies the data that the outputs there now were made of; None if the list does not say."""
+        """Returns the identity of the data of the present outputs; None if the list does not have it."""
         return next((event.asked.data for event in reversed(self._events) if event.asked.decodes), None)
 
     def ask(self, asked: AskedPlan, *, is_answered: bool) -> tuple[EarlierPlan, ...]:
-        """Adds a plan, unless it is there, and returns those that were asked before it.
+        """Adds a plan, unless it is listed, and returns those that were asked before it.
 
         Args:
-          asked: The plan. The same one again, as of a run that is resumed or repeated, is not counted twice.
-          is_answered: Whether its result may be seen from now on, and not only once `answer` says so.
+          asked: The plan. The same one again, as in a run that is resumed or repeated, is not counted twice.
+          is_answered: Whether its result may be seen from now on, rather than only after `answer`.
 
         Raises:
           UsageError: If the list cannot be written.
@@ -117,7 +117,7 @@ class PlanList:
         return self.plans()[:place]
 
     def answer(self, asked: AskedPlan) -> None:
-        """Adds that the result of a plan which was asked may be seen, unless the list says so already.
+        """Records that the result of an asked plan may be seen, unless the list says so already.
 
         Raises:
           UsageError: If the list cannot be written.
@@ -135,13 +135,13 @@ class PlanList:
         return place is not None and any(event.answered for event in self._by_plan()[place])
 
     def _place(self, asked: AskedPlan) -> int | None:
-        """Returns the place of a plan among all; None if it was not asked."""
-        # A manifest does not say of which data it is: of those that were decoded last.
+        """Returns the index of a plan among all; None if it was not asked."""
+        # A manifest does not name its data: they are those that were decoded last.
         places = [place for place, events in enumerate(self._by_plan()) if _are_about(events, asked)]
         return places[-1] if places else None
 
     def _knows_data(self, asked: AskedPlan) -> bool:
-        """Returns whether the list says which data a plan was asked of, where that is known now."""
+        """Returns whether the list has the data that a plan was asked of, if they are known now."""
         place = self._place(asked)
         assert place is not None
         known = any(event.asked.data is not None for event in self._by_plan()[place])
@@ -158,7 +158,7 @@ class PlanList:
         return found
 
     def _add(self, event: _Event) -> None:
-        """Adds an event as the next file: if another run is faster, as the one after that."""
+        """Adds an event as the next file; if another run is faster, as the one after that."""
         folder = joined(self.home, PLANS)
         while True:
             number = len(self._events) + 1
@@ -190,9 +190,9 @@ class PlanList:
 
 
 def home_of(folder: str) -> str:
-    """Returns where the list of a folder of generations stands: in the output directory that holds it.
+    """Returns the directory of the list for a folder of generations: the output directory that contains it.
 
-    A folder that was taken out of one has a list of its own.
+    A folder that was moved out of its output directory has its own list.
     """
     above = parent(folder)
     return parent(above) if base_name(above) == _GENERATIONS else folder
@@ -207,7 +207,7 @@ def _path(home: str, number: int) -> str:
 
 
 def _read(home: str) -> tuple[list[_Event], list[str]]:
-    """Returns the events of a list and the digests of its files; none where there is no list."""
+    """Returns the events of a list and the digests of its files; empty if there is no list."""
     events: list[_Event] = []
     digests: list[str] = []
     names = {base_name(path) for path in list_files(joined(glob.escape(home), PLANS, "*.json"))}
@@ -236,14 +236,14 @@ _RESTORE = (
 
 
 def _of_manifest(home: str) -> list[_Event]:
-    """Returns the plans that a manifest in a directory tells of: its own, and those that it knew to be earlier."""
+    """Returns the plans in a manifest of a directory: its own, and the earlier ones that it records."""
     path = joined(home, MANIFEST)
     if not is_file(path):
         return []
     try:
         manifest = read_any_manifest(path)
     except (ManifestError, OSError):
-        # Whoever needs it says what is wrong with it.
+        # Code that needs the manifest reports what is wrong with it.
         return []
     earlier = [
         _Event(
@@ -263,7 +263,7 @@ _MADE_BY: dict[type, str] = {Plan: "calibrate", SettingPlan: "certify"}
 
 
 def _record(events: Sequence[_Event]) -> EarlierPlan:
-    """Returns a plan as manifests have it, given all events of it."""
+    """Returns a plan's record for manifests, given all its events."""
     first = events[0]
     return EarlierPlan(
         plan=first.asked.plan,

@@ -1,4 +1,4 @@
-"""The JSON Schema of manifests, made of the fields of records: their types, and what their docstrings say of them."""
+"""The JSON Schema of manifests, generated from the fields of records: their types and their docstrings."""
 
 import inspect
 import json
@@ -31,7 +31,8 @@ _DIGEST = {
 def manifest_schema() -> dict[str, Any]:
     """Returns the JSON Schema (draft 2020-12) of manifests of the version that is written.
 
-    It says what each value may be. What ties values to each other is checked by the records, and told by their words.
+    It describes the allowed values. Rules that tie values to each other are checked by the records, and described as
+    text.
     """
     kind = {"description": "What it is about, and which keys it has.", "enum": [each.KIND for each in _KINDS]}
     of_settings = {"properties": {"kind": {"const": SETTINGS}}}
@@ -52,7 +53,7 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def _whole(manifest: type[WrittenManifest[Any]]) -> dict[str, Any]:
-    """Returns what JSON Schema says of a kind of manifest."""
+    """Returns the JSON Schema of a kind of manifest."""
     described = _described(manifest)
     heads = {"schema": _SCHEMA, "kind": {"description": "What it is about.", "const": manifest.KIND}}
     return {
@@ -68,7 +69,7 @@ def schema_text() -> str:
 
 
 def _parts(record: type[Record]) -> Iterator[type[Record]]:
-    """Yields the records that a record is made of, each once, before its own parts."""
+    """Yields a record and the records in its fields, each once, before its own parts."""
     seen: list[type[Record]] = []
 
     def visit(each: type[Record]) -> None:
@@ -83,12 +84,12 @@ def _parts(record: type[Record]) -> Iterator[type[Record]]:
 
 
 def _described(record: type[Record]) -> dict[str, Any]:
-    """Returns what JSON Schema says of a record, in which others stand by their names among the definitions."""
+    """Returns the JSON Schema of a record, which refers to other records among the definitions by name."""
     properties, said = {}, _attributes(record)
     for key in record.file_keys():
         kind, absent = kinds_of(record)[key], "null"
         if key in record.optional_keys():
-            # What is not there is not written.
+            # Optional keys are left out of the file, not null.
             kind, absent = kind.kind if isinstance(kind, OrNone) else kind, "left out"
         properties[key] = {"description": _in_json(said[key], absent=absent), **kind.schema()}
     if issubclass(record, DigestedRecord):
@@ -105,7 +106,7 @@ def _described(record: type[Record]) -> dict[str, Any]:
 
 
 def _attributes(record: type[Record]) -> dict[str, str]:
-    """Returns what the docstrings of a record, and of those it extends, say of its fields."""
+    """Returns the descriptions of a record's fields, from its docstring and those of its bases."""
     said: dict[str, str] = {}
     for base in reversed(record.__mro__):
         _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("\n\nAttributes:\n")
@@ -115,7 +116,7 @@ def _attributes(record: type[Record]) -> dict[str, str]:
 
 
 def _in_json(text: str, *, absent: str) -> str:
-    """Returns what a docstring says, with what None is in the file: `null`, or that the key is left out.
+    """Returns a docstring's text with None as it appears in the file: `null`, or `left out`.
 
     >>> _in_json("The group; None for all. None: as above.", absent="null")
     'The group; null for all. Null: as above.'

@@ -6,28 +6,28 @@ from collections.abc import Collection, Mapping
 
 from calm_beam import __version__
 
-# Both decide numbers, and the first group is not needed where stored generations are calibrated again.
+# Both groups affect numbers; the first is not needed if stored generations are calibrated again.
 _DECODING_ONLY = ("jax", "flax", "sentencepiece")
 _BOTH = ("numpy",)
 _SCORING_ONLY = ("apache-beam", "rouge-score")
-# Packages of extras, and the metrics that they decide.
+# Metrics with the extra packages that they use.
 _OF_METRICS = {"chrf": "sacrebleu", "sentence_bleu": "sacrebleu", "edit_distance": "rapidfuzz", "bleurt": "tensorflow"}
 
 
 def decoding_versions() -> dict[str, str]:
-    """Returns the versions here of what decides tokens."""
+    """Returns the installed versions of packages that affect tokens."""
     return _versions(_DECODING_ONLY + _BOTH)
 
 
 def run_versions(decoded_with: Mapping[str, str], *, metrics: Collection[str]) -> dict[str, str]:
-    """Returns the versions of what a calibration rests on.
+    """Returns the versions of packages that a calibration depends on.
 
     Args:
-      decoded_with: What the generations were decoded with. Where that differs from what scores them here, its version
-        stands under `NAME (decoding)`.
+      decoded_with: Versions that the generations were decoded with. If one differs from the version that scores them
+        here, it is stored under `NAME (decoding)`.
       metrics: Names of the metrics that score.
     """
-    # What follows an @ is the fingerprint of a checkpoint.
+    # The part after an @ is the fingerprint of a checkpoint.
     families = {name.split("@")[0] for name in metrics}
     optional = tuple(sorted({_OF_METRICS[family] for family in families & _OF_METRICS.keys()}))
     scoring = _versions(_BOTH + _SCORING_ONLY + optional)
@@ -40,7 +40,7 @@ def run_versions(decoded_with: Mapping[str, str], *, metrics: Collection[str]) -
 
 
 def certifying_versions() -> dict[str, str]:
-    """Returns the versions here of what tests the losses of a sweep that was made elsewhere."""
+    """Returns the installed versions of packages that test the losses of a sweep made elsewhere."""
     return _versions(_BOTH)
 
 

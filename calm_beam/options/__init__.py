@@ -1,4 +1,4 @@
-"""What a user may choose: every option is declared once, for flags, Python's arguments, keys of files and workers."""
+"""Options: every option is declared once, for flags, arguments in Python, keys of files and workers."""
 
 from .option import Option as Option
 from .option import OptionError as OptionError

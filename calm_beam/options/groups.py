@@ -1,6 +1,6 @@
-"""Groups of options that several requests have in common: model, data, what decodes, and how.
+"""Groups of options that several requests share: model, data, decoding, exits and the run.
 
-Those about a manifest say which it is, which of its entries, its model, and how answers are made under it.
+Groups about a manifest name the manifest, its entry and its model, and decide how answers are made under it.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ _RUN = "run (Beam's own flags, such as --runner, may be added)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSource(Options):
-    """Which model, and which vocabulary."""
+    """The model and its vocabulary."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -72,7 +72,7 @@ class ModelSource(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chat(Options):
-    """How inputs become chats."""
+    """The chat template and system message of inputs."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -90,7 +90,7 @@ class Chat(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFacts(Options):
-    """What the arrays of a model do not show."""
+    """Properties of a model that its arrays do not show."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -111,7 +111,7 @@ class ModelFacts(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FactsOfAny(ModelFacts):
-    """The same of a model that is named in another way, or is new."""
+    """`ModelFacts` for a model that is named in another way, or is new."""
 
     activation: str | None = again(ModelFacts, "activation", belongs_to=())
     relative_max_distance: int | None = again(ModelFacts, "relative_max_distance", belongs_to=())
@@ -119,10 +119,10 @@ class FactsOfAny(ModelFacts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSource(Options):
-    """Which data are read, and how.
+    """The data to read, and how to read them.
 
     Attributes:
-      SPLIT: Of a SeqIO task, unless another is named.
+      SPLIT: Default split of a SeqIO task.
     """
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
@@ -165,7 +165,7 @@ class DataSource(Options):
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
-        """What names the data: paths and globs, or the task of SeqIO by its name; None where nothing does."""
+        """The names of the data: paths and globs, or the name of a SeqIO task; None if no data were named."""
         if self.seqio_task is not None:
             return (seqio_name(self.seqio_task, self.seqio_split or self.SPLIT),)
         return None if self.data is None else tuple(self.data)
@@ -173,7 +173,7 @@ class DataSource(Options):
     def reading(
         self, *, cluster_key: str | None = None, group_key: str | None = None, needs_references: bool = False
     ) -> Reading:
-        """Returns how the data are read; arguments as in `Reading`."""
+        """Returns the settings for reading the data; arguments as in `Reading`."""
         return Reading(
             data_format=None if self.data_format == "seqio" else self.data_format,
             inputs_field=self.inputs_field,
@@ -187,7 +187,7 @@ class DataSource(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lengths(Options):
-    """What is put before inputs, and how long inputs and outputs may be."""
+    """The prefix of inputs, and the lengths of inputs and outputs."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -203,7 +203,7 @@ class Lengths(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionOptions(Options):
-    """In which numbers the model computes."""
+    """The precision in which the model computes."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -221,18 +221,18 @@ class PrecisionOptions(Options):
 
     @property
     def precision(self) -> Precision:
-        """In which numbers the model computes, as a value; raises ValueError if the two do not go together."""
+        """The precision in which the model computes; raises ValueError if the two options exclude each other."""
         return Precision(dtype=self.dtype, matmul_precision=self.matmul_precision)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OutputSettings(Lengths, PrecisionOptions):
-    """What determines outputs besides the exit rule and its thresholds."""
+    """The options that determine outputs, apart from the exit rule and its thresholds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory(Options):
-    """How much is decoded at a time, which moves no output."""
+    """Batch and cache sizes, which change no output."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -256,7 +256,7 @@ class Memory(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine(Options):
-    """What decodes, and in which form the output head decides. It moves outputs at near ties alone."""
+    """The engine, and the form of the output head that decides exits. They change outputs at near ties only."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
@@ -278,16 +278,16 @@ class Engine(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding(Memory, Engine):
-    """How a decoder decodes, where that is no part of what outputs are."""
+    """Options of a decoder that do not define its outputs."""
 
     def asked_of_decoder(self) -> dict[str, Any]:
-        """Returns these options by name, of whatever else they are a part, as `Decoder` and `Generator` take them."""
+        """Returns only these options, by name, also from a larger request, as `Decoder` and `Generator` take them."""
         return shared(self, Decoding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitGrid(Options):
-    """At which thresholds tokens exit, and all of the rule that no calibration chooses among."""
+    """The grid of exit thresholds, and the parts of the exit rule that a calibration does not choose."""
 
     SECTION: ClassVar[str | None] = _EXITS
 
@@ -322,12 +322,12 @@ class ExitGrid(Options):
 
     @property
     def grid(self) -> tuple[float, ...] | None:
-        """The thresholds that were asked for, descending; None if none were.
+        """The requested thresholds, descending; None if none were.
 
         Raises:
-          ValueError: If they are no grid.
+          ValueError: If they are not a grid.
         """
-        # Here, since they compute with numpy, and help does without.
+        # Imported here: they need numpy, and help does not.
         from calm_beam.exits.thresholds import descending_grid, uniform_grid
 
         if isinstance(self.thresholds, tuple):
@@ -335,7 +335,7 @@ class ExitGrid(Options):
         return None if self.grid_step is None else uniform_grid(self.grid_step)
 
     def rule(self, *, confidence: str, tau: float | None, min_exit_layer: int, exit_interval: int) -> ExitRule:
-        """Returns the exit rule with one choice of what a calibration may choose among.
+        """Returns the exit rule with one choice of the parts that a calibration may choose.
 
         Raises:
           ValueError: If the rule is not allowed.
@@ -354,7 +354,7 @@ class ExitGrid(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitLayers(ExitGrid):
-    """What a calibration may choose among besides measures, where there is one of each."""
+    """The exit layers and schedule that a calibration may choose, one of each."""
 
     tau: float | None = option(None, "temperature of a decaying schedule", kind=number)
     min_exit_layer: int = option(1, "lowest layer that may exit", kind=whole_number(1))
@@ -376,14 +376,14 @@ class ExitLayers(ExitGrid):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneRule(ExitLayers):
-    """All that a calibration may choose among, where there is one of each."""
+    """All parts of the exit rule that a calibration may choose, one of each."""
 
     confidence: str = option("softmax", f"confidence measure: {measures_in_words()}", kind=confidence)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tolerances(Options):
-    """How large a risk is tolerated, and how sure it is that it is no larger."""
+    """The tolerated risk, and the allowed probability of exceeding it."""
 
     delta: float | Sequence[float] = option((DELTA,), f"risk tolerances in (0, 1); default: {DELTA:g}", kind=numbers)
     epsilon: float | Sequence[float] = option(
@@ -393,7 +393,7 @@ class Tolerances(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failures(Options):
-    """What becomes of examples that fail."""
+    """The treatment of examples that fail."""
 
     SECTION: ClassVar[str | None] = _RUN
 
@@ -412,7 +412,7 @@ class Failures(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copies(Options):
-    """How many copies of a model a worker holds, which moves no output."""
+    """The number of model copies per worker, which changes no output."""
 
     SECTION: ClassVar[str | None] = _RUN
 
@@ -423,7 +423,7 @@ class Copies(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread(Copies):
-    """How decoding is spread over workers, which moves no output."""
+    """How decoding is spread over workers, which changes no output."""
 
     SECTION: ClassVar[str | None] = _RUN
 
@@ -446,7 +446,7 @@ class Replacing(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Telling(Options):
-    """How much is said about a run; no output, and nothing that is written, depends on it."""
+    """The amount of messages about a run; no output, and nothing that is written, depends on it."""
 
     SECTION: ClassVar[str | None] = _RUN
 
@@ -461,7 +461,7 @@ _FORMATS = ("parquet", "jsonl")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedModel(FactsOfAny):
-    """The model of a manifest, which says where it was."""
+    """The model of a manifest, which records its folder."""
 
     SECTION: ClassVar[str | None] = ModelSource.SECTION
 
@@ -472,24 +472,24 @@ class RecordedModel(FactsOfAny):
 
     @property
     def named_model(self) -> str | None:
-        """Folder of the model, where one was named."""
+        """The folder of the model, if one was named."""
         return None if self.checkpoint is None else os.fspath(self.checkpoint)
 
     def model_of(self, manifest: Manifest) -> str:
-        """Returns the folder of the model, which the manifest says where nobody else does."""
+        """Returns the folder of the model: the named one, else the one in the manifest."""
         return self.named_model or manifest.model.uri
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedManifest(Options):
-    """Which manifest is meant."""
+    """The manifest to use."""
 
     manifest: str = option(dataclasses.MISSING, "a manifest, or the calibration directory that holds one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry(Options):
-    """Which entry of a manifest is meant; options are called as the entry's own fields."""
+    """The choice of a manifest's entry; options have the names of the entry's fields."""
 
     SECTION: ClassVar[str | None] = "which entry of the manifest, where it has several"
 
@@ -503,7 +503,7 @@ class Entry(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfSettings(Options):
-    """Which entry about settings is meant, next to `Entry`."""
+    """The choice of an entry about settings, in addition to `Entry`."""
 
     SECTION: ClassVar[str | None] = "and of a manifest of kind settings, next to --delta, --epsilon and --group"
 
@@ -512,7 +512,7 @@ class OfSettings(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trusted(Options):
-    """Code of a manifest that a user trusts."""
+    """The code named in a manifest that a user trusts."""
 
     confidence: str | None = option(
         None,
@@ -527,7 +527,7 @@ _SURE = "of the manifest, whose thresholds hold for no other; given only to be s
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedPrecision(Options):
-    """In which numbers the model is to compute, which the manifest decides."""
+    """The precision in which the model computes, which the manifest decides."""
 
     dtype: str | None = option(None, f"type of weights and states, {_SURE}", choices=DTYPES)
     matmul_precision: str | None = option(None, f"precision of products, {_SURE}", choices=MATMUL_PRECISIONS)
@@ -535,14 +535,14 @@ class RecordedPrecision(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExactEngine(Options):
-    """Whether another engine may serve than was calibrated."""
+    """Whether an engine other than the calibrated one may serve."""
 
     exact_engine: bool = switch("refuse to serve by another engine than the manifest was made by")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers(Options):
-    """How answers in shards are stored, what becomes of prompts without one, and whose losses are measured."""
+    """How answers in shards are stored, failed prompts are treated, and prompts are sampled to measure losses."""
 
     SECTION: ClassVar[str | None] = (
         "with --output=FOLDER/, answers in shards (Beam's own flags, such as --runner, may be added)"

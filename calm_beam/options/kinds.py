@@ -1,4 +1,4 @@
-"""Kinds of values that options take: each reads a text of the command line, and checks a value of Python's."""
+"""Kinds of values of options: each reads a text of the command line, and checks a value from Python."""
 
 import argparse
 import dataclasses
@@ -18,22 +18,21 @@ _LARGEST = 2**31 - 1
 
 
 class ValueRefusedError(CalmBeamError, argparse.ArgumentTypeError, ValueError):
-    """A value that an option does not take: says what was expected, and what was given."""
+    """A value that an option does not accept; the message says what was expected, and what was given."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an option takes. Called with a text, it reads it, so that it is a `type` of argparse.
+    """The kind of values that an option takes. Calling it with a text reads the text, so it is a `type` of argparse.
 
     Attributes:
-      read: Returns the value that a text of the command line stands for; raises `ValueError`, which argparse names the
-        flag to.
-      take: Returns what is kept of a value of Python's, or of a file's; raises `ValueRefusedError`. A text is read.
-      placeholder: Stands for the value in help; None leaves that to the name of the flag.
+      read: Returns the value of a text from the command line; raises `ValueError`, to which argparse adds the flag.
+      take: Returns the stored form of a value from Python or from a file; raises `ValueRefusedError`. A text is read.
+      placeholder: Placeholder of the value in help; None leaves that to the name of the flag.
       names_files: Whether shells complete names of files.
-      name: Of the kind, in argparse's message about a text that is none.
+      name: Name of the kind, in argparse's message about a wrong text.
       is_list: Whether it takes several values.
-      is_mapping: Whether these are `NAME=VALUE`, which Python and files may have as a mapping.
+      is_mapping: Whether these are `NAME=VALUE`, which may be a mapping in Python and files.
     """
 
     read: Callable[[str], Any]
@@ -46,7 +45,7 @@ class Kind:
     is_mapping: bool = False
 
     def __call__(self, text: str) -> Any:
-        """Returns the value that a text stands for."""
+        """Returns the value of a text."""
         return self.read(text)
 
     @property
@@ -55,10 +54,10 @@ class Kind:
         return self.name
 
     def taken(self, value: Any) -> Any:
-        """Returns what is kept of a value.
+        """Returns the stored form of a value.
 
         Raises:
-          ValueRefusedError: If it is none of this kind.
+          ValueRefusedError: If it is not of this kind.
         """
         try:
             return self.take(value)
@@ -155,7 +154,7 @@ def _take_truth(value: Any) -> bool:
 
 
 def _take_each(read: Callable[[str], Any], one: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns what takes a list, one value of it, or a text that `read` understands."""
+    """Returns a `take` for a list, a single value of it, or a text that `read` understands."""
 
     def take(value: Any) -> Any:
         if isinstance(value, str):
@@ -257,6 +256,6 @@ exit_head = Kind(_read_exit_head, lambda value: _read_exit_head(_take_text(value
 
 
 def measures_in_words() -> str:
-    """Returns what the help says of every measure."""
+    """Returns the description of every measure for help."""
     ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
     return f"{ours}; or module:function of your own, of (logits) or of (state, below)"

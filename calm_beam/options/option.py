@@ -1,6 +1,6 @@
-"""How an option is declared: as a field of a frozen dataclass, with all that is said about it anywhere.
+"""Declaring options: each is a field of a frozen dataclass that holds all texts and checks of the option.
 
-Functions of Python take the options of a request as arguments.
+Python functions take the options of a request as arguments.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _KEY = "option"
 
 
 class OptionError(UsageError):
-    """An option has a value that it does not take, or is without another one that it needs.
+    """An option has a value that it does not accept, or lacks another option that it needs.
 
     Attributes:
       name: The option.
@@ -34,15 +34,15 @@ class OptionError(UsageError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is said about an option.
+    """The declaration of an option.
 
     Attributes:
-      help: The sentence of help, documents and completion, in which `%` is doubled.
-      kind: What it takes.
-      choices: The values that there are; empty for all of its kind.
-      metavar: Stands for the value in help; None leaves that to the kind.
-      belongs_to: Options one of which has to be given with it, each by its name, or as `name=value`.
-      old_name: Its name in the release before, which flags and Python still take; no help lists it.
+      help: The sentence for help, documents and completion, in which `%` is doubled.
+      kind: Kind of its values.
+      choices: The allowed values; empty for all of its kind.
+      metavar: Placeholder of the value in help; None leaves that to the kind.
+      belongs_to: Options of which at least one must be given with it, each by its name, or as `name=value`.
+      old_name: Its name in the previous release, which flags and Python still accept; no help lists it.
     """
 
     help: str
@@ -63,7 +63,7 @@ def option(
     belongs_to: tuple[str, ...] = (),
     old_name: str | None = None,
 ) -> Any:
-    """Returns the field of an option; arguments as in `Option`. It has to be given if its default is MISSING."""
+    """Returns the field of an option; arguments as in `Option`. The option is required if its default is MISSING."""
     declared = Option(
         help=sentence,
         kind=kind,
@@ -77,12 +77,12 @@ def option(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """A group of options, or a request that is made of groups.
+    """A group of options, or a request that consists of groups.
 
     Values are checked one by one when an instance is made, and kept in one form: tuples for lists, texts for paths.
 
     Attributes:
-      SECTION: Heading of the group in help; None where its options are in no group.
+      SECTION: Heading of the group in help; None if its options are in no group.
     """
 
     SECTION: ClassVar[str | None] = None
@@ -98,17 +98,17 @@ class Options:
                 raise OptionError(name, f" belongs to --{each.belongs_to[0]}, which is missing.")
 
     def check_given(self, names: Collection[str]) -> None:
-        """Refuses options that mean nothing beside others, with whatever value; requests say which.
+        """Refuses options that have no meaning with others, whatever their values; requests define which.
 
         Args:
-          names: Those that were given.
+          names: The options that were given.
 
         Raises:
           UsageError: If there is one.
         """
 
     def is_given(self, name: str) -> bool:
-        """Returns whether an option has another value than the one that it has by default."""
+        """Returns whether an option has a value other than its default."""
         return bool(getattr(self, name) != default_of(type(self), name))
 
     def has(self, partner: str) -> bool:
@@ -130,12 +130,12 @@ def options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
 def own_options_of(group: type[Options]) -> Iterator[tuple[str, Option]]:
     """Yields the options that a class declares itself, in their order."""
     declared = dict(options_of(group))
-    # What a base class has too would else come where that has it.
+    # Redeclared options of a base class come in this class's order.
     yield from ((name, declared[name]) for name in inspect.get_annotations(group) if name in declared)
 
 
 def switch(sentence: str, *, belongs_to: tuple[str, ...] = ()) -> Any:
-    """Returns the field of an option that is told without a value, and is False where it is not; as in `option`."""
+    """Returns the field of a flag without a value, False by default; arguments as in `option`."""
     declared = Option(help=sentence, kind=truth, belongs_to=belongs_to)
     return dataclasses.field(default=False, metadata={_KEY: declared})
 
@@ -148,14 +148,14 @@ def again(
     sentence: str | None = None,
     belongs_to: tuple[str, ...] | None = None,
 ) -> Any:
-    """Returns the field of an option that a group declares, where a request has another default or a narrower sense.
+    """Returns the field of an option of another group, with another default or a narrower sense in this request.
 
     Args:
-      group: What declares it.
+      group: The group that declares it.
       name: The option.
-      default: What it is here where nobody gives it; as declared if omitted.
-      sentence: What is said here; as declared if omitted.
-      belongs_to: Options one of which has to be given with it; as declared if omitted.
+      default: Its default here; as declared if omitted.
+      sentence: Its help here; as declared if omitted.
+      belongs_to: Options of which at least one must be given with it; as declared if omitted.
     """
     declared = dict(options_of(group))[name]
     partners = declared.belongs_to if belongs_to is None else belongs_to
@@ -166,12 +166,12 @@ def again(
 
 
 def default_of(group: type[Options], name: str) -> Any:
-    """Returns what an option has where nobody gives it."""
+    """Returns the default of an option."""
     return next(field.default for field in dataclasses.fields(group) if field.name == name)
 
 
 def listed(value: object) -> tuple:  # type: ignore[type-arg]
-    """Returns the values of a list, which requests keep as tuples; none of what was left open."""
+    """Returns the values of a list option, which requests keep as tuples; empty if it was left open."""
     assert value is None or isinstance(value, tuple), "lists are kept as tuples"
     return value or ()
 
@@ -198,11 +198,11 @@ _NAMED = re.compile(r"--(\w+)(?:=((?:[^\s,;:()'\"]|,(?=\S))*[^\s,;:.()'\"]))?")
 
 
 def in_python(message: str, options: Mapping[str, Option]) -> str:
-    """Returns a message in which options are called as Python's arguments are, instead of as flags.
+    """Returns a message in which options are named as Python arguments instead of flags.
 
     Args:
-      message: It calls options `--name` or `--name=value`.
-      options: Those that are arguments; other flags stay as they are.
+      message: A message that names options as `--name` or `--name=value`.
+      options: The options that are arguments; other flags stay as they are.
 
     >>> named = {"size": Option(help="how large", kind=text), "milk": Option(help="with it", kind=truth)}
     >>> in_python("--size=x belongs to --milk.", named)
@@ -228,9 +228,9 @@ _Result = TypeVar("_Result")
 def taking(
     request: Callable[_Arguments, _Request],
 ) -> Callable[[Callable[[_Request], _Result]], Callable[_Arguments, _Result]]:
-    """Gives a function of a request the arguments that the request is made of; they are declared there alone.
+    """Gives a function of a request the request's options as arguments; they are declared only there.
 
-    Type checkers see the arguments, `help` lists them with their sentences, and errors call options as arguments.
+    Type checkers see the arguments, `help` lists them with their sentences, and errors name options as arguments.
 
     Args:
       request: The class of requests.
@@ -257,7 +257,7 @@ def taking(
 
 @contextlib.contextmanager
 def naming_arguments(kind: type[Options]) -> Iterator[None]:
-    """Has errors that end the block call options as the arguments of Python that they are."""
+    """Makes errors that leave the block name options as Python arguments."""
     named = dict(options_of(kind))
     try:
         yield
@@ -268,20 +268,20 @@ def naming_arguments(kind: type[Options]) -> Iterator[None]:
 
 
 def documented(kind: type[_Request]) -> type[_Request]:
-    """Lists the options of a class in its docstring, below its other attributes; they are declared elsewhere."""
+    """Lists the options of a class in its docstring, after its other attributes; they are declared elsewhere."""
     before, _, _ = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     kind.__doc__ = _with_arguments(f"{before.rstrip()}\n\n", kind).rstrip()
     return kind
 
 
 def _by_new_names(kind: type[Options], given: Any) -> Any:
-    """Returns arguments by the names that options have now."""
+    """Returns arguments by the current names of options."""
     new_names = {each.old_name: name for name, each in options_of(kind) if each.old_name is not None}
     return {name if new_names.get(name) in given else new_names.get(name, name): value for name, value in given.items()}
 
 
 def _check_names(function: str, kind: type[Options], given: dict[str, Any]) -> None:
-    """Refuses arguments that the function does not have, and asks for those that it needs."""
+    """Refuses arguments that the function does not have, and missing ones that it needs."""
     names = [field.name for field in dataclasses.fields(kind)]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
@@ -295,7 +295,7 @@ def _check_names(function: str, kind: type[Options], given: dict[str, Any]) -> N
 
 
 def _with_arguments(doc: str, kind: type[Options]) -> str:
-    """Returns a docstring with every option, and what the class says of fields that are none."""
+    """Returns a docstring with every option, and the class's descriptions of its other fields."""
     said = {name: each.help % {"default": default_of(kind, name)} for name, each in options_of(kind)}
     lines = [
         textwrap.fill(f"{name}: {sentence}", 116, initial_indent="  ", subsequent_indent="    ")

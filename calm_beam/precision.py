@@ -5,7 +5,7 @@ from typing import Self
 
 DTYPES = ("float32", "bfloat16")
 MATMUL_PRECISIONS = ("highest", "high", "default")
-"""Of products of float32 numbers, by JAX's names (`jax.lax.Precision`)."""
+"""Precisions of float32 products, by JAX's names (`jax.lax.Precision`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Precision:
 
 
 FLOAT32 = Precision()
-"""What the released code computes in, and what is taken where nobody says otherwise."""
+"""The precision of the released code, and the default."""
 
 
 def held_type(name: str, precision: Precision) -> str:

@@ -22,7 +22,7 @@ from calm_beam.outputs import FinishedSweep, OutputsError, StoredGenerations, st
 from calm_beam.text import counted, printable_line
 
 MOST_GROUPS = 100
-"""A field with more values than this tells examples apart rather than groups."""
+"""A field with more values than this identifies examples rather than groups."""
 
 _MOST_NAMED = 12
 

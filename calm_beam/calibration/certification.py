@@ -42,7 +42,7 @@ from .verification import Verdict, judged
 
 ORDERS = ("cost", "cost_ascending")
 LONGEST_NAME = 1000
-"""Characters of a setting's or a group's name: it stands in every line of tables and in every drawing."""
+"""Characters of a setting's or a group's name: the name is in every line of tables and in every drawing."""
 _SHOWN = 40
 
 

@@ -12,9 +12,9 @@ from calm_beam.risk.rules import tail_name
 from calm_beam.risk.testing import check_asked
 
 PROCEDURE = "fixed_sequence"
-"""How thresholds are tested where nobody says."""
+"""The default procedure for testing thresholds."""
 MOST_KEPT_LOSSES = 2_000_000
-"""How many single losses are kept where nobody names a p-value: examples times thresholds or settings times entries."""
+"""Most single losses kept if no p-value is named: examples times thresholds or settings times entries."""
 
 
 @dataclasses.dataclass(frozen=True)

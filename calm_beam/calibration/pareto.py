@@ -55,11 +55,11 @@ def check_parts(choosing: int, testing: int, *, verb: str) -> None:
 
 CHOOSING, TESTING = "choosing", "testing"
 PARTS = (CHOOSING, TESTING)
-"""The parts of a set, by the names that their sums have in totals."""
+"""The names of the parts of a set in totals."""
 MOST_BY_THEMSELVES = 6
-"""Variants of which each is tested by itself by default: of more, a part of the set chooses what the rest tests."""
+"""Up to this many variants are each tested by default; with more, a part of the set chooses what the rest tests."""
 SELECTION_SHARE = 0.3
-"""The share of it that chooses then: a path needs less evidence to be chosen than to be proved."""
+"""The share of the set that then chooses: choosing a path needs less evidence than proving it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

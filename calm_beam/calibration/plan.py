@@ -78,7 +78,7 @@ class PlanTerms:
 
 
 NOTHING_MORE = PlanTerms()
-"""Every example counts as it is, and each guarantee holds alone."""
+"""The default terms: every example counts as it is, and each guarantee holds alone."""
 
 
 def plan_of(

@@ -86,7 +86,7 @@ DEVICES = {
     "l4": _gpu("NVIDIA L4", bandwidth=300, rate=121, float32=30.3),
     "t4": _gpu("NVIDIA T4", bandwidth=320, rate=8.1, float32=8.1),
 }
-"""Accelerators whose times are forecast, by the names of flags."""
+"""Accelerators with forecasts, by the names that flags use."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 KINDS = ("sampling", "layer")
-"""By what a token is replaced: the last layer's choice of a given rank, or the first layer's prediction."""
+"""Kinds of replacement: the last layer's token of a given rank, or the first layer's prediction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -117,7 +117,7 @@ class Serving:
 
 
 MEASURED = (Need.LOGITS, Need.STATES, Need.CLASSIFIER)
-"""What exit tests are made of whose time is measured; static layers test nothing."""
+"""Needs of the exit tests whose time is measured; static layers test nothing."""
 # No token exits at the first threshold, some at the second, and all at the last, at the lowest exit layer.
 _THRESHOLDS = {Need.LOGITS: (1.0, 0.9, 0.0), Need.STATES: (1.0, 0.95, 0.0), Need.CLASSIFIER: (1.0, 0.9, 0.0)}
 _MOST_ROUNDS, _ENOUGH_SECONDS = 5, 2.0

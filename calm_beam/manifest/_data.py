@@ -17,7 +17,7 @@ _FAILED = Items(1, "name those that failed, each once", MOST_FAILED_IDS, unique=
 _SORTED = "have one or more {}, ascending, each once"
 SERVED_DECODERS = ("batch",)
 MOST_SAMPLED_IDS = 256
-"""How many digests of ids a manifest of kind settings has at most."""
+"""Largest number of id digests in a manifest of kind settings."""
 
 
 _IdDigest = Annotated[str, String(form="[0-9a-f]{16}")]

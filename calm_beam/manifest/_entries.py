@@ -487,11 +487,11 @@ def elsewhere_in_words(decoder: str) -> str:
 
 
 GUARANTEE = guarantee_in_words()
-"""What is promised where each entry holds alone, and every prompt is drawn by itself."""
+"""The promise if each entry holds alone, and prompts are drawn independently."""
 
 
 PROMISE = ("consistency", "metric", "loss", "delta", "epsilon")
-"""What is asked of a promise, whatever group it is about."""
+"""The fields that identify a promise, without its group."""
 
 
 # Values that identify entries of one kind only, and what to do with a manifest of the other kind.
@@ -576,4 +576,4 @@ class EntryChoice:
 
 
 ANY_ENTRY = EntryChoice()
-"""The choice of whoever names nothing: the entry that is served, or the only one."""
+"""The choice without any value: the served entry, or the only one."""

@@ -45,7 +45,7 @@ from ._rounds import (
 from ._tests import OF_VARIANTS
 
 SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
-"""What files say that they are, by the version of their form. The last is written, all are read."""
+"""The `schema` of files, by format version. The last is written, all are read."""
 
 SCHEMA = SCHEMAS[2]
 

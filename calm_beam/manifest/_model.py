@@ -22,7 +22,7 @@ from calm_beam.storage.records import Record
 VARIANT_MEASURES = tuple(
     name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAST_TOKEN)
 )
-"""Measures that variants may differ in: those that can be served, and need nothing but a name."""
+"""Measures that variants may have: those that can be served, and need only a name."""
 
 
 ENGINES = ("native", "xla")
@@ -314,9 +314,9 @@ def _float32(value: float) -> float:
 
 
 OBJECTIVES = LATENCY, THROUGHPUT, LAYERS, FLOPS = ("latency", "throughput", "layers", "flops")
-"""What exits are to save: seconds of single prompts, of batches, layers, or operations."""
+"""The cost that exits should save: seconds of single prompts, of batches, layers, or operations."""
 UNITS = {LATENCY: "seconds", THROUGHPUT: "seconds", LAYERS: "layers", FLOPS: "operations"}
-"""In what each is counted."""
+"""The unit of each objective."""
 
 
 @dataclass(frozen=True, kw_only=True)

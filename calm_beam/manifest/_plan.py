@@ -19,9 +19,9 @@ from ._tests import CONSISTENCIES, EACH_VARIANT, OF_VARIANTS, PARETO, AskedTest,
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
 CONFIRM_PATH = 3
-"""How many thresholds of an entry are confirmed at most: the chosen one, and two that are safer."""
+"""Largest number of confirmed thresholds per entry: the chosen one, and two that are safer."""
 HAND_ON = "hand_on"
-"""How promises that hold together divide their epsilon: what has nothing left to test hands its own to the others."""
+"""The joint procedure: promises with nothing left to test pass their epsilon on to the others."""
 
 
 def joint_procedure(joint_epsilon: float | None, *, is_sequential: bool) -> str | None:
@@ -56,7 +56,7 @@ class EarlierPlan(Record):
 
 
 EarlierPlans = Annotated[tuple[EarlierPlan, ...], Items(1, "be left out where there are none")]
-"""Plans that were asked before, the earliest first."""
+"""Earlier plans, the earliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,7 +280,7 @@ def check_rounds(
 def _check_declared(
     entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord, *, has_clusters: bool
 ) -> None:
-    """Refuses rounds that are not of the declared examples, or do not say what the rule asks for."""
+    """Refuses rounds that are not of the declared examples, or lack costs that the rule needs."""
     if ended.of_examples != plan.examples:
         raise ManifestError(
             f"sequential.of_examples must be plan.sequential.examples, which is {plan.examples}, got "
@@ -314,7 +314,7 @@ def _check_sizes(entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: 
 def _check_end(
     entries: Sequence[_Entry], plan: SettingSequentialPlan, ended: SequentialRecord, *, grid: Sequence[Any]
 ) -> None:
-    """Refuses an end other than the first that the rule sees."""
+    """Refuses an end other than the first one by the rule."""
     # Rounds that an earlier rule looked at before it stopped do not concern this rule.
     first = ended.continues[-1].rounds if ended.continues else 1
     looks = looks_by_round(entries, grid)

@@ -26,9 +26,9 @@ from calm_beam.storage.records import Record
 
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 PARETO = "pareto"
-"""The procedure where a part of the calibration set has chosen the path, of several variants."""
+"""The procedure for several variants if a part of the calibration set has chosen the path."""
 EACH_VARIANT = "each_variant"
-"""The procedure where every variant's grid is a sequence of its own, tested at an equal share of epsilon."""
+"""The procedure for several variants if every variant's grid is tested by itself, at an equal share of epsilon."""
 OF_VARIANTS = (PARETO, EACH_VARIANT)
 """The procedures of several variants."""
 
@@ -40,7 +40,7 @@ LOSSES_OF = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
 CONSISTENCIES = tuple(LOSSES_OF)
 LOSSES = tuple(loss for losses in LOSSES_OF.values() for loss in losses)
 SETTING_LOSSES = ("given", "signed", "relu")
-"""Losses of settings: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
+"""Losses of settings: in [0, 1] as given; in [-1, 1]; the positive part of the latter."""
 
 
 # Published p-values are at least 1e-300, e to the power of minus this, and rounded up.

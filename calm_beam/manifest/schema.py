@@ -13,7 +13,7 @@ from ._entries import SETTINGS, THRESHOLDS
 from ._manifest import SCHEMA, Manifest, SettingManifest, WrittenManifest
 
 SCHEMA_FILE = "manifest.schema.json"
-"""The file of the package that describes manifests to other languages."""
+"""The package's file that describes manifests for other languages."""
 
 _KINDS: tuple[type[WrittenManifest[Any]], ...] = (Manifest, SettingManifest)
 _SCHEMA = {
@@ -34,14 +34,14 @@ def manifest_schema() -> dict[str, Any]:
     It describes the allowed values. Rules that tie values to each other are checked by the records, and described as
     text.
     """
-    kind = {"description": "What it is about, and which keys it has.", "enum": [each.KIND for each in _KINDS]}
+    kind = {"description": "The kind of manifest, which decides its keys.", "enum": [each.KIND for each in _KINDS]}
     of_settings = {"properties": {"kind": {"const": SETTINGS}}}
     parts = {definition_name(record): _described(record) for each in _KINDS for record in _parts(each)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:{SCHEMA.replace('/', ':')}",
         "title": "calm-beam manifest",
-        "description": "What was proved of exit thresholds of a model, or of settings of a sweep made elsewhere.",
+        "description": "Proven exit thresholds of a model, or proven settings of a sweep made elsewhere.",
         "type": "object",
         "required": ["schema", "kind"],
         "properties": {"schema": _SCHEMA, "kind": kind},
@@ -55,7 +55,7 @@ def manifest_schema() -> dict[str, Any]:
 def _whole(manifest: type[WrittenManifest[Any]]) -> dict[str, Any]:
     """Returns the JSON Schema of a kind of manifest."""
     described = _described(manifest)
-    heads = {"schema": _SCHEMA, "kind": {"description": "What it is about.", "const": manifest.KIND}}
+    heads = {"schema": _SCHEMA, "kind": {"description": "The kind of manifest.", "const": manifest.KIND}}
     return {
         **described,
         "required": [*heads, *described["required"], "digest"],

@@ -37,13 +37,13 @@ from .option import Options, again, option, shared, switch
 
 _OF_MODEL = ("checkpoint", "generations")
 MODEL_AND_DATA = "model and data"
-"""Heading of what a model is asked about, and how."""
+"""Heading of the options about model and data."""
 DELTA = 0.1
-"""The risk tolerance where nobody names one."""
+"""The default risk tolerance."""
 EPSILON = 0.05
-"""The allowed probability of error where nobody names one."""
+"""The default allowed probability of error."""
 GRID_STEP = 0.05
-"""Of the grid of thresholds where nobody names one, but for `decode`, which asks for it."""
+"""The default step of the grid of thresholds, except for `decode`, which requires one."""
 _EXITS = "exits"
 _RUN = "run (Beam's own flags, such as --runner, may be added)"
 
@@ -60,11 +60,13 @@ class ModelSource(Options):
         "and data, calibrate and evaluate use the demo model and data",
     )
     vocabulary: str | None = option(
-        None, "SentencePiece model or tokenizer.json; default: beside the checkpoint", belongs_to=_OF_MODEL
+        None,
+        "SentencePiece model or tokenizer.json; default: found in or next to the model folder",
+        belongs_to=_OF_MODEL,
     )
     extra_ids: int | None = option(
         None,
-        "sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
+        "sentinels <extra_id_0>... to add; default: as many as the tokenizer files next to the vocabulary list, or 0",
         kind=whole_number(0),
         belongs_to=_OF_MODEL,
     )
@@ -78,13 +80,13 @@ class Chat(Options):
 
     chat_template: str | None = option(
         None,
-        "make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
-        "template; none: inputs are prompts as they are. Needed where the model has a template",
+        "turn every input into a chat: model for the template next to its tokenizer.json, or a file with a Jinja "
+        "template; none: inputs are prompts as they are. Required if the model has a template",
         metavar="model|none|FILE",
         belongs_to=_OF_MODEL,
     )
     system: str | None = option(
-        None, "what every chat begins with, before the input; needs --chat_template", kind=utf8_text
+        None, "system message at the start of every chat, before the input; needs --chat_template", kind=utf8_text
     )
 
 
@@ -96,14 +98,15 @@ class ModelFacts(Options):
 
     activation: str | None = option(
         None,
-        "of the feed-forward layers, where a T5X checkpoint comes without the config.gin that says it; silu is also "
-        "called swish; default: T5's",
+        "activation of the feed-forward layers, for a T5X checkpoint without a config.gin; silu is also called "
+        "swish; default: T5's",
         choices=ACTIVATIONS,
         belongs_to=_OF_MODEL,
     )
     relative_max_distance: int | None = option(
         None,
-        "distance from which positions share a bucket, in the same case; default: T5's, 128",
+        "distance from which relative positions share a bucket, for a T5X checkpoint without a config.gin; default: "
+        "T5's, 128",
         kind=integer,
         belongs_to=_OF_MODEL,
     )
@@ -141,7 +144,7 @@ class DataSource(Options):
         None, "field of a row with the references; default: references, in TFRecord and SeqIO targets"
     )
     seqio_task: str | None = option(None, "SeqIO task to read instead of --data")
-    seqio_split: str | None = option(None, f"its split; default: {SPLIT}")
+    seqio_split: str | None = option(None, f"split of the SeqIO task; default: {SPLIT}")
     seqio_module: str | Sequence[str] | None = option(
         None, "modules that register the task, comma-separated; importable on workers too", kind=texts
     )
@@ -191,14 +194,14 @@ class Lengths(Options):
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
-    task_prefix: str = option("", "put before every input", kind=utf8_text)
+    task_prefix: str = option("", "text put before every input", kind=utf8_text)
     max_input_length: int | None = option(
         None,
-        f"in tokens, eos included; default: {USUAL_INPUT_LENGTH}, or what the model has room for beside an output",
+        f"longest input in tokens, eos included; default: {USUAL_INPUT_LENGTH}, or as many as fit with an output",
         kind=whole_number(1),
     )
-    on_long: str = option("truncate", "for longer inputs", choices=("truncate", "error"))
-    max_decode_length: int = option(64, "in tokens, eos included", kind=whole_number(1))
+    on_long: str = option("truncate", "whether longer inputs are cut or an error", choices=("truncate", "error"))
+    max_decode_length: int = option(64, "longest output in tokens, eos included", kind=whole_number(1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,13 +212,13 @@ class PrecisionOptions(Options):
 
     dtype: str = option(
         "float32",
-        "type of weights, states, keys and values; sums, norms, logits and confidences are float32 in any case",
+        "type of weights, states, keys and values; sums, norms, logits and confidences are always float32",
         choices=DTYPES,
     )
     matmul_precision: str = option(
         "highest",
-        "of products of float32 numbers, on GPUs and TPUs: highest (float32), high or default (TF32, or passes in "
-        "bfloat16)",
+        "precision of float32 matrix products, on GPUs and TPUs: highest (float32), high or default (TF32, or passes "
+        "in bfloat16)",
         choices=MATMUL_PRECISIONS,
     )
 
@@ -237,18 +240,18 @@ class Memory(Options):
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
 
     batch_size: int | None = option(
-        None, "most prompts decoded together; default: by the memory that is free", kind=whole_number(1)
+        None, "most prompts decoded together; default: chosen from the free memory", kind=whole_number(1)
     )
     max_cache_tokens: int | None = option(
         None,
-        "most positions held at a time, of prompts and of outputs; default: by the memory that is free",
+        "most tokens of prompts and outputs in the KV cache at a time; default: chosen from the free memory",
         kind=whole_number(1),
         old_name="token_budget",
     )
     model_parallelism: int = option(
         1,
-        "devices that share one model, each with a part of it, for models larger than one device; copies are on a "
-        "worker's other devices (default: 1)",
+        "devices over which one model is split, for models larger than one device; a worker's other devices hold "
+        "copies (default: 1)",
         kind=whole_number(1),
         metavar="N",
     )
@@ -262,15 +265,15 @@ class Engine(Options):
 
     engine: str = option(
         "auto",
-        "what decodes: native (compiled C, for CPUs), xla, or auto: native where this installation has it for the "
-        "processor (never on other machines than this), else xla; it is recorded, and two are never mixed (default: "
+        "engine that decodes: native (compiled C, for CPUs), xla, or auto: native if this installation has it for the "
+        "processor (only on this machine), else xla; the engine is recorded, and engines are never mixed (default: "
         "%(default)s)",
         choices=("auto", *ENGINES),
     )
     exit_head: str = option(
         "auto",
-        "form of the output head that decides exits: exact; int8, certified by native code, with the exact one where "
-        "it leaves something open; auto takes int8 for large heads with native code, else exact (default: %(default)s)",
+        "form of the output head that decides exits: exact; int8, certified by native code, with the exact one if that "
+        "is undecided; auto takes int8 for large heads with native code, else exact (default: %(default)s)",
         kind=exit_head,
         choices=EXIT_HEADS,
     )
@@ -292,13 +295,13 @@ class ExitGrid(Options):
     SECTION: ClassVar[str | None] = _EXITS
 
     patience: int | None = option(
-        None, "with --confidence=patience: how many layers have to agree at threshold 1", kind=whole_number(1)
+        None, "with --confidence=patience: number of layers that must agree at threshold 1", kind=whole_number(1)
     )
     thresholds: float | Sequence[float] | None = option(
         None, "exit thresholds, comma-separated; instead of --grid_step", kind=numbers
     )
     grid_step: float | None = option(
-        None, f"grid of its multiples below 1, down to 0; {GRID_STEP:g} without --thresholds", kind=number
+        None, f"step of a grid of thresholds below 1, down to 0; {GRID_STEP:g} without --thresholds", kind=number
     )
     schedule: str = option(
         "constant",
@@ -309,7 +312,7 @@ class ExitGrid(Options):
     state_propagation: str = option("from_exit", "what skipped layers attend to", choices=tuple(PROPAGATIONS))
     token_from: str = option(
         "exit_layer",
-        "layer whose prediction is the token; last_layer shows what exits do to the cache alone",
+        "layer whose prediction is the token; last_layer shows the effect of exits on the cache alone",
         choices=TOKEN_SOURCES,
     )
 
@@ -358,7 +361,7 @@ class ExitLayers(ExitGrid):
 
     tau: float | None = option(None, "temperature of a decaying schedule", kind=number)
     min_exit_layer: int = option(1, "lowest layer that may exit", kind=whole_number(1))
-    exit_interval: int = option(1, "distance of layers that may exit", kind=whole_number(1))
+    exit_interval: int = option(1, "distance between layers that may exit", kind=whole_number(1))
 
     def rule_by(self, confidence: str) -> ExitRule:
         """Returns the exit rule with a confidence measure.
@@ -399,7 +402,7 @@ class Failures(Options):
 
     on_error: str = option(
         "fail",
-        "for examples that fail, also when tried again alone: end the run, or count loss 1 at every threshold",
+        "for examples that fail twice, the second time alone: end the run, or count loss 1 at every threshold",
         choices=("fail", "worst_case"),
     )
     max_failures: int | None = option(
@@ -429,8 +432,8 @@ class Spread(Copies):
 
     num_shards: int | None = option(
         None,
-        "parts of the data, decoded independently: several per worker; default: by the size of the data, at least 4, "
-        "of a thousand examples each; with --resume, as begun",
+        "parts of the data, decoded independently, several per worker; default: parts of about a thousand examples, "
+        "at least 4; with --resume, as begun",
         kind=whole_number(1),
     )
 
@@ -451,7 +454,7 @@ class Telling(Options):
     SECTION: ClassVar[str | None] = _RUN
 
     verbose: bool = switch(
-        "also say how much memory and work the run took, and show the mean loss at every threshold or setting"
+        "also report how much memory and work the run took, and show the mean loss at every threshold or setting"
     )
 
 
@@ -466,7 +469,7 @@ class RecordedModel(FactsOfAny):
     SECTION: ClassVar[str | None] = ModelSource.SECTION
 
     checkpoint: str | os.PathLike[str] | None = again(
-        ModelSource, "checkpoint", sentence="model folder; default: where the manifest says that it was"
+        ModelSource, "checkpoint", sentence="model folder; default: the one recorded in the manifest"
     )
     vocabulary: str | None = again(ModelSource, "vocabulary", belongs_to=())
 
@@ -491,11 +494,11 @@ class NamedManifest(Options):
 class Entry(Options):
     """The choice of a manifest's entry; options have the names of the entry's fields."""
 
-    SECTION: ClassVar[str | None] = "which entry of the manifest, where it has several"
+    SECTION: ClassVar[str | None] = "which entry of the manifest, if it has several"
 
     consistency: str | None = option(None, "textual or risk")
     metric: str | None = option(None, "name of the metric")
-    loss: str | None = option(None, "what is made of its scores, such as signed or dissimilarity>0.3")
+    loss: str | None = option(None, "loss computed from its scores, such as signed or dissimilarity>0.3")
     delta: float | None = option(None, "risk tolerance, as calibrated", kind=number)
     epsilon: float | None = option(None, "allowed probability of error, as calibrated", kind=number)
     group: str | None = option(None, "group that the entry is about; default: the entry about all prompts")
@@ -507,7 +510,9 @@ class OfSettings(Options):
 
     SECTION: ClassVar[str | None] = "and of a manifest of kind settings, next to --delta, --epsilon and --group"
 
-    tail: float | None = option(None, "the loss that an example may have; default: that of the mean", kind=number)
+    tail: float | None = option(
+        None, "bound on the loss of an example; default: the entry about the mean loss", kind=number
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -516,13 +521,13 @@ class Trusted(Options):
 
     confidence: str | None = option(
         None,
-        "confidence measure of the manifest; needed where that is module:function of your own, which is imported only "
-        "if it is named here",
+        "confidence measure of the manifest; required if that is your own module:function, which is imported only if "
+        "it is named here",
         kind=confidence,
     )
 
 
-_SURE = "of the manifest, whose thresholds hold for no other; given only to be sure of it"
+_SURE = "as in the manifest, whose thresholds hold for no other; given only as a check"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -537,7 +542,7 @@ class RecordedPrecision(Options):
 class ExactEngine(Options):
     """Whether an engine other than the calibrated one may serve."""
 
-    exact_engine: bool = switch("refuse to serve by another engine than the manifest was made by")
+    exact_engine: bool = switch("refuse to serve with an engine other than the calibrated one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -549,11 +554,11 @@ class Answers(Options):
     )
 
     output_format: str = option(
-        "parquet", "of the files of answers: parquet, or jsonl, packed by gzip", choices=_FORMATS
+        "parquet", "format of the files of answers: parquet, or gzipped jsonl", choices=_FORMATS
     )
     on_error: str = option(
         "fail",
-        "for prompts that have no answer, also when tried again alone: end the run, or list them in failures.jsonl",
+        "for prompts that fail twice, the second time alone: end the run, or list them in failures.jsonl",
         choices=("fail", "list"),
     )
     max_failures: int | None = option(
@@ -564,8 +569,8 @@ class Answers(Options):
     )
     probe_share: float | None = option(
         None,
-        "answer this share of the prompts, such as 1%%, by the full model too, and write their losses to losses.jsonl, "
-        "for calm-beam monitor",
+        "also answer this share of the prompts, such as 1%%, by the full model, and write their losses to "
+        "losses.jsonl, for calm-beam monitor",
         kind=share,
         metavar="SHARE",
     )

@@ -203,11 +203,11 @@ def whole_numbers(low: int) -> Kind:
 
 
 truth = Kind(lambda text: text, _take_truth)
-"""Whether something is so; on the command line a flag without a value."""
+"""A truth value; on the command line a flag without a value."""
 text = Kind(lambda text: text, _take_text, names_files=True, name="text")
 """A text or a path."""
 utf8_text = Kind(_read_utf8, _take_text, name="text")
-"""A text that stands in files, which cannot hold what the shell gives of bytes that are not UTF-8."""
+"""A text that is written to files, which cannot hold shell arguments that are not UTF-8."""
 texts = Kind(_read_texts, _take_each(_read_texts, _take_text), placeholder="NAME,...", name="texts", is_list=True)
 """Texts, separated by commas on the command line; an empty one is refused."""
 paths = Kind(
@@ -218,17 +218,17 @@ paths = Kind(
     name="paths",
     is_list=True,
 )
-"""Paths, separated by commas on the command line; what is there under a name with commas is one."""
+"""Paths, separated by commas on the command line; an existing path with commas in its name is one path."""
 number = Kind(written_float, _take_number, placeholder="X", name="float")
 """A number."""
 integer = Kind(written_int, _take_integer, placeholder="N", name="int")
-"""A whole number, whose range is checked where more is known."""
+"""A whole number, whose range is checked later."""
 numbers = Kind(
     _read_numbers, _take_each(_read_numbers, _take_number), placeholder="X,...", name="numbers", is_list=True
 )
 """Numbers, separated by commas on the command line."""
 share = Kind(_read_share, _take_share, placeholder="SHARE", name="a share")
-"""A share between 0 and 1, given as such or in per cent."""
+"""A share between 0 and 1, as a fraction or in per cent."""
 pattern = Kind(_read_pattern, _read_pattern, placeholder="REGEX", name="a regular expression")
 """A regular expression."""
 confidence = Kind(_read_confidence, lambda value: _read_confidence(_take_text(value)), name="a confidence measure")
@@ -252,7 +252,7 @@ def _read_exit_head(value: str) -> str:
 
 
 exit_head = Kind(_read_exit_head, lambda value: _read_exit_head(_take_text(value)), name="text")
-"""A form of the output head; what earlier versions took is refused with a sentence of its own."""
+"""A form of the output head; forms of earlier versions are refused with their own message."""
 
 
 def measures_in_words() -> str:

@@ -119,7 +119,7 @@ class TestedSetting:
 
 
 TESTED_COLUMNS = tuple(field.name for field in dataclasses.fields(TestedSetting))
-"""What every risk table says of a tested setting, in its order."""
+"""The columns of every risk table about a tested setting, in order."""
 
 
 def outcomes_of(

@@ -1,4 +1,4 @@
-"""Certification of the settings of a sweep: the plan fixed before any loss is summed, and what is proved.
+"""Certification of the settings of a sweep: the plan fixed before any loss is summed, and the proof.
 
 Also tests the promises of a manifest of settings with fresh losses.
 """

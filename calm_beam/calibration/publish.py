@@ -157,7 +157,7 @@ def with_positions(entry: Calibration, settings: DecodeSettings) -> Calibration:
     """Returns an entry with its exit rule and its threshold at every position, as decoders compare it.
 
     Args:
-      entry: Unchanged where it has no threshold.
+      entry: Returned unchanged if it has no threshold.
       settings: Decoding settings of the entry; with several variants, those of its variant.
     """
     if entry.threshold is None:

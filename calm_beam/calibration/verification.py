@@ -5,7 +5,7 @@ Examples that calibrated or confirmed a manifest do not test its promises.
 Two questions are put to the fresh losses at each promised threshold, and they are not each other's opposite.
 
 Is the promise *broken*: do they prove that the risk exceeds delta? The null is "the risk is at most delta", and Holm's
-procedure over all entries keeps the chance of calling any promise broken that is kept at alpha.
+procedure over all entries bounds the chance of reporting a kept promise as broken by alpha.
 
 Is it *proved again*: would they, alone, have accepted the threshold at the entry's epsilon? The null is "the risk
 exceeds delta", as in calibration.
@@ -203,7 +203,7 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
     """Returns a verdict on each entry.
 
     Args:
-      losses: Of examples drawn independently of those that the manifest was calibrated on.
+      losses: Losses of examples drawn independently of those that the manifest was calibrated on.
       entries: The entries that the losses are for, of groups with fresh examples (`FreshLosses.has_any`).
       alpha: Allowed probability of reporting a kept promise as broken, in (0, 1).
 
@@ -285,7 +285,7 @@ def is_calibration_set(examples: Sequence[Example], manifest: Manifest) -> bool:
     """Returns whether examples are exactly those that calibrated a manifest, or those that confirmed it.
 
     Args:
-      examples: With unique ids.
+      examples: The examples, with unique ids.
       manifest: The manifest.
     """
     return bool(_fingerprints(examples, manifest) & _used_fingerprints(manifest))

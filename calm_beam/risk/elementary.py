@@ -276,7 +276,7 @@ def binomial_cdf(successes: np.ndarray, n: int, *, probability: float) -> np.nda
     Args:
       successes: Any shape, whole numbers in [0, n].
       n: Number of trials.
-      probability: In (0, 1).
+      probability: Probability of success, in (0, 1).
 
     Returns:
       The same shape, in (0, 1].

@@ -29,7 +29,7 @@ def tail_name(loss: str, above: float) -> str:
 
     Args:
       loss: One of `TAILED`.
-      above: In [0, 1).
+      above: The bound that a loss must exceed, in [0, 1).
 
     Raises:
       ValueError: If either is something else.

@@ -110,9 +110,9 @@ def multi_start_test(p_values: ArrayLike, *, epsilon: float, starts: Sequence[in
       The hypotheses that any of the tests rejected or tested.
 
     Raises:
+      TypeError: If a start is not an integer.
       ValueError: If `starts` is empty, repeats an index or leaves the sequence, or if `fixed_sequence_test` would raise
-      it.
-      ValueError: If `starts` is empty, repeats an index or leaves the sequence, or as `fixed_sequence_test`.
+        it.
 
     Source: Angelopoulos et al. (2021), Learn then Test, Algorithm 1 (fixed sequence testing; J are our starts).
 

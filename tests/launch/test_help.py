@@ -9,7 +9,7 @@ import pytest
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import COMMANDS, flag_parsers
 from calm_beam.launch.flags import FlagParser, UsageError, parse_flags
-from calm_beam.launch.flags.parser import examples, placeholder, summary
+from calm_beam.launch.flags.parser import examples, is_listed, placeholder, summary
 from calm_beam.options.kinds import whole_number
 
 _WIDTHS = (60, 80, 120)
@@ -25,7 +25,9 @@ def _shown(flag: str, command: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 def _flags(parser: FlagParser) -> set[str]:
-    return {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    return {
+        name for action in filter(is_listed, parser._actions) for name in action.option_strings if name.startswith("--")
+    }
 
 
 def _listed(page: str) -> set[str]:

@@ -41,7 +41,7 @@ def decode(request: DecodeRequest, options: PipelineOptions) -> int:
         ).without_weights()
         pipeline = workers.new_pipeline()
         # Next to the output, so that both are on the same disk.
-        place = shared_place(workers, beside=output)
+        place = shared_place(workers, next_to=output)
     with passing_folder(place, name=f".{base_name(output)}.") as folder:
         with workers.shown_progress() as progress:
             run_sweep(pipeline, run, folder=folder, workers=workers, progress=progress)

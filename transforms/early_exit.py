@@ -177,14 +177,14 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           manifest: File of the manifest, where the launcher and workers can read it.
           model: Folder of the model that was calibrated, where workers can read it; by default the one that the
             manifest names.
-          declared: As in `Generator.from_manifest`, like the next six.
-          vocabulary: As there.
-          batch_size: As there.
-          max_cache_tokens: As there.
-          exit_head: As there.
-          engine: As there. Workers whose machines differ serve by different engines where this is `auto`; with
-            `exact_engine`, they refuse.
-          exact_engine: As there.
+          declared: Facts of the model that the checkpoint's files do not contain, if the calibration declared some.
+          vocabulary: SentencePiece model; by default the one in or next to the checkpoint.
+          batch_size: Most prompts that are decoded together; None for as many as memory and speed recommend.
+          max_cache_tokens: Most positions whose keys and values are held at a time; None for a share of the memory.
+          exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It changes answers at near ties alone.
+          engine: `native`, `xla` or `auto`, as in `Generator.from_manifest`. With `auto`, workers on different machines
+            may use different engines; with `exact_engine`, they refuse instead.
+          exact_engine: Whether to refuse any other engine than the calibrated one.
           probe_share: Share of the prompts, in (0, 1], that the full model answers as well, to measure what the answers
             lose; `SampledLosses` takes these losses out. None for none. Prompts need ids then.
           probe_salt: Decides which they are. Keep it secret if clients choose the ids.

@@ -77,14 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         if isinstance(ended, HelpShown):
             raise
-        # Code that the user brought along, such as a runner, or a library. Its status may be 0, and nothing is done.
+        # User code, such as a runner, or a library ended the process. Its status may be 0 although nothing is done.
         say(f"calm-beam {command}: some code tried to end the process (SystemExit: {ended.code}).")
         return 1
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         say(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}")
         return INTERRUPTED
-    # All that a command may end with, and no defect of ours: that keeps its traceback.
+    # The errors that a command may end with. Defects in calm-beam keep their traceback.
     except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
         say(f"calm-beam {command}: {_in_words(error)}")
         return 2 if isinstance(error, UsageError) else 1
@@ -106,7 +106,7 @@ def _run(command: str, flags: Sequence[str]) -> int:
 
 
 def _check_texts(arguments: Sequence[str]) -> None:
-    """Refuses what UTF-8 cannot hold, in which all results are written: other bytes, which Python has as surrogates.
+    """Refuses arguments that UTF-8 cannot encode, since all results are UTF-8; Python holds such bytes as surrogates.
 
     Raises:
       UsageError: If there is any, or a NUL character.
@@ -121,7 +121,7 @@ def _check_texts(arguments: Sequence[str]) -> None:
 
 
 def _in_words(error: Exception) -> str:
-    """Returns what an error says, or what Python's own mean that say little or nothing."""
+    """Returns an error's message, or an explanation of Python's own errors that say little or nothing."""
     if isinstance(error, MemoryError):
         return f"memory ran out. Lower --batch_size, --max_cache_tokens or the number of workers. {error}".rstrip()
     if isinstance(error, RecursionError):
@@ -132,7 +132,7 @@ def _in_words(error: Exception) -> str:
 def entry_point() -> None:
     """Runs the process's command line, with Beam's own logging kept off the terminal.
 
-    It warns of extras that are not installed, and tells each failure again with its traceback.
+    Beam warns of extras that are not installed, and logs each failure a second time with its traceback.
     """
     prepare_streams()
     logging.basicConfig(level=logging.ERROR)
@@ -141,7 +141,7 @@ def entry_point() -> None:
 
 
 def _status() -> int:
-    """Returns the status of the process's command line, output included."""
+    """Returns the exit status of the process's command line, including errors when output is flushed."""
     try:
         status = main()
         sys.stdout.flush()

@@ -24,14 +24,14 @@ COMMANDS = {
     "verify": "test the promises of a manifest on fresh data",
 }
 
-# What `calm-beam-serving` leaves out, of ours and of others.
+# Packages that `calm-beam-serving` leaves out, including parts of calm_beam.
 _NOT_FOR_SERVING = ("calm_beam", "apache_beam", "optax", "pyarrow", "scipy")
 
 
 def command_module(command: str) -> Any:
     """Returns the module of a command: it has `main(argv)` and `flag_parsers()`.
 
-    Each is imported alone, and imports Beam or JAX once its flags are parsed: they take seconds.
+    Importing it imports no other command. Beam and JAX take seconds to import, so it imports them after parsing flags.
     """
     return importlib.import_module(f"calm_beam.launch.{command}")
 
@@ -40,14 +40,14 @@ def flag_parsers(command: str) -> tuple[FlagParser, ...]:
     """Returns the parsers of all forms of a command, the usual one first.
 
     Raises:
-      ModuleNotFoundError: If the command is not in what is installed here.
+      ModuleNotFoundError: If the installed distribution does not include the command.
     """
     found: tuple[FlagParser, ...] = command_module(command).flag_parsers()
     return found
 
 
 def left_out(error: ModuleNotFoundError) -> str | None:
-    """Returns what `calm-beam-serving` leaves out, if that is what is missing; None if it is something else."""
+    """Returns the missing package if `calm-beam-serving` leaves it out, else None."""
     package = (error.name or "").partition(".")[0]
     if package not in _NOT_FOR_SERVING:
         return None

@@ -12,8 +12,8 @@ For fish:
 
     calm-beam completion fish > ~/.config/fish/completions/calm-beam.fish
 
-The script is made of the parsers of all commands, and knows the flags of the calm-beam that printed it: print it again
-after an upgrade. Beam's own flags are not in it.
+The script is built from the parsers of all commands. It knows the flags of the calm-beam that printed it, so print it
+again after an upgrade. It does not complete Beam's own flags.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Completed:
       name: With its dashes; empty for a positional argument.
       help: What it does, in a few words.
       takes_value: Whether something follows.
-      choices: The values that there are; none if they cannot be listed.
+      choices: The allowed values; empty if they cannot be listed.
       is_path: Whether a value names files.
     """
 
@@ -58,7 +58,7 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     flags = parse_own_flags(flag_parsers()[0], argv)
-    # A script is printed as it is, never in lines of a terminal's width.
+    # Scripts are printed verbatim, without wrapping to the terminal's width.
     print(script(flags.shell), end="")
     return 0
 
@@ -69,7 +69,7 @@ def script(shell: str) -> str:
 
 
 def _is_here(command: str) -> bool:
-    """Returns whether the command is in what is installed here."""
+    """Returns whether the installed distribution includes the command."""
     try:
         parsers_of(command)
     except ModuleNotFoundError as error:
@@ -80,7 +80,7 @@ def _is_here(command: str) -> bool:
 
 
 def _completed(command: str) -> Iterator[Completed]:
-    """Yields what a command takes, in all its forms; every flag once."""
+    """Yields the flags and arguments of all forms of a command, each flag once."""
     seen = set()
     for parser in parsers_of(command):
         for action in parser._actions:
@@ -97,7 +97,7 @@ def _completion_of(action: argparse.Action, name: str) -> Completed:
         help=_short(whole_help(action)),
         takes_value=takes_value,
         choices=tuple(map(str, action.choices or ())),
-        # Texts that are no list may name files; what else they name is not known here.
+        # Plain text values may name files; other kinds of names cannot be completed here.
         is_path=takes_value and not action.choices and getattr(action.type, "names_files", action.type is None),
     )
 
@@ -129,7 +129,7 @@ def _typed(flag: Completed) -> str:
     return f"{flag.name}=" if flag.takes_value else flag.name
 
 
-# Bash takes = for a word of its own where COMP_WORDBREAKS has it, as it has by default.
+# Bash splits words at = if COMP_WORDBREAKS contains it, as it does by default.
 _BASH = """\
 # Completion of calm-beam for bash, printed by `calm-beam completion bash`.
 

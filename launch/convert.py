@@ -161,7 +161,7 @@ def _write(
 
 
 def _check_cloud_output(output: str) -> None:
-    """Refuses a folder on Cloud Storage that holds anything: there, a model is not replaced in one step."""
+    """Refuses a non-empty folder on Cloud Storage: a model there cannot be replaced atomically."""
     with naming("--output"):
         if exists(output):
             raise UsageError(
@@ -172,7 +172,7 @@ def _check_cloud_output(output: str) -> None:
 
 
 def _check_output(output: pathlib.Path, *, layout: str, step: int | None, overwrite: bool) -> None:
-    """Refuses an output folder in which the model written would not be the one that is read."""
+    """Refuses an output folder in which readers would find another model than the one written."""
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output={output}: is a file, expected a folder or nothing.")
     if not output.is_dir() or not any(output.iterdir()):

@@ -1,6 +1,6 @@
 """The forecast of the least time of a step on an accelerator: the option for the device, tables and sentences.
 
-Everything printed says that it is a forecast.
+All printed text says that it is a forecast.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from calm_beam.text import counted
 
 from .terminal.lines import PlainTable
 
-# Of deeper models, some layers are shown.
+# Deeper models show this many of their layers.
 _MOST_SHOWN = 12
 _ASKS, _ASKS_NOT = ExitRule(), ExitRule(confidence="state")
 
@@ -52,7 +52,7 @@ def device_times_table(found: DeviceForecast) -> Table:
 
 
 def device_times_in_words(found: DeviceForecast, *, positions: int, rows: int) -> list[str]:
-    """Returns what the full model takes, and which measures can pay at which layers, in sentences.
+    """Returns sentences: how long the full model takes, and at which layers each measure can pay off.
 
     Args:
       found: The forecast.
@@ -73,7 +73,7 @@ def device_times_in_words(found: DeviceForecast, *, positions: int, rows: int) -
 
 
 def device_times_record(found: DeviceForecast, *, positions: int, rows: int) -> dict[str, Any]:
-    """Returns the forecast as figures for a file of JSON; arguments as of `device_times_in_words`."""
+    """Returns the forecast as numbers for a JSON file; `device_times_in_words` describes the arguments."""
     layers = range(1, found.parts.layers + 1)
     return {
         "device": found.device.name,
@@ -95,7 +95,7 @@ def device_times_record(found: DeviceForecast, *, positions: int, rows: int) -> 
 
 
 def _shown(depth: int) -> list[int]:
-    """Returns layers below the last: all, or some that lie evenly."""
+    """Returns the layers below the last: all of them, or evenly spaced ones."""
     count = min(depth - 1, _MOST_SHOWN)
     return sorted({1 + round(index * (depth - 2) / max(1, count - 1)) for index in range(count)})
 

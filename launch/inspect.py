@@ -1,8 +1,8 @@
-"""`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity.
+"""`calm-beam inspect PATH`: describes a manifest or a checkpoint, and checks its integrity.
 
     calm-beam inspect calibration
 
-Whether a model is the one that was calibrated:
+Check whether a model is the one that was calibrated:
 
     calm-beam inspect calibration --checkpoint=model
 """
@@ -43,7 +43,7 @@ from .terminal.summary import choices_table, confirmation_lines, print_choices, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared(Options):
-    """The model that a manifest is held against."""
+    """The model that a manifest is checked against."""
 
     checkpoint: str | os.PathLike[str] | None = again(
         ModelSource, "checkpoint", sentence="check that the manifest belongs to this model, and can be served by it"
@@ -55,7 +55,7 @@ class Compared(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InspectRequest(Compared, FactsOfAny, Trusted):
-    """What a manifest or a checkpoint is held against, and read by."""
+    """How a manifest or a checkpoint is read, and the model it is checked against."""
 
     def naming_a_model(self) -> str | None:
         """Returns the first option given that is about a model; None if there is none."""
@@ -107,7 +107,7 @@ def _parser() -> FlagParser:
 
 
 def _manifest_in(path: str) -> str | None:
-    """Returns the manifest that a path names or holds, or None if there is none there."""
+    """Returns the path of the manifest that a path names or contains; None if there is none."""
     with naming("PATH"):
         if not exists(path):
             raise UsageError(missing_folder(path, expected="file or directory"))
@@ -118,17 +118,17 @@ def _manifest_in(path: str) -> str | None:
 
 
 def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:
-    """Returns that the manifest belongs to the model that is named, if one is.
+    """Returns a sentence that the manifest belongs to the named model; None if no model is named.
 
     Raises:
-      ManifestError: If it does not, or nobody can serve it: what `calm-beam generate` would say.
+      ManifestError: If it does not, or cannot be served, with the message of `calm-beam generate`.
       UsageError: If a vocabulary is named without a model.
     """
     if request.checkpoint is None:
         if (given := request.naming_a_model()) is not None:
             raise UsageError(f"--{given} belongs to --checkpoint, which is missing.")
         return None
-    # Here, since it needs JAX, which a manifest alone does not.
+    # Imported here, since it needs JAX, which a manifest alone does not.
     from calm_beam.decoding.engine_choice import Machine
     from calm_beam.serving.agreement import agreed_settings, other_engine_in_words, recorded_vocabulary, served_engine
 
@@ -204,12 +204,12 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
 
 
 def _form_in_words(manifest: Manifest | SettingManifest) -> str:
-    """Returns that a manifest has the form of an earlier version, as a part of a sentence; empty where it has not."""
+    """Returns a clause saying that a manifest has an earlier version's format; empty if it has the current one."""
     return "" if manifest.schema_version == max(SCHEMAS) else f", of form {SCHEMAS[manifest.schema_version]}"
 
 
 def _of_examples(manifest: Manifest) -> Iterator[str]:
-    """Yields what is to be known of the examples, beside how many there are."""
+    """Yields facts about the examples other than their number."""
     if manifest.data.unseen:
         yield unseen_in_words(manifest.data.unseen)
     if confirming := confirming_in_words(manifest):
@@ -246,7 +246,7 @@ def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None
 
 
 def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest, *, path: str) -> None:
-    """Says which plan of the same outputs a manifest is about, what was asked before, and how much since."""
+    """Prints which plan of the same outputs the manifest is about, the earlier plans, and the number of later ones."""
     earlier = manifest.earlier_plans or ()
     of = "losses" if isinstance(manifest, SettingManifest) else "outputs"
     if earlier:

@@ -1,6 +1,6 @@
 """A portable job service that runs jobs on several worker processes.
 
-Beam's own Python job service gives every job one worker, whatever the job asks for; this one gives it as many as
+Beam's own Python job service gives every job one worker, whatever the job asks for. This one starts as many workers as
 `--sdk_worker_parallelism` says. On one machine, in three terminals:
 
     python -m calm_beam.launch.job_service --port=8099
@@ -9,7 +9,7 @@ Beam's own Python job service gives every job one worker, whatever the job asks 
     calm-beam calibrate ... --runner=PortableRunner --job_endpoint=localhost:8099 \
         --environment_type=EXTERNAL --environment_config=localhost:50000 --sdk_worker_parallelism=2
 
-The pool starts the `python` on its PATH. Both answer to this machine alone: they ask nobody for a password.
+The pool starts the `python` on its PATH. Both listen on loopback only, since they have no authentication.
 """
 
 import logging
@@ -26,7 +26,7 @@ from .runners.worker_processes import watch_workers
 
 
 class _Runner(FnApiRunner):
-    """Takes the number of workers, which Beam's reads from options that a job service does not look at."""
+    """A runner that is given the number of workers; Beam's reads it from options that a job service ignores."""
 
     def __init__(self, *, num_workers: int, **settings: Any) -> None:
         super().__init__(**settings)

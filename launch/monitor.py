@@ -7,11 +7,11 @@ that could not be measured, or a row that `calm_beam.serving.LossProbe` wrote, w
 `failure`. With `--losses=-` they are taken from standard input as they come, and the command ends at an alarm.
 `--state` keeps what was learnt from one call to the next: give every loss once.
 
-There are two alarms, and each is right in what it says but with a chance of alpha:
+There are two alarms, each of which is false with probability at most alpha:
 
 * the risk exceeds delta (status 3). Missing losses count as the lowest loss there is.
 * the risk exceeds delta, or losses are missing (status 4). Missing losses count as 1. If labels never come, this alarm
-  tells just that. With `--state`, another call goes on until the first alarm.
+  says just that. With `--state`, another call goes on until the first alarm.
 
 As long as the expected next loss, given all losses before it, is at most delta, the chance that the first alarm is ever
 raised is at most alpha, however long the stream is and however often it is looked at. Independent prompts whose risk is
@@ -87,7 +87,7 @@ class MonitorRequest(NamedManifest, Losses, Entry, OfSettings):
 
 
 def prepare(request: MonitorRequest) -> Watched:
-    """Returns what losses are held against, and says of what they have to be.
+    """Returns the entry that losses are tested against, and prints which losses it needs.
 
     Raises:
       UsageError: If there is no such entry, or no file of losses.
@@ -105,7 +105,7 @@ def prepare(request: MonitorRequest) -> Watched:
 
 
 def _choice_of_rows(path: str, manifest: Manifest | SettingManifest) -> EntryChoice:
-    """Returns the entry that the first row of a probe is about, if it is one of this manifest; else any entry."""
+    """Returns the entry that the first row of a probe is about, if this manifest has it; else any entry."""
     with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
         first = next((line for _, line in bounded_lines(file, name=path)), "")
     place = entry_of_row(first, digest=manifest.digest)
@@ -163,7 +163,7 @@ def _chosen_entry(manifest: Manifest, choice: EntryChoice) -> Calibration:
 
 
 def _say_what_losses_are(manifest: Manifest | SettingManifest, watched: Watched) -> None:
-    """Says of what every line has to be the loss, where that is not an example of all prompts."""
+    """Prints what each line must be the loss of, unless it is an example drawn from all prompts."""
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
     if manifest.data.groups:
@@ -178,7 +178,7 @@ def _say_what_losses_are(manifest: Manifest | SettingManifest, watched: Watched)
 _SCHEMA = "calm-beam/monitor/v2"
 _FIRST_SCHEMA = "calm-beam/monitor/v1"
 _LOSSES_BETWEEN_SAVES = 100
-# In bytes; states have some hundred.
+# In bytes; states have a few hundred.
 _LARGEST_STATE = 100_000
 
 
@@ -186,10 +186,10 @@ class Session:
     """A monitor, and the file that keeps it."""
 
     def __init__(self, entry: Watched, request: MonitorRequest) -> None:
-        """Takes up the stored state, or starts anew."""
+        """Resumes the stored state, or starts from zero."""
         self._entry = entry
         self._path: str | None = request.state or None
-        # What the state belongs to: another promise would be tested with losses that are not its own.
+        # Identifies the promise of the state: losses of one promise must not test another.
         self._promise = entry.belongs_to
         self.monitor = RiskMonitor.of_promise(entry.promise, alpha=request.alpha)
         if self._path is None:
@@ -247,14 +247,14 @@ class Session:
                 temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def take(self, losses: Sequence[float | None]) -> None:
-        """Takes in all losses, and keeps the state."""
+        """Adds all losses, and saves the state."""
         self.monitor = self.monitor.observe(losses)
         self._save()
 
     def follow(self, losses: Iterator[float | None]) -> None:
-        """Takes in losses one by one up to an alarm, and keeps the state now and then, at the end, and on errors.
+        """Adds losses one by one up to an alarm, and saves the state regularly, at the end, and on errors.
 
-        An alarm about missing losses that was raised before does not end it: a proof may still come.
+        An earlier alarm about missing losses does not end it: the risk may still be proved to exceed delta.
         """
         ended_by_missing = self.monitor.missing_alarm_at is None
         try:
@@ -277,7 +277,7 @@ MISSING_ALARM = 4
 
 
 def watch(request: MonitorRequest) -> int:
-    """Holds losses against a promise, tells what they show, and returns the exit status of the command."""
+    """Tests losses against a promise, prints what they show, and returns the exit status of the command."""
     watched = prepare(request)
     session = Session(watched, request)
     try:

@@ -1,4 +1,4 @@
-"""Sweeps of a command: checked from its flags, run on any runner, and their generations read back."""
+"""Sweeps of commands: checking their flags, running them on any runner, and reading back their generations."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,12 @@ from .runners.run import RunMetrics
 from .terminal import say, say_detail
 
 if TYPE_CHECKING:
-    # It loads JAX, and what is stored is calibrated without.
+    # It loads JAX, which calibrating stored generations does not need.
     from calm_beam.outputs.prepared import PreparedSweep
 
 
 def reading(sweep: "PreparedSweep", progress: ProgressLog) -> ReadExamples:
-    """Returns what reads the examples of a sweep, in the shards that it has."""
+    """Returns the transform that reads the examples of a sweep, in the sweep's shards."""
     request = sweep.request
     return ReadExamples(
         sweep.data, num_shards=sweep.num_shards, order=request.order, part=request.part, progress=progress
@@ -44,14 +44,14 @@ def decoded(
     workers: Workers,
     progress: ProgressLog,
 ) -> beam.PCollection:
-    """Adds to a pipeline what reads the examples of a sweep and decodes them; gives a `FinishedSweep` an assignment.
+    """Adds reading and decoding a sweep to a pipeline; gives one `FinishedSweep` per assignment.
 
     Args:
-      pipeline: Of `Workers.new_pipeline`.
-      sweep: What is read.
-      assignments: How it is decoded, and where to.
-      workers: Who decodes.
-      progress: Where they report.
+      pipeline: A pipeline from `Workers.new_pipeline`.
+      sweep: The sweep whose examples are read.
+      assignments: How they are decoded, and into which folders.
+      workers: The workers that decode.
+      progress: Log of the workers' progress.
     """
     return (
         pipeline
@@ -69,14 +69,14 @@ def run_sweep(
     progress: ProgressLog,
     examples: tuple[beam.PCollection, beam.PCollection] | None = None,
 ) -> RunMetrics | None:
-    """Decodes a sweep to its end, and returns what workers have counted; None where their runner counts nothing.
+    """Decodes a whole sweep, and returns the workers' counters; None if their runner counts nothing.
 
     Args:
-      pipeline: Of `Workers.new_pipeline`.
+      pipeline: A pipeline from `Workers.new_pipeline`.
       sweep: What is decoded, and how.
-      folder: Where to, seen by the workers and by this machine; shards of the same sweep in it stay as they are.
-      workers: Who decodes.
-      progress: Where they report.
+      folder: Output folder, visible to the workers and to this machine; it keeps shards of the same sweep.
+      workers: The workers that decode.
+      progress: Log of the workers' progress.
       examples: Some of its examples, as `ExamplesRead`; None reads all of them.
 
     Raises:
@@ -94,7 +94,7 @@ def run_sweep(
             f"{folder}: has no {COMPLETE}, though the job has ended well. If its workers run on other machines, name a "
             "folder that they and this one see (--output, --temp_location), on Cloud Storage or on a shared disk."
         )
-    # Checks that all of it is there.
+    # Checks that the sweep is complete.
     FinishedSweep.read(folder, assignment.job)
     return metrics
 
@@ -108,18 +108,18 @@ def prepare_task(
     compares_texts: bool = True,
     **own: Any,
 ) -> PreparedSweep:
-    """Returns the sweep of a request, checked as by `prepare_request`.
+    """Returns the sweep of a request, checked by `prepare_request`.
 
     Args:
       request: What is asked for.
-      settings: Returns what determines the outputs; what it raises is about the request.
+      settings: Returns the settings that determine the outputs; its errors are usage errors.
       needs_references: Whether every example must have references.
-      runs_here: As in `prepare_sweep`.
-      compares_texts: As in `prepare_sweep`.
-      own: As in `SweepRequest.asked_by`.
+      runs_here: Whether this machine decodes, so that the sweep must fit its memory.
+      compares_texts: Whether output texts are compared, so that the token that ends an output must not be in them.
+      own: Fields of `SweepRequest` that are not options, or have another name there.
 
     Raises:
-      UsageError: As `prepare_request`.
+      UsageError: If anything is wrong; nothing has been written.
     """
     with as_usage((ValueError, OSError)):
         asked = SweepRequest.asked_by(request, settings(), model=request.model_path, **own)
@@ -141,15 +141,15 @@ def prepare_request(
     runs_here: bool = True,
     compares_texts: bool = True,
 ) -> PreparedSweep:
-    """Returns a sweep whose model, vocabulary and first examples have been checked, and says what was assumed.
+    """Returns a sweep whose model, vocabulary and first examples have been checked, and prints what was assumed.
 
     Args:
       request: What is asked for.
-      patterns: What names the data; None if nothing does.
-      reading: How they are read.
-      finds_vocabulary: As in `prepare_sweep`.
-      runs_here: As in `prepare_sweep`.
-      compares_texts: As in `prepare_sweep`.
+      patterns: Patterns of the data files; None if no data are named.
+      reading: How the data files are read.
+      finds_vocabulary: Whether the vocabulary in or next to the checkpoint is used if the request names none.
+      runs_here: Whether this machine decodes, so that the sweep must fit its memory.
+      compares_texts: Whether output texts are compared, so that the token that ends an output must not be in them.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.

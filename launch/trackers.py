@@ -1,9 +1,9 @@
-"""`--log_to`: what a command was asked, what it found and which files it wrote, as a run of an experiment tracker.
+"""`--log_to`: logs the flags, results and files of a command as a run of an experiment tracker.
 
-Their clients are optional, and set up as everywhere else: by `MLFLOW_TRACKING_URI` and `MLFLOW_EXPERIMENT_NAME`, by
-`WANDB_PROJECT` and `WANDB_MODE`. Files of TensorBoard are written to `runs/`. A run begins with the first training step
-or the result, so that what is refused leaves none. What a tracker cannot take is said, and ends no command: its result
-stands without it.
+The trackers' clients are optional. They read their usual settings: `MLFLOW_TRACKING_URI` and `MLFLOW_EXPERIMENT_NAME`,
+or `WANDB_PROJECT` and `WANDB_MODE`. TensorBoard files are written to `runs/`. A run begins with the first training step
+or the result, so a command that is refused leaves no run. A tracker that fails causes a printed warning and does not
+end the command: the command's result is complete without it.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ from .flags.requests import LOG_TO, TRACKERS
 from .terminal import say
 from .terminal.lines import Outcome
 
-# What a promise came to, of whatever kind.
+# The numbers that are logged for each promise, of any kind.
 _FOUND = ("threshold", "layers", "cost", "risk")
 _NAMED_BY = ("group", "consistency", "metric", "loss", "tail", "delta", "epsilon")
-# All that MLflow takes in a name.
+# Characters that MLflow does not accept in a name.
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /:]")
 _SHOWN_ROWS = 500
 
 
 class _Run(Protocol):
-    """A run of one tracker; it begins when it is made, of a name and of what was asked."""
+    """A run of one tracker; it begins when it is constructed from a name and the flags."""
 
     def numbers(self, values: Mapping[str, float], *, step: int | None = None) -> None:
-        """Takes numbers: those of a training step, or of the result."""
+        """Logs the numbers of a training step, or of the result."""
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
-        """Takes files, which are gone afterwards; those in CSV are tables."""
+        """Logs files, which are removed afterwards; CSV files are tables."""
 
     def end(self, *, failed: bool) -> None:
         """Ends the run."""
@@ -69,9 +69,9 @@ class _WandB:
     def __init__(self, name: str, params: Mapping[str, str]) -> None:
         self._client: Any = _client("wandb", "wandb")
         self._name = name
-        # What the terminal shows is not theirs to keep.
+        # The tracker does not record the terminal's output.
         settings = self._client.Settings(console="off", silent=True)
-        # Flags now: a short run may end before an update of them is written.
+        # Flags are passed now: a short run may end before an update of them is written.
         self._run = self._client.init(name=name, config=dict(params), settings=settings)
 
     def numbers(self, values: Mapping[str, float], *, step: int | None = None) -> None:
@@ -103,11 +103,11 @@ class _TensorBoard:
 
     def numbers(self, values: Mapping[str, float], *, step: int | None = None) -> None:
         for name, value in values.items():
-            # Their names have no spaces.
+            # TensorBoard's names have no spaces.
             self._writer.add_scalar(name.replace(" ", "_"), value, step or 0)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
-        # It keeps no files: tables are shown, and pages stay where they are.
+        # TensorBoard stores no files: tables are logged as text, and pages stay where they are.
         for path in paths:
             if path.suffix == ".csv":
                 self._writer.add_text(path.stem, _markdown(_rows(path)))
@@ -127,13 +127,13 @@ assert _RUNS.keys() == {*TRACKERS}
 
 @contextlib.contextmanager
 def tracked(tracker: str | None, command: str, *, flags: Sequence[str], outcome: Outcome) -> Iterator[None]:
-    """Within it, what becomes of a command goes to a tracker, too.
+    """Logs the result of the command that runs within this context to a tracker.
 
     Args:
-      tracker: Its name; None for none.
+      tracker: Name of the tracker; None for none.
       command: The command.
-      flags: Its flags, with those of `--config`.
-      outcome: What becomes of it; takes training steps from here on.
+      flags: The command's flags, with those of `--config`.
+      outcome: The command's outcome; training steps that it receives are logged from here on.
 
     Raises:
       UsageError: If there is no such tracker, or its client is not installed.
@@ -154,12 +154,12 @@ def tracked(tracker: str | None, command: str, *, flags: Sequence[str], outcome:
 
 
 class _Log:
-    """The run of a command; after the first thing that its tracker does not take, it takes no more."""
+    """The run of a command; after the tracker's first failure nothing more is logged."""
 
     def __init__(self, tracker: str, command: str, *, flags: Sequence[str]) -> None:
         if tracker not in _RUNS:
             raise UsageError(f"{LOG_TO}={tracker}: expected {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}.")
-        # Now, and not after hours of work.
+        # A missing client is reported now, and not after hours of work.
         with _said_to_people():
             _import_client(tracker)
         self._tracker, self._command, self._flags = tracker, command, flags
@@ -167,11 +167,11 @@ class _Log:
         self._gave_up = False
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the numbers of a training step."""
+        """Logs the numbers of a training step."""
         self._do(lambda run: run.numbers(_finite(values), step=step))
 
     def result(self, outcome: Outcome) -> None:
-        """Takes the result of a command, and its files."""
+        """Logs the result of a command, and its files."""
         with tempfile.TemporaryDirectory() as folder:
             copies = []
             for path in filter(is_file, outcome.files):
@@ -193,7 +193,7 @@ class _Log:
     def _do(self, act: Callable[[_Run], None]) -> None:
         if self._gave_up:
             return
-        # A server that is away, a name that it does not take: whatever it is, the command's work is not lost for it.
+        # The server may be down, or refuse a name: no failure of a tracker may lose the command's work.
         try:
             with _said_to_people():
                 if self._run is None:
@@ -217,12 +217,12 @@ def _import_client(tracker: str) -> None:
 
 
 def _said_to_people() -> contextlib.AbstractContextManager[Any]:
-    """Clients print where runs can be seen; standard output is for the command's own."""
+    """Sends what clients print, such as the address of a run, to standard error: standard output is the command's."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def _params(flags: Sequence[str]) -> dict[str, str]:
-    """Returns flags by name; of one that was given twice the last, as the command takes it."""
+    """Returns flags by name; the last value wins for a repeated flag, as it does in the command."""
     found: dict[str, str] = {}
     name = ""
     for flag in flags:
@@ -235,7 +235,7 @@ def _params(flags: Sequence[str]) -> dict[str, str]:
 
 
 def _found(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a result: those of each promise by its name, else those that the result itself has."""
+    """Returns the numbers of each promise by its name, or of the result itself if it has no promises."""
     entries = result.get("manifest", {}).get("calibrations")
     if entries is None:
         return {name: value for name, value in result.items() if isinstance(value, int | float)}
@@ -258,7 +258,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _number(text: str) -> float | str | None:
-    """Returns a value of a table, all of whose columns have one kind or are empty."""
+    """Returns a cell of a table as a number if it is one; cells of one column have one type or are empty."""
     try:
         return float(text) if text else None
     except ValueError:

@@ -1,9 +1,9 @@
-"""A worker pool that starts workers as processes of this machine, and answers to this machine alone.
+"""A worker pool that starts workers as processes of this machine, and listens on loopback only.
 
     python -m calm_beam.launch.worker_pool --port=50000
 
-Beam's own pool starts a process for whoever reaches its port, from any machine. It also takes a worker for another
-one with the same id, and ends the wrong one: TaskManagers of Flink on one machine number their workers alike.
+Beam's own pool starts a process for any client that reaches its port, from any machine. It also confuses workers that
+have the same id, and ends the wrong one: Flink's TaskManagers on one machine use the same worker ids.
 """
 
 import sys
@@ -18,10 +18,10 @@ from .runners.loopback import listen_on_loopback, require_loopback, serve_until_
 
 
 class _Pool(BeamFnExternalWorkerPoolServicer):
-    """Keeps workers with the same id apart.
+    """A pool that keeps workers with the same id separate.
 
-    Who stops a worker names its id alone. Of several with that id none is stopped: each ends by itself, once whoever
-    had it started closes the connection.
+    A request to stop a worker has only its id. If several workers have that id, none is stopped: each ends when the
+    client that started it closes the connection.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -29,7 +29,7 @@ class _Pool(BeamFnExternalWorkerPoolServicer):
         self._starting = threading.Lock()
 
     def StartWorker(self, start_worker_request: Any, unused_context: Any) -> Any:  # noqa: N802
-        """Starts a worker; arguments and what is returned are those of Beam."""
+        """Starts a worker, with Beam's arguments and return value."""
         worker, processes = start_worker_request.worker_id, self._worker_processes
         with self._starting:
             for name in [name for name, process in list(processes.items()) if process.poll() is not None]:
@@ -43,7 +43,7 @@ class _Pool(BeamFnExternalWorkerPoolServicer):
         return response
 
     def _keep_apart(self, worker: str) -> None:
-        """Gives a process a name under which nobody stops it, and all are stopped with the pool."""
+        """Renames a process so that no request stops it by its id; it still ends with the pool."""
         process = self._worker_processes.pop(worker, None)
         if process is not None:
             self._worker_processes[f"{worker} {process.pid}"] = process

@@ -55,18 +55,18 @@ class Calibrate(beam.PTransform):
 
         sweeps | Calibrate([Guarantee("textual", "rouge_l_unicode", delta=0.1, epsilon=0.05)])
 
-    What is tested is settled when the pipeline is put together, before any loss is seen; the manifest shows a digest.
+    The plan is settled when the pipeline is built, before any loss is seen; the manifest shows its digest.
 
     Attributes:
-      guarantees: What is asked for; each becomes an entry of the manifest.
-      group_key: Key by which `ReadExamples` read groups; each is then given every guarantee, besides all examples
-        together. None tells no groups apart.
+      guarantees: The requested guarantees; each becomes an entry of the manifest.
+      group_key: Key by which `ReadExamples` read groups; each is then given every guarantee, in addition to all
+        examples together. None means no groups.
       joint: Whether all are to hold together with probability 1 - epsilon.
       serve: The entry that will be served, such as `textual,0.05`, as `--serve` names it; None leaves that open.
       seed: Of the order in which `star_bets` and `wsr` bet on examples.
       max_failures: Most examples that may fail; None for few.
-      metric_settings: What metrics need.
-      near_ties: What becomes of outputs that hung on a decision within rounding, which another engine may make
+      metric_settings: Files and settings of metrics.
+      near_ties: The policy for outputs that depended on a decision within rounding, which another engine may make
         otherwise: `count`, or `worst_case` for loss 1.
       created: When the manifest says that the run began, ISO 8601 in UTC; None for now.
       holdout_share: Share of the examples that were kept back to confirm what these choose, which the list of plans
@@ -136,8 +136,8 @@ class Calibrate(beam.PTransform):
 class CalibrateGenerations(beam.PTransform):
     """Turns complete generations into an `CalibrationOutcome`, by a plan that was settled before.
 
-    Every shard counts once, however often runner or reader bring it: shards are told apart by their number, and at the
-    end what was counted is compared with what is stored.
+    Every shard counts once, however often runner or reader deliver it: shards are identified by their number, and at
+    the end the counts are compared with the stored shards.
 
     Attributes:
       plan: The guarantees asked for, and their tests.
@@ -346,7 +346,7 @@ def _outcome(
 
 
 def _check_examples(totals: CalibrationTotals, *, provenance: RunProvenance, scoring: Scoring) -> None:
-    """Refuses examples that prove nothing: none at all, too many that failed, or scores that tell nothing apart."""
+    """Refuses examples that prove nothing: none at all, too many that failed, or scores that never differ."""
     if not totals.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
     totals.contrast.check(totals.layout.objectives, scoring.metric)
@@ -360,7 +360,7 @@ class ConfirmThresholds(beam.PTransform):
     Losses are those of the calibration, counted in the same way; each chosen threshold is tested by itself.
 
     Attributes:
-      found: What the other examples have chosen.
+      found: The thresholds that the other examples chose.
       plan: The guarantees asked for, and their tests.
       plan_digest: Digest of the plan when it was settled.
       stored: By variant, or None where there is one way of decoding, the generations at its chosen thresholds.
@@ -452,7 +452,7 @@ class SumLosses(SumMerged):
     """Sums losses exactly, by setting; for `CombineGlobally` and, for groups, `CombinePerKey`.
 
     Takes tuples of id, setting and loss, and gives `LossSums`, which do not depend on order, sharding or workers. Ids
-    tell examples apart: one that has several losses under a setting, equal or not, ends in an error of `ControlRisk`,
+    identify examples: one that has several losses under a setting, equal or not, ends in an error of `ControlRisk`,
     also where whole files were read twice. Per key, ids are compared within each key. The sums hold 16 bytes for each
     example, and the examples of one key may be 67 million.
     """

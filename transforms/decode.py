@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What workers decode on.
+    """The devices of the workers that decode.
 
     Attributes:
       hint: Resource hint of the step that decodes, and of no other; None for none.
@@ -78,7 +78,7 @@ ANY_DEVICES = Devices()
 
 
 def require_accelerator() -> None:
-    """Raises `RuntimeError` if JAX would compute on the CPU, which it does without a word where it finds no driver."""
+    """Raises `RuntimeError` if JAX would compute on the CPU, which it does silently if it finds no driver."""
     import jax
 
     if jax.default_backend() == "cpu":
@@ -159,8 +159,8 @@ class DecodeExamples(beam.PTransform):
     A shard that the folder holds already is taken over if it is of the same job and the same examples; if it is not,
     the run fails before anything is decoded. So a retried bundle, or a later run, finds what an earlier one has done.
 
-    A sweep may have several exit rules, each with a folder of its own. Whatever the rules have in common is computed
-    once, and each folder holds what decoding by its rule alone would have left there.
+    A sweep may have several exit rules, each with a folder of its own. Computation that the rules share is done once,
+    and each folder holds the same files as decoding by its rule alone.
 
     Attributes:
       assignments: What to decode, and how; several differ in exit rules and folders alone.
@@ -345,7 +345,7 @@ class _DecodeShard(beam.DoFn):
         limit: int,
         watch: "ShardStopwatch",
     ) -> list[tuple[Any, ...]]:
-        """Returns what becomes of every example for each assignment, by id."""
+        """Returns the result of every example for each assignment, by id."""
         outcomes: list[tuple[Any, ...]] = []
         failures: list[tuple[str, str]] = []
         start, before = time.perf_counter(), loaded.decoder.work
@@ -368,7 +368,7 @@ class _DecodeShard(beam.DoFn):
 
             if self._needs_accelerator:
                 require_accelerator()
-            # What nobody holds is let go of.
+            # Unreferenced entries are freed.
             self._models = self._shared.acquire(
                 lambda: ModelCopies(
                     lambda: worker.load_model(*self._assignments), most=self._assignments[0].model_copies
@@ -393,7 +393,7 @@ def maker_of(collection: beam.PCollection, kind: type[_T]) -> _T | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateOptions(FactsOfAny, Entry, Trusted, ExactEngine, Answers, Decoding, Copies, Replacing):
-    """What answers to `ReadPrompts` or `ShardPrompts` are asked for."""
+    """The request for answers to `ReadPrompts` or `ShardPrompts`."""
 
     manifest: Manifest | str
     output: str | os.PathLike[str] = option(dataclasses.MISSING, "folder of the answers")

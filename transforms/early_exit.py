@@ -47,7 +47,7 @@ class _Answers(Protocol):
     """A host, or what stands for one that lives elsewhere."""
 
     def answer(self, question: "Question") -> "Reply":
-        """Returns what becomes of every prompt."""
+        """Returns the result of every prompt."""
 
 
 class HostHandle:
@@ -69,12 +69,12 @@ class HostHandle:
         self._host: _Answers | None = None
 
     def answer(self, question: "Question") -> "Reply":
-        """Returns what becomes of every prompt; errors are those of `ModelHost`."""
+        """Returns the result of every prompt; errors are those of `ModelHost`."""
         host = self._found(instead_of=None)
         try:
             return host.answer(question)
         except (ConnectionError, EOFError):
-            # The process that held the model has ended. Whoever asks next loads it again.
+            # The process that held the model has ended. The next request loads it again.
             return self._found(instead_of=host).answer(question)
 
     def _found(self, *, instead_of: _Answers | None) -> _Answers:
@@ -95,7 +95,7 @@ def machine_tag(model: "HostedModel") -> str:
 def load_host(model: "HostedModel") -> "ModelHost":
     """Returns a host, with the model loaded."""
     keep_memory_free()
-    # Imported by whoever computes: JAX must not be initialised in a process that forks or pickles.
+    # Imported only in processes that compute: JAX must not be initialised in a process that forks or pickles.
     from calm_beam.serving.host import ModelHost
 
     return ModelHost(model)
@@ -104,8 +104,8 @@ def load_host(model: "HostedModel") -> "ModelHost":
 def keep_memory_free() -> None:
     """Has JAX take memory of a device as it needs it, unless the environment says otherwise.
 
-    By default it takes three quarters at its start, which other processes of the machine, and whoever measures how
-    much a model needs, take for the model's.
+    By default it takes three quarters at its start, which other processes, and measurements of a model's memory, take
+    for the model's.
     """
     os.environ.setdefault(_PREALLOCATE, "false")
 
@@ -177,14 +177,14 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           manifest: File of the manifest, where the launcher and workers can read it.
           model: Folder of the model that was calibrated, where workers can read it; by default the one that the
             manifest names.
-          declared: As in `Generator.from_manifest`, like the next six.
-          vocabulary: As there.
-          batch_size: As there.
-          max_cache_tokens: As there.
-          exit_head: As there.
-          engine: As there. Workers whose machines differ serve by different engines where this is `auto`; with
-            `exact_engine`, they refuse.
-          exact_engine: As there.
+          declared: Facts of the model that the checkpoint's files do not contain, if the calibration declared some.
+          vocabulary: SentencePiece model; by default the one in or next to the checkpoint.
+          batch_size: Most prompts that are decoded together; None for as many as memory and speed recommend.
+          max_cache_tokens: Most positions whose keys and values are held at a time; None for a share of the memory.
+          exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It changes answers at near ties alone.
+          engine: `native`, `xla` or `auto`, as in `Generator.from_manifest`. With `auto`, workers on different machines
+            may use different engines; with `exact_engine`, they refuse instead.
+          exact_engine: Whether to refuse any other engine than the calibrated one.
           probe_share: Share of the prompts, in (0, 1], that the full model answers as well, to measure what the answers
             lose; `SampledLosses` takes these losses out. None for none. Prompts need ids then.
           probe_salt: Decides which they are. Keep it secret if clients choose the ids.
@@ -284,7 +284,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         model: HostHandle,
         inference_args: dict[str, Any] | None = None,
     ) -> list[PredictionResult]:
-        """Returns what becomes of every prompt of a batch, in their order.
+        """Returns the result of every prompt of a batch, in their order.
 
         Args:
           batch: The prompts.
@@ -392,7 +392,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
 
 
 def _check_batches(fewest: int | None, most: int | None, *, seconds: float | None) -> None:
-    """Refuses sizes and times that Beam would take without a word, or refuse on workers."""
+    """Refuses sizes and times that Beam would accept silently, or refuse on workers."""
     for name, size in (("min_batch_size", fewest), ("max_batch_size", most)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"{name} must be a whole number of at least 1, got {size!r:.60}.")
@@ -428,7 +428,7 @@ def named(element: AnyElement) -> NamedPrompt:
 
 
 def _length(prompt: Any) -> int:
-    # What is no prompt is refused when it is answered, in words.
+    # Invalid prompts are refused when they are answered, with a message.
     return len(prompt) if isinstance(prompt, Sequence) else 1
 
 

@@ -20,7 +20,7 @@ from .metrics import EMPTY_REFERENCES, NAMESPACE, NOWHERE, ProgressLog
 
 
 class ExamplesRead(NamedTuple):
-    """What was read.
+    """The examples that were read.
 
     Attributes:
       shards: Pairs of int and Iterable[Example], one for every shard that has examples.
@@ -33,11 +33,11 @@ class ExamplesRead(NamedTuple):
 
 @dataclasses.dataclass
 class ReadsFiles(beam.PTransform):
-    """What reads data files into shards.
+    """Base of the transforms that read data files into shards.
 
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
-      num_shards: Number of shards; None goes by the size of the data.
+      num_shards: Number of shards; None chooses by the size of the data.
       group_key: Key of the name of a group; None reads no groups. Found files say so themselves.
       progress: Where to report.
     """
@@ -86,7 +86,7 @@ class ReadExamples(ReadsFiles):
 
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
-      num_shards: Number of shards; None goes by the size of the data.
+      num_shards: Number of shards; None chooses by the size of the data.
       group_key: Key of the name of an example's group; None reads no groups. Found files say so themselves.
       progress: Where to report.
       needs_references: Whether an example without references is an error; those of found files say so themselves.
@@ -332,7 +332,7 @@ class ReadPrompts(ReadsFiles):
 
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
-      num_shards: Number of shards; None goes by the size of the data.
+      num_shards: Number of shards; None chooses by the size of the data.
       group_key: Key of the name of a prompt's group; None reads no groups. Found files say so themselves.
       progress: Where to report.
     """
@@ -351,7 +351,7 @@ class ReadPrompts(ReadsFiles):
 
 @dataclasses.dataclass
 class ShardPrompts(beam.PTransform):
-    """Divides prompts that a pipeline of one's own has made into shards, as `ReadPrompts` does with those of files.
+    """Divides the prompts of your own pipeline into shards, as `ReadPrompts` does with those of files.
 
         rows | ShardPrompts(num_shards=100) | Generate(manifest="calibration", model="model", output="answers")
 
@@ -408,7 +408,7 @@ def _id_and_origin(example: Example) -> tuple[str, bool]:
 
 
 def _checked_count(element: tuple[str, Iterable[bool]]) -> int:
-    """Returns how many prompts have an id, and fails for several; equal ones without ids are told apart later."""
+    """Returns how many prompts have an id, and fails for several; equal ones without ids are distinguished later."""
     name, origins = element[0], list(element[1])
     if len(origins) > 1 and any(origins):
         raise DataError(f"id {name!r} occurs {len(origins)} times. Ids must be unique: they name the answers.")

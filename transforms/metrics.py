@@ -1,4 +1,4 @@
-"""What decoding and scoring count, as Beam metrics whose names carry their units, and as lines of progress.
+"""Counts of decoding and scoring, as Beam metrics whose names carry their units, and as lines of progress.
 
 `Pipeline.run` blocks, and Beam's metrics arrive at the end. So a local run appends lines to a file that the launcher
 reads; short appends to one file are atomic, whichever process makes them.

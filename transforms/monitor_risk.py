@@ -64,7 +64,7 @@ _Key = tuple[str, int]
 
 
 class MonitoredRisks(NamedTuple):
-    """What `MonitorRisk` gives.
+    """The outputs of `MonitorRisk`.
 
     Attributes:
       states: A `WatchedRisk` for every promise, after the batch or after each window that has losses of it.

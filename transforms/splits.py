@@ -33,7 +33,7 @@ class SplitSource:
       finished: What they hold.
       counter: What is counted of outputs.
       vocabulary: Path of the vocabulary that prompts were encoded with; None if there was none, or nothing needs it.
-      is_tested: Whether thresholds are chosen for it; if not, it stands beside the others as a bound.
+      is_tested: Whether thresholds are chosen for it; if not, it is shown next to the others as a bound.
     """
 
     measure: str

@@ -61,7 +61,7 @@ class Swept(Protocol):
     Attributes:
       job: What the generations are.
       folder: Where they are.
-      on_error: What becomes of prompts that cannot be decoded.
+      on_error: The policy for prompts that cannot be decoded.
       plans: Those that were asked of the outputs before.
       data: What plans are asked of.
       command: What asks.
@@ -77,7 +77,7 @@ class Swept(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOptions(FactsOfAny, Chat, OutputSettings, Decoding, Failures, Copies, Replacing):
-    """What a sweep of `ReadExamples` is asked for."""
+    """The request of a sweep of `ReadExamples`."""
 
     model: str | os.PathLike[str] = option(dataclasses.MISSING, "folder of the model")
     output: str | os.PathLike[str] = option(dataclasses.MISSING, "output directory, in which generations/ is made")
@@ -157,7 +157,7 @@ class ReadGenerations(beam.PTransform):
 
         pipeline | ReadGenerations("sweep") | Calibrate([Guarantee("textual", "token_f1", delta=0.05)])
 
-    Every plan that `Calibrate` asks of it is listed beside it. Only the first is sure to have been settled before its
+    Every plan that `Calibrate` asks of it is listed next to it. Only the first is sure to have been settled before its
     losses were seen.
 
     Attributes:
@@ -179,7 +179,7 @@ class ReadGenerations(beam.PTransform):
 
     @property
     def data(self) -> DecodedExamples:
-        """What plans are asked of."""
+        """The data that plans are about."""
         stored = StoredGenerations(directory=self.folder, job=self.job)
         return DecodedExamples(stored, FinishedSweep.read(self.folder, self.job))
 
@@ -212,8 +212,8 @@ class SweepWith(beam.PTransform):
     come from one thread, one after the other. The decoder has to travel to workers, as every DoFn does.
 
     What is returned is checked: an answer to every prompt under every setting, texts or ids, no cost that is NaN. A
-    prompt at which the decoder raises is isolated from its batch by bisection. Whatever ends a run, finished shards
-    are stored, and `resume=True` goes on from there.
+    prompt at which the decoder raises is isolated from its batch by bisection. Finished shards are stored however a run
+    ends, and `resume=True` continues from them.
 
     >>> import tempfile, apache_beam as beam
     >>> from calm_beam.transforms import ReadExamples, SweepWith
@@ -233,7 +233,7 @@ class SweepWith(beam.PTransform):
       decoder: A function of prompts and settings, a class or an object that is called so (`SettingDecoder`).
       settings: Texts or numbers, the safest first: what the others are compared with. The rest is the order of tests.
       output: Output directory, in which `generations/` is made.
-      decoder_name: What decodes, with its version, such as `SmolLM2-135M Q4_1, llama.cpp b4000`: it stands in the
+      decoder_name: Name and version of the decoder, such as `SmolLM2-135M Q4_1, llama.cpp b4000`: it is in the
         manifest, and outputs under two names are never mixed. Change it whenever answers may change, since nothing else
         tells. None for the name of the function or class.
       batch_size: Most prompts of a call; None for all of a shard.
@@ -377,7 +377,7 @@ class _DecodeShard(beam.DoFn):
         yield 0, stored
 
     def _outcomes(self, examples: list[Example], *, count: int) -> Iterator[Any]:
-        """Yields what becomes of every example, as long as few fail."""
+        """Yields the result of every example, as long as few fail."""
         assignment = self._assignment
         limit = failure_limit(assignment.max_failures, examples=count)
         failures: list[tuple[str, str]] = []
@@ -396,7 +396,7 @@ class _DecodeShard(beam.DoFn):
         if self._host is None:
             self._progress.report("loading", 1)
             start = time.perf_counter()
-            # What nobody holds is let go of.
+            # Unreferenced entries are freed.
             self._host = self._shared.acquire(self._host_decoder, tag=repr(self._assignment))
             self._metrics.count_loads([round(1000 * (time.perf_counter() - start))])
         return self._host

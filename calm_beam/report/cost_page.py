@@ -16,7 +16,7 @@ _FACTORS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopRow:
-    """When a sequential run may stop, in words.
+    """Text about when a sequential run may stop.
 
     Attributes:
       kind: What the losses are.
@@ -43,7 +43,7 @@ class StopRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostInWords:
-    """What a run takes, in words.
+    """Text about the cost of a run.
 
     Attributes:
       rows: What it takes: names, what is expected, and intervals.
@@ -75,7 +75,7 @@ def cost_page(
       pilot: What was measured.
       job: What is planned.
       cost: What that takes.
-      words: The same in words.
+      words: The same as text.
       price: Of an hour of a worker; None if nobody said.
       shards_of: Returns into how many shards so many workers would have it divided.
     """

@@ -4,10 +4,10 @@ The frame has the head, a policy that lets only the page's own style and script 
 of themes, and the scripts at the end. A `Document` says what was found, then has charts, tables and what they are
 about.
 
-A page stands alone and is passed on. Ids, prompts, names and messages come from data, models and machines.
+A page is self-contained and may be shared. Ids, prompts, names and messages come from data, models and machines.
 Characters without a shape are written out (`calm_beam.text`), and local paths are cut to their last names: so texts
-cannot reverse the line, and do not say where a page was made. Heads of tables sort them, and what does not fit
-scrolls, by keyboard too.
+cannot reverse the line, and do not say where a page was made. Heads of tables sort them, and what does not fit scrolls,
+by keyboard too.
 
 Each decoder layer has one colour: a sequential scale that differs by lightness alone, for a light and for a dark page,
 from yellow over green to blue on either. Early layers are close to the page and late ones far from it, so that what
@@ -56,7 +56,7 @@ def short_place(place: str) -> str:
     if is_cloud_path(place) or not local.startswith("/"):
         return place
     names = [name for name in local.split("/") if name]
-    # Never all of them: the first may be somebody's.
+    # Never the whole path: its first parts may name a user.
     kept = min(_NAMES_KEPT, max(1, len(names) - 1))
     return "/".join(["…", *names[-kept:]])
 
@@ -157,7 +157,7 @@ def together(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Returns a text of ours as HTML, without line ends between numbers and their signs."""
+    """Returns one of our texts as HTML, without line ends between numbers and their signs."""
     return html.escape(together(text))
 
 
@@ -179,7 +179,7 @@ def tiles(values: Sequence[tuple[str, str]], *, loud: Sequence[str] = ()) -> str
 
 
 def paragraphs(texts: Sequence[str]) -> str:
-    """Returns what is said about all of it, as HTML."""
+    """Returns the remarks about the whole page, as HTML."""
     return "".join(f'<p class="condition">{prose(text)}</p>\n' for text in texts)
 
 
@@ -206,8 +206,8 @@ Colour = tuple[float, float, float]
 # From few layers to many, by the same order of hues; lightness is monotone along each.
 _ON_LIGHT = ("#fdf1c2", "#a5d7b8", "#4ba3b3", "#2f6ba8", "#2a2f72")
 _ON_DARK = ("#4d431c", "#34684a", "#3a8d99", "#6fafe3", "#d3dcff")
-# Of lines that stand beside each other, on a light page and on a dark one, told apart by readers who are colour-blind
-# too (after Okabe and Ito, "Color universal design", 2008); the last two are for what the others are compared with.
+# Colours of lines drawn together, on a light page and on a dark one, that colour-blind readers can distinguish (after
+# Okabe and Ito, "Color universal design", 2008); the last two are for what the others are compared with.
 SERIES: tuple[tuple[str, str], ...] = (
     ("#0072b2", "#56b4e9"),
     ("#c04e00", "#f0803c"),
@@ -251,7 +251,7 @@ def layer_styles(num_layers: int) -> str:
 
 
 def series_styles() -> str:
-    """Returns a style sheet with the colours of lines that stand beside each other: classes `s0`, `s1`, ..."""
+    """Returns a style sheet with the colours of lines that are drawn together: classes `s0`, `s1`, ..."""
     return "\n".join(f".s{place}{{--series:light-dark({light},{dark})}}" for place, (light, dark) in enumerate(SERIES))
 
 
@@ -331,7 +331,7 @@ def framed(body: str, *, kind: str, title: str, made: str, style: str, scripts: 
       title: Of the window, after the name of the program: a text of others.
       made: What the header says besides: plain text.
       style: What the page adds to the style that all have.
-      scripts: Files of the page's script, beside the one that all have.
+      scripts: Files of the page's script, in addition to the one that all have.
       data: What scripts read, as an element; empty for none.
     """
     whole_style = file_text("report.css") + style
@@ -353,7 +353,7 @@ def framed(body: str, *, kind: str, title: str, made: str, style: str, scripts: 
 
 
 def write_page(page: str, path: str) -> None:
-    """Writes a page to a file, which appears whole or not at all."""
+    """Writes a page to a file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
 
@@ -375,7 +375,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """What every such page has; texts are plain, but for those that are said to be HTML.
+    """The parts of every such page; texts are plain unless described as HTML.
 
     Attributes:
       kind: What is shown, after the name of the program.

@@ -1,8 +1,8 @@
 """Generations on the page: example outputs at all thresholds, and how many tokens exit at each layer.
 
-Texts, and the outputs of a prompt at all thresholds, are packed as short JSON. Neighbouring thresholds share most of
-an output. So an output is written as two splices of its neighbour's: of the tokens, and of the exits. A splice names
-how much of the beginning and of the end stays, and what stands in between. `report.js` has the reader;
+Texts, and the outputs of a prompt at all thresholds, are packed as short JSON. Neighbouring thresholds share most of an
+output. So an output is written as two splices of its neighbour's: of the tokens, and of the exits. A splice names how
+much of the beginning and of the end stays, and the part in between. `report.js` has the reader;
 `tests/calm_beam/report/unpacking.py` does the same in Python.
 
 Exits are counted by output position and threshold, with the operations that they save.
@@ -158,8 +158,8 @@ def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: in
       num_layers: Decoder depth.
 
     Returns:
-      `width`, the positions that stand in one column; `tokens`, for each lane and column the tokens of every layer;
-      `cut`, for each lane the outputs cut at the `longest` length; and `outputs`, the examples that have some.
+      `width`, the positions of one column; `tokens`, for each lane and column the tokens of every layer; `cut`, for
+      each lane the outputs cut at the `longest` length; and `outputs`, the examples that have some.
     """
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     for path in stored.paths:

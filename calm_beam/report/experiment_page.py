@@ -36,7 +36,7 @@ def experiment_page(
       notes: How to read the numbers.
       charts: What it found, drawn.
       rows: Every number, one mapping from column to value a line, all with the same columns.
-      provenance: What its JSON has beside the rows.
+      provenance: Contents of its JSON other than the rows.
     """
     flags = provenance["flags"]
     layers = provenance["model"]["layers"]

@@ -108,7 +108,7 @@ def points_text(points: Sequence[tuple[float, float]]) -> str:
 # As wide as a phone has room for: its texts are then as large as others.
 _WIDTH, _HEIGHT = 340, 240
 _TOP, _BOTTOM, _RIGHT = 16, 46, 14
-# What a digit takes of a line, at the size of ticks.
+# Width of a digit, at the size of ticks.
 _DIGIT = 7
 _MOST_MARKS = 60
 # Around (0, 0), by the place of a line among others.
@@ -135,7 +135,7 @@ class Line:
       style: Place of the colour and of the mark, from 0.
       has_band: Whether ends are those of a band; otherwise of whiskers.
       is_dashed: Whether the line is.
-      words: What is said of each point where one rests on it; its numbers if omitted.
+      words: Text shown for each point on hover; its numbers if omitted.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineChart:
-    """What a drawing shows.
+    """The contents of a drawing.
 
     Attributes:
       title: In a few words.
@@ -160,7 +160,7 @@ class LineChart:
       has_diagonal: Whether the line where both are equal is drawn, as for a risk over its tolerance.
       is_log: Whether equal steps to the right are equal factors.
       y_ends: Where what goes up begins and ends; what is beyond them is cut off. None takes it from the points.
-      caption: What else has to be said on a page; empty for nothing.
+      caption: Further text below the drawing on a page; empty for none.
     """
 
     title: str
@@ -176,7 +176,7 @@ class LineChart:
     def svg(self) -> str:
         """Returns the drawing."""
         frame = self._frame()
-        # What is cut off at the ends leaves room for whole marks.
+        # Clipping at the ends leaves room for whole marks.
         left, top, width = frame.left - 6, frame.top - 6, frame.right - frame.left + 12
         height = frame.bottom - frame.top + 12
         parts = [
@@ -290,8 +290,8 @@ def measure_line(
       points: Where it lies.
       place: Of that other name among its like, from 0.
       spreads: How much lower or higher each may be; None for none.
-      has_band: As in `Line`.
-      words: As there.
+      has_band: Whether spreads are drawn as a band; otherwise as whiskers.
+      words: Text shown for each point on hover; its numbers if omitted.
     """
     style = {"static": REFERENCE, "oracle": FULL}.get(name)
     if style is None:
@@ -309,13 +309,13 @@ def measure_line(
 
 
 def plots(charts: Sequence[LineChart]) -> str:
-    """Returns charts beside each other, and below them what tells their lines apart, as HTML."""
+    """Returns charts side by side, with one legend below them, as HTML."""
     drawn = "".join(chart.figure() for chart in charts)
     return f'<div class="plots">{drawn}</div>{legend([line for chart in charts for line in chart.lines])}'
 
 
 def legend(lines: Sequence[Line]) -> str:
-    """Returns what tells lines apart, as HTML; each name once."""
+    """Returns the legend of lines, as HTML; each name once."""
     items = []
     for line in {line.name: line for line in lines}.values():
         dashed = " dashed" if line.is_dashed else ""
@@ -366,7 +366,7 @@ def around(values: Sequence[float], spreads: Sequence[float | None]) -> list[tup
 BLACK, GREY = "#000000", "#777777"
 # As pages draw them.
 _MARKS = ("o", "s", "^", "D", "v", "P")
-# Of a panel, in inches, and what legends and a title take beside panels.
+# Of a panel, in inches, and the room that legends and a title take next to panels.
 _PANEL_WIDTH, _PANEL_HEIGHT, _AROUND = 3.6, 2.7, 1.0
 # Longest line of a title or of the name of an axis, in characters.
 _TITLE_WIDTH, _AXIS_WIDTH = 46, 42
@@ -380,7 +380,7 @@ def check_plots_available() -> None:
 
 
 def write_figure(path: str, rows: Sequence[Sequence[LineChart]], *, title: str = "", note: str = "") -> None:
-    """Writes charts as one file, which appears whole or not at all; equal charts give equal files.
+    """Writes charts as one file atomically; equal charts give equal files.
 
     Args:
       path: Where to, ending in .svg, .png or .pdf.
@@ -427,7 +427,7 @@ def draw_charts(rows: Sequence[Sequence[LineChart]], figure: "Figure", *, note: 
 def saved_figure(path: str, *, width: float = 7.0, height: float = 4.0) -> "Iterator[Figure]":
     """Gives an empty figure, in inches, and writes it once the block has drawn on it.
 
-    The file, .svg, .png or .pdf, appears whole or not at all; equal figures give equal files.
+    The file, .svg, .png or .pdf, appears atomically; equal figures give equal files.
     """
     # Here, since it is an extra. Not through pyplot, which keeps state and looks for a display.
     import matplotlib

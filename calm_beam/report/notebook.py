@@ -37,7 +37,7 @@ class _Step:
 
 
 def manifest_html(manifest: Manifest) -> str:
-    """Returns a promise of a manifest in words, the test behind it as a drawing, and a table of all promises.
+    """Returns a promise of a manifest as text, the test behind it as a drawing, and a table of all promises.
 
     It is the first by which tokens exit, in the manifest's order; the first of all where there is none.
     """

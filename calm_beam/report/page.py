@@ -49,9 +49,9 @@ from .promise import (
 )
 from .stored import Calibrated, ReportError, StoredOutputs
 
-# Of a finer grid the page shows some, evenly chosen: a finger cannot tell more apart.
+# Of a finer grid the page shows some, evenly chosen: more cannot be selected by finger.
 _MOST_THRESHOLDS = 100
-# The whole list stands in `failures.jsonl`.
+# The whole list is in `failures.jsonl`.
 _MOST_FAILURES = 50
 _LONGEST_REASON = 300
 _MOST_LAYERS_NAMED = 12
@@ -401,7 +401,7 @@ def _promises(entries: Iterable[dict[str, Any]]) -> str:
 def _json(content: Any) -> str:
     """Returns JSON in which nothing can end or begin an element of HTML."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # These stand in strings only, where they may be written so.
+    # These characters occur in strings only, where they may be escaped like this.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -66,7 +66,7 @@ class Tested(Protocol):
 
     @property
     def cost(self) -> float | None:
-        """What it costs; None where nobody told."""
+        """The cost; None if it was not given."""
         ...
 
 
@@ -279,7 +279,7 @@ _LEGEND = (
 
 
 def verdict(row: TestedSetting) -> str:
-    """Returns what became of a line of the risk table, in the words of the table of numbers."""
+    """Returns the result of a line of the risk table, in the words of the table of numbers."""
     return "proved" if row.rejected else "not proved" if row.tested else "not tested"
 
 
@@ -288,8 +288,8 @@ class Panel:
     """A promise besides the first.
 
     Attributes:
-      found: What was chosen, in words.
-      about: What is promised, in words.
+      found: Text about the chosen threshold.
+      about: Text about the promise.
       tested: What was tested, in that order, and what was not.
       chosen: The name of what was chosen; None if nothing is safe.
     """
@@ -302,7 +302,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlainPage(Page):
-    """A page of promises; texts are plain, but for those that are said to be HTML.
+    """A page of promises; texts are plain unless described as HTML.
 
     Attributes:
       promise: The first promise, as HTML.

@@ -1,4 +1,4 @@
-"""What a manifest entry promises, under which condition, and what a reader has to be warned of; all in words."""
+"""Texts about a manifest entry: its promise, the promise's condition, and warnings for readers."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a calibration has stored, and the speedups that were measured of it, read back and found to belong together."""
+"""Reads the stored files of a calibration and its measured speedups, and checks that they belong together."""
 
 import csv
 import dataclasses

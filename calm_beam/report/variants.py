@@ -68,7 +68,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
 
 
 def _names(rows: Sequence[RiskRow]) -> Callable[[RiskRow], str]:
-    """Returns what gives a variant and threshold a short name: of a variant, what tells it from others."""
+    """Returns a function that gives a variant and threshold a short name: the fields in which variants differ."""
     has_taus, has_layers = len({row.tau for row in rows}) > 1, len({row.min_exit_layer for row in rows}) > 1
     has_measures, has_steps = len({row.confidence for row in rows}) > 1, len({row.exit_interval for row in rows}) > 1
 

@@ -1,4 +1,4 @@
-"""Serving under a manifest: the decoder that was calibrated, or a refusal in words. Needs JAX, and no Beam.
+"""Serving under a manifest: the calibrated decoder, or a clear refusal. Needs JAX, and no Beam.
 
 What is asked and answered needs no JAX: what decodes is loaded when it is first used. `questions` and `host` are for
 pipelines, where one process holds the model for others.

@@ -57,16 +57,16 @@ def agreed_settings(
 
 
 def servable_settings(manifest: Manifest, entry: Calibration, *, confidence: str | None = None) -> DecodeSettings:
-    """Returns how an entry is decoded, having found all that can be found without the model.
+    """Returns how an entry is decoded, after all checks that need no model.
 
     Args:
-      manifest: As in `agreed_settings`.
-      entry: As there.
-      confidence: As there.
+      manifest: The manifest to serve.
+      entry: The entry of it to serve.
+      confidence: The confidence measure, which the caller has to name if it is user code.
 
     Raises:
       ManifestError: If outputs were computed in a type, or by a rule, that no decoder which skips layers can follow.
-      MeasureError: As there.
+      MeasureError: If `confidence` is another measure than the manifest's, or None and the manifest's is user code.
     """
     check_named(manifest.decode.confidence, confidence)
     tested = {step.threshold for step in entry.path}
@@ -88,8 +88,8 @@ def check_model(model: ModelRecord, checkpoint: Checkpoint, *, of: str = "the ma
 
     Args:
       model: What a manifest, or generations, say of their model.
-      checkpoint: The model at hand.
-      of: What says so, for messages.
+      checkpoint: The loaded model.
+      of: Source of the record, for messages.
 
     Raises:
       ManifestError: If it is another one.
@@ -112,8 +112,8 @@ def recorded_vocabulary(
 
     Args:
       record: What a manifest, or generations, say of their vocabulary; None where they have none.
-      checkpoint: The model at hand.
-      path: Where the user says that the vocabulary is; None looks in and beside the checkpoint, if one is recorded.
+      checkpoint: The loaded model.
+      path: The user's path of the vocabulary; None looks in and next to the checkpoint, if one is recorded.
 
     Raises:
       VocabularyError: If it cannot be read.
@@ -134,9 +134,9 @@ def check_vocabulary(
 
     Args:
       record: What a manifest, or generations, say of their vocabulary; None where they have none.
-      vocabulary: The one at hand; None if there is none.
-      checkpoint: The model at hand, if it is.
-      of: What says so, for messages.
+      vocabulary: The loaded vocabulary; None if there is none.
+      checkpoint: The loaded model, if there is one.
+      of: Source of the record, for messages.
 
     Raises:
       ManifestError: If it is another one, there is none, or there should be none.
@@ -165,13 +165,13 @@ def check_vocabulary(
         )
 
 
-# What a comparison of two engines usually has, in which no output differed.
+# Usual size of a comparison of two engines in which no output differed.
 _COMPARED_PROMPTS = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedEngine:
-    """What serves a manifest.
+    """The engine that serves a manifest.
 
     Attributes:
       calibrated: What the promise is about; None where the manifest does not say.
@@ -268,7 +268,7 @@ def _way_there(calibrated: EngineRecord) -> str:
 def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: EngineRecord) -> str:
     """Returns what another engine leaves of a promise, or one that is not known to be batch-invariant.
 
-    Nothing is said where neither is known to serve.
+    There is no message if neither is known to serve.
 
     Args:
       manifest: What was promised.

@@ -1,7 +1,7 @@
 """Prompts and answers of a service: checked prompts, what they become, and what goes wrong instead.
 
 An answer can be a row of a file. Its pieces say which part of the output's text each token is, when the text is
-complete and while it grows. A tally counts what became of prompts.
+complete and while it grows. A tally counts the results of prompts.
 """
 
 import collections
@@ -58,7 +58,7 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
 class GrowingText:
     """The text of an output whose tokens come one by one: what each of them adds to it.
 
-    What it returned is never taken back. Letters may be made of several tokens, and read as U+FFFD until the last is
+    Text that was returned is never revised. Letters may be made of several tokens, and read as U+FFFD until the last is
     there: such an end is held back until it is clear what it will be.
     """
 
@@ -87,7 +87,7 @@ class GrowingText:
 
 
 class PromptError(CalmBeamError, ValueError):
-    """A prompt that is not served: whoever sent it has to change it."""
+    """A prompt that is not served: the client has to change it."""
 
 
 class OutputError(CalmBeamError, RuntimeError):
@@ -106,7 +106,7 @@ class Answer:
       confidences: Confidence at each token's exit layer.
       num_layers: Decoder depth: layers that the full model uses for each token.
       truncated: Whether the prompt was longer than the manifest allows, and was cut.
-      group: The group that the prompt was said to belong to, or that the generator is for; None for none.
+      group: The group that the request named, or that the generator is for; None for none.
       entry: Entry of the manifest whose threshold let tokens exit. Only if its group is `group` does its promise cover
         the prompt. None where the full model answered whatever the manifest says.
       vocabulary: That of the model, for `token_texts`; taken when the answer is made, and no field.
@@ -163,7 +163,7 @@ class ProbedAnswer(Answer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unanswered:
-    """Stands where an answer would, among those of other prompts.
+    """Takes the place of a missing answer, among those of other prompts.
 
     Attributes:
       error: Why there is none.
@@ -247,8 +247,8 @@ def answer_row(request_id: str, answer: Answer, *, has_groups: bool) -> dict[str
     Args:
       request_id: What the row is called.
       answer: The answer.
-      has_groups: Whether the manifest tells groups apart; then the row says for which group, and at which threshold,
-        the prompt was answered.
+      has_groups: Whether the manifest has groups; then the row says for which group, and at which threshold, the prompt
+        was answered.
     """
     row: dict[str, Any] = {
         "id": request_id,
@@ -318,7 +318,7 @@ class Tally:
 
 
 def exit_tests(answer: Answer, manifest: Manifest) -> int:
-    """Returns how often a confidence was asked for the tokens of an answer: what exits cost beside the layers.
+    """Returns the number of exit tests for the tokens of an answer: the cost of exits in addition to the layers.
 
     Args:
       answer: By an entry of the manifest, or by the full model, which asks nothing.

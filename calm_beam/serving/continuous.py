@@ -26,12 +26,12 @@ class BusyError(CalmBeamError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ticket:
-    """A prompt that somebody waits for.
+    """A prompt that a caller waits for.
 
     Attributes:
       served: The prompt.
       request: The same, as the batch takes it.
-      future: Where the answer goes; whoever has it may cancel it.
+      future: Receives the answer; its holder may cancel it.
       on_token: Called with every token but the last.
     """
 
@@ -43,7 +43,7 @@ class _Ticket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _WarmUp:
-    """Compiling, which somebody waits for.
+    """A compilation that a caller waits for.
 
     Attributes:
       compiled: Ends with it.
@@ -54,7 +54,7 @@ class _WarmUp:
     on_shape: OnShape | None
 
     def run(self, batch: Batch) -> None:
-        """Compiles what a batch may need, and tells whoever waits for that."""
+        """Compiles what a batch may need, and resolves the future of the caller that waits for it."""
         try:
             batch.warm_up(on_shape=self.on_shape)
         except Exception as error:
@@ -76,7 +76,7 @@ class ContinuousGenerator:
 
         Args:
           generator: What answers; its `batch_size` is how many prompts are decoded side by side.
-          most_waiting: Prompts that may wait for their turn, beside those for which the batch has room.
+          most_waiting: Prompts that may queue, in addition to those that the batch has room for.
 
         Raises:
           ValueError: If `most_waiting` is below 1.
@@ -87,10 +87,10 @@ class ContinuousGenerator:
         self._most_waiting = most_waiting
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Ticket] = collections.deque()
-        # What the batch has taken and not answered; how many more it has room for.
+        # Prompts that the batch has taken and not answered; how many more it has room for.
         self._running: dict[Request, _Ticket] = {}
         self._room = 0
-        # Of those who wait for all to be compiled.
+        # Futures of callers that wait until everything is compiled.
         self._warm_up: _WarmUp | None = None
         self._work = Work()
         self._is_closed = False
@@ -131,7 +131,7 @@ class ContinuousGenerator:
 
     @property
     def work(self) -> Work:
-        """What the model has done for prompts so far."""
+        """The model's work for prompts so far."""
         return self._work
 
     def warm_up(self, *, on_shape: OnShape | None = None) -> None:
@@ -158,8 +158,8 @@ class ContinuousGenerator:
         """Returns at once, with the answer to come. If it is cancelled, decoding ends at the next step.
 
         Args:
-          prompt: As in `Generator.generate_batch`.
-          group: As there.
+          prompt: A text, to which the manifest's task prefix is added; or token ids, which are used unchanged.
+          group: The group that the prompt belongs to; None for none.
           on_token: Called for every token but the last as soon as it is there, with its exit layer; in the thread that
             decodes, so that it has to be quick, and may not raise. The last one is in the answer.
 
@@ -212,7 +212,7 @@ class ContinuousGenerator:
             try:
                 self._answer_all(self._running)
             except Exception as error:
-                # Who came later may fare better: the next batch begins anew.
+                # Later prompts may succeed: the next batch starts from the beginning.
                 failed, self._running, self._room = self._running, {}, 0
                 for ticket in failed.values():
                     if ticket.future.set_running_or_notify_cancel():
@@ -257,7 +257,7 @@ class ContinuousGenerator:
                     return
 
     def _take(self, batch: Batch, queues: _Queues, running: dict[Request, _Ticket]) -> None:
-        """Gives a batch the prompts that it has room for, having compiled what it needs if somebody waits for that."""
+        """Gives a batch the prompts that it has room for, having compiled what it needs if a caller waits for that."""
         with self._changed:
             room = batch.free_slots() - sum(map(len, queues.values()))
             taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), room))]

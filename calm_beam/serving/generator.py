@@ -54,7 +54,7 @@ _PATIENCE_SECONDS = 2.0
 
 @contextlib.contextmanager
 def named_while_waiting(phase: str) -> Iterator[None]:
-    """Says on standard error what is waited for, if it takes long and somebody sits there; programs hear nothing."""
+    """Prints the reason of a long wait on standard error if that is a terminal; programs get no message."""
     if not hasattr(sys, "ps1"):
         yield
         return
@@ -78,8 +78,8 @@ _COMPILING = (
 class Generator:
     """Answers prompts as the calibration decoded them, at the threshold that it found safe.
 
-    Threads may share a generator: single prompts are decoded side by side, batches one after the other. What runs at
-    the same time shares the cores, and each needs the memory of what it decodes, so a service bounds their number.
+    Threads may share a generator: single prompts are decoded side by side, batches one after the other. Concurrent
+    calls share the cores, and each needs the memory of what it decodes, so a service bounds their number.
 
     Under a manifest with groups, a prompt may name its group, and is answered by the entry of that. One without a group
     is answered by the generator's own entry; one of a group that the manifest does not know, by the safest of all.
@@ -163,7 +163,7 @@ class Generator:
           manifest: The manifest, or its file.
           checkpoint: The model that was calibrated, or its folder; by default the folder that the manifest names.
           declared: What the checkpoint's files do not say of the model, if it was calibrated with more than T5's.
-          vocabulary: SentencePiece model; by default the one in or beside the checkpoint.
+          vocabulary: SentencePiece model; by default the one in or next to the checkpoint.
           choice: Which entry, as one value.
           batch_size: Most prompts that `generate_batch` decodes together; None for as many as memory and speed
             recommend.
@@ -343,8 +343,8 @@ class Generator:
     ) -> list[Answer]:
         """Returns the answers to some prompts, in their order, which are decoded together.
 
-        Tokens and exit layers are those of one prompt at a time but at near ties. What is decoded beside a prompt
-        changes no bit by native code; by XLA, it moves confidences by about 1e-6.
+        Tokens and exit layers are those of one prompt at a time but at near ties. Native code is batch-invariant; with
+        XLA, batch composition changes confidences by about 1e-6.
 
         Args:
           prompts: Texts, to which the manifest's task prefix is added; or token ids, taken as they are.
@@ -363,7 +363,7 @@ class Generator:
         return [answer for _, answer in sorted(answers.items()) if isinstance(answer, Answer)]
 
     def generate_each(self, requests: Sequence[ServedRequest]) -> Iterator[tuple[int, Answer | OutputError]]:
-        """Yields what becomes of requests that are decoded together, with the index of each, in the order they end.
+        """Yields the results of requests that are decoded together, with the index of each, in the order they end.
 
         One that has no output does not take others along. Until the last is yielded, no other thread decodes a batch.
 
@@ -404,12 +404,13 @@ class Generator:
         """Returns a prompt as it is decoded, encoded as the calibration encoded it.
 
         Args:
-          prompt: As in `generate_batch`.
-          name: What error messages call it.
-          group: As there.
+          prompt: A text, to which the manifest's task prefix is added; or token ids, which are used unchanged.
+          name: Name of the prompt in error messages.
+          group: The group that the prompt belongs to; None for none.
 
         Raises:
-          PromptError: As there.
+          PromptError: If the prompt is empty, not of the kind that was calibrated, too long where the manifest does not
+            say that such are cut, or names a group under a manifest without groups.
         """
         if group is not None and self.manifest.data.groups is None:
             raise PromptError(

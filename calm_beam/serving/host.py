@@ -20,7 +20,8 @@ from .generator import Generator, on_device
 from .loss_meter import AnsweredRequest, LossMeter, MeasuredLoss, check_watchable
 from .questions import HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
 
-# Each keeps what its decoder makes of the weights. More are forgotten, and made again when they are asked for.
+# Most generators that are kept: each holds its decoder's form of the weights. Others are dropped, and rebuilt on
+# request.
 _MOST_KEPT = 32
 
 
@@ -33,7 +34,7 @@ class _Asked(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """What makes them; no meter where nothing is measured."""
+    """The generator, and the loss meter; no meter if nothing is measured."""
 
     generator: Generator
     meter: LossMeter | None
@@ -60,13 +61,13 @@ class ModelHost:
         self._on_device: dict[Precision, Checkpoint] = {}
         self._load_msecs = [round(1000 * (time.perf_counter() - start))]
         self._turn = threading.Lock()
-        # What was asked last stands at the end.
+        # The most recently used one is last.
         self._kept: collections.OrderedDict[_Asked, _Served] = collections.OrderedDict()
         self._refused: dict[_Asked, str] = {}
         self._taken: dict[str, str] = {}
 
     def answer(self, question: Question) -> Reply:
-        """Returns what becomes of every prompt.
+        """Returns the result of every prompt.
 
         Raises:
           CalmBeamError: If the last manifest of the question is refused, too.
@@ -154,7 +155,7 @@ class ModelHost:
 
 
 def _outcomes(generator: Generator, prompts: tuple[NamedPrompt, ...], *, meter: LossMeter | None) -> list[Outcome]:
-    """Returns what becomes of prompts, in their order; none takes another along."""
+    """Returns the results of prompts, in their order; a failing prompt does not affect the others."""
     inferences: list[Answer | PromptError | OutputError | None] = [None] * len(prompts)
     requests: list[ServedRequest] = []
     places: list[int] = []

@@ -1,6 +1,6 @@
 """Losses of answers in service: how they are sampled and measured, wherever they go then.
 
-Which requests are measured is decided by a hash of their ids, before anybody sees an output: a sample that depended on
+Which requests are measured is decided by a hash of their ids, before any output is seen: a sample that depended on
 losses would tell nothing about the risk. Requests that are refused (`PromptError`) have no output and no loss.
 """
 

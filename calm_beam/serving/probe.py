@@ -29,7 +29,7 @@ from .loss_meter import LONGEST_REASON, LossMeter, MeasuredLoss, check_exits, ch
 class LossProbe(LossMeter):
     """Measures the losses of sampled requests as the calibration measured them, and adds them to a file.
 
-    Each row is a JSON object: `id` of the request, `loss`, `failure` (why the loss is missing, and 1 stands there, else
+    Each row is a JSON object: `id` of the request, `loss`, `failure` (why the loss is missing and written as 1, else
     null), `manifest` (its digest) and `calibration` (the entry's place), so that losses of another promise are not
     taken for those of this one. Threads and processes may share the file.
     """
@@ -79,8 +79,8 @@ class LossProbe(LossMeter):
     ) -> float:
         """Measures the loss of a sampled request that has been answered, adds it to the file, and returns it.
 
-        May be called later and in another thread than the answer was made in. Whoever answers a sampled request has to
-        call this or `observe_failure` in the end, once.
+        May be called later and in another thread than the answer was made in. For each sampled request, the server must
+        call this or `observe_failure` exactly once.
 
         Args:
           request_id: Of the request.
@@ -92,7 +92,7 @@ class LossProbe(LossMeter):
             `calm-beam verify` with labelled data.
 
         Returns:
-          The loss; 1 if it cannot be measured, so that it is missing, the reason of which stands in the file.
+          The loss; 1 if it cannot be measured, so that it is missing; the file holds the reason.
 
         Raises:
           ValueError: If references are needed and there are none, or they cannot be held against the answer, or that
@@ -256,7 +256,7 @@ class LateReferences:
             raise
         with self._lock:
             one.is_being_measured = False
-            # Whoever gave it up has counted it.
+            # The code that gave it up has counted it.
             one.loss = one.loss or measured
             self._add_known()
             return one.loss.value
@@ -266,7 +266,7 @@ class LateReferences:
 
         Args:
           request_id: Of a request that is `waiting`.
-          reason: Why they will not; stands in the file.
+          reason: Why they will not; written to the file.
 
         Raises:
           ValueError: If the request does not wait.

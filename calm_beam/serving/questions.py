@@ -40,9 +40,9 @@ class HostedModel(Decoding, ExactEngine):
 
     Attributes:
       checkpoint: Its folder.
-      fingerprint: Of the model that is expected there: one that is trained anew is another model.
+      fingerprint: Of the model that is expected there: a retrained one is another model.
       declared: What its files do not say.
-      vocabulary: SentencePiece model; None for the one in or beside the checkpoint.
+      vocabulary: SentencePiece model; None for the one in or next to the checkpoint.
     """
 
     checkpoint: str
@@ -73,7 +73,7 @@ class Question:
     """Prompts for a host.
 
     Attributes:
-      asker: Name of who asks, on whatever worker: what it was answered by last stands in for what is refused.
+      asker: Client id, the same on every worker: its last good manifest is used in place of a refused one.
       manifests: Files of manifests: the first is to be served; each other one, if those before it are refused.
       choice: The entry of it.
       prompts: What is to be answered.
@@ -89,7 +89,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a prompt.
+    """The result of a prompt.
 
     Attributes:
       inference: The answer, a `ProbedAnswer` if its loss was measured, or why there is none.
@@ -102,7 +102,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a host says.
+    """The reply of a host.
 
     Attributes:
       outcomes: Of all prompts, in their order.

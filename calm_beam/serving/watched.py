@@ -1,4 +1,4 @@
-"""Losses of a model in service, held against a promise: how they are written, and what they show in words."""
+"""Losses of a model in service, held against a promise: how they are written, and messages about their findings."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ class Watched:
     Attributes:
       promise: What losses are held against.
       tail: What a loss has to exceed to count as 1, and else as 0; None where losses count as they are.
-      words: The entry in words.
+      words: Description of the entry.
       remedy: What to do at an alarm.
     """
 
@@ -32,7 +32,7 @@ class Watched:
 
     @property
     def belongs_to(self) -> dict[str, str | int]:
-        """What says, in rows of probes and in states, which promise they are about."""
+        """Fields of probe rows and states that identify their promise."""
         return {"manifest": self.promise.manifest, "calibration": self.promise.calibration}
 
 
@@ -70,7 +70,7 @@ def entry_of_row(line: str, *, digest: str) -> int | None:
     """Returns the place of the entry that a row of a `LossProbe` is about; None for a line that is none of a manifest.
 
     Args:
-      line: Whatever stands in a file of losses.
+      line: Any line of a file of losses.
       digest: Of the manifest.
     """
     try:

@@ -1,6 +1,6 @@
 r"""`calm-beam calibrate`: decodes a calibration set at every threshold, tests them, and writes the manifest.
 
-The main job, a Beam pipeline. With no flags it calibrates the demo model on the demo data:
+The main job is a Beam pipeline. Without flags it calibrates the demo model on the demo data:
 
     calm-beam calibrate
 
@@ -20,27 +20,23 @@ On Dataflow, decoding on GPUs (docs/dataflow.md has the steps before it):
         --output=gs://bucket/calibration --runner=DataflowRunner --project=project --region=us-central1 \
         --temp_location=gs://bucket/temp --sdk_container_image=image --accelerator=nvidia-l4
 
-Writes `manifest.json`, `risk_table.csv` and
-`generations/` into `--output`, and `failures.jsonl` where examples failed.
-
-Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
-missing shards only. `--generations=DIR` calibrates generations that are there already: no model is needed, and nothing
-is decoded.
+It writes `manifest.json`, `risk_table.csv` and `generations/` into `--output`, and `failures.jsonl` if examples failed.
+Finished shards are kept: when a run fails or is killed, the same command with `--resume` decodes only the missing ones.
+`--generations=DIR` calibrates stored generations: no model is needed, and nothing is decoded.
 
 `--sequential` looks at the tests after every round of examples and stops when enough is proved: when a rule such as
 `--stop_at_layers` says so, or else at the end of the data.
 
-Unless a flag says how tokens exit, several measures and choices of layers are swept, and what saves most is promised:
-`--objective` says of what. The paper's rule, softmax at every layer, is `--confidence=softmax`.
-
+Unless a flag says how tokens exit, several measures and choices of layers are swept, and the one that saves most is
+promised; `--objective` names what is saved. The paper's rule, softmax at every layer, is `--confidence=softmax`.
 `--tau=1,4` and `--min_exit_layer=1,2` sweep every combination. Some of the examples choose what is tested, and the
 others test it.
 
-`--holdout_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds, and at two
-that are safer, by the decoder that serves, and only what they prove again is promised.
+`--holdout_share=0.3` holds out examples that choose nothing. The serving decoder decodes them at the chosen thresholds
+and at two safer ones, and only what the holdout proves again is promised.
 
 Recalibrating the same data until the result looks good invalidates the guarantee. Every plan is listed in `plans/` in
-`--output`, which `--overwrite` leaves, and later manifests say what was asked before. Ask for all tolerances and
+`--output`, which `--overwrite` does not delete, and later manifests list the earlier plans. Ask for all tolerances and
 metrics in one call: `--serve=textual,0.05` names the entry that will be served, or `--joint` lets all of them hold
 together.
 """
@@ -84,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     began = time.time()
     (parser,) = flag_parsers()
     request, options = parsed_with_beam(CalibrateRequest, argv, parser=parser)
-    # Here, since it loads Beam, and help does without.
+    # Imported here, since it loads Beam, which help does not need.
     from .command import calibrate_and_report
 
     return calibrate_and_report(request, options, began=began)

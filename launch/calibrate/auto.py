@@ -1,10 +1,10 @@
-"""`--exits=auto`: which exit rules are tried, and what a token costs with each, settled before any loss is seen.
+"""`--exits=auto`: chooses the exit rules to try, and the cost of a token with each, before any loss is seen.
 
-Candidates follow from the model, from the number of examples, and from the cost of a token: losses play no part.
-Layers may exit at quarters of the depth, since a test at every layer often costs more than it saves.
+Candidates depend on the model, the number of examples and the cost of a token, never on losses. Layers may exit at
+quarters of the depth, since a test at every layer often costs more than it saves.
 
-Times are measured on a few prompts of the calibration set, before and after it is calibrated. The cost of a token
-is kept in the output directory, so that a resumed run chooses by the same cost; it is in no digest.
+Times are measured on a few prompts of the calibration set, before and after the calibration. The cost of a token is
+stored in the output directory, so that a resumed run chooses by the same cost; no digest includes it.
 """
 
 import dataclasses
@@ -41,13 +41,13 @@ COST_FILE = "token_cost.json"
 
 
 def write_cost(output: str, cost: CostRecord, *, model: str) -> None:
-    """Keeps what a token costs in an output directory; `model` is the fingerprint of the model."""
+    """Writes the cost of a token into an output directory; `model` is the fingerprint of the model."""
     with replacing(joined(output, COST_FILE), overwrite=True) as temporary:
         temporary.write_text(json.dumps({"model": model, **cost.to_dict()}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_cost(output: str, *, model: str) -> CostRecord | None:
-    """Returns what a token costs as an earlier run has settled it; None if none has, of this model.
+    """Returns the cost of a token that an earlier run stored; None if there is none for this model.
 
     Raises:
       UsageError: If the file is not as it was written.
@@ -63,9 +63,9 @@ def read_cost(output: str, *, model: str) -> CostRecord | None:
         raise UsageError(f"{path}: is not as calm-beam writes it ({error}). Begin anew with --overwrite.") from error
 
 
-# Rows that they are drawn from, by a hash of their ids.
+# Prompts to time are drawn from this many first rows, by a hash of their ids.
 _DRAWN_FROM = 2000
-# As many tokens as short prompts have; those before the first id are T5's own: padding, the end, what is unknown.
+# Length of a short prompt in tokens; ids below the first one are T5's padding, end and unknown tokens.
 _MADE_TOKENS, _FIRST_ID = 24, 3
 
 
@@ -77,13 +77,13 @@ def first_prompts(
     parts: Collection[str],
     selection_share: float | None,
 ) -> list[Sequence[int]]:
-    """Returns prompts of the first rows, as the model sees them.
+    """Returns the encoded prompts of some of the first rows.
 
     Args:
-      request: Says which examples confirm, and of them none is taken.
-      sweep: Says what data there are, and how prompts are encoded.
-      count: How many, at most.
-      parts: Of those that choose and test, from which prompts are taken.
+      request: Says which examples are the holdout; none of them is taken.
+      sweep: Says which data are read, and how prompts are encoded.
+      count: Number of prompts, at most.
+      parts: Parts of the examples, choosing or testing, that prompts are taken from.
       selection_share: The share of examples that chooses; None where none does.
 
     Raises:
@@ -108,16 +108,16 @@ def first_prompts(
 
 
 def made_prompts(sweep: PreparedSweep, *, count: int) -> list[Sequence[int]]:
-    """Returns so many prompts of random token ids, always the same: to be timed where every example tests."""
+    """Returns `count` prompts of random token ids, always the same ones, to time if every example tests."""
     width = min(_MADE_TOKENS, sweep.settings.max_input_length)
     ids = np.random.default_rng(0).integers(_FIRST_ID, sweep.checkpoint.config.vocab_size, size=(count, width))
     return [tuple(map(int, row)) for row in ids]
 
 
-# Examples from which on so many candidates are taken. Up to six are tested each by itself, at an equal share of
-# epsilon; of more, some examples choose.
+# Pairs: minimum number of examples, number of candidates. Up to six candidates are tested separately, each at an equal
+# share of epsilon; with more, some examples choose among them.
 _CANDIDATES = ((0, 2), (500, 3), (1500, MOST_BY_THEMSELVES), (5000, 12))
-# Prompts that are decoded to measure what a token costs, or so many batches.
+# Prompts that are decoded to measure the cost of a token, or this many batches if they are more.
 _PROMPTS, _BATCHES = 16, 2
 
 
@@ -128,16 +128,16 @@ class CannotChooseError(CalmBeamError):
 def with_candidates(
     request: CalibrateRequest, sweep: PreparedSweep, *, output: str, runs_here: bool
 ) -> tuple[CalibrateRequest, CostRecord]:
-    """Returns a request with the candidates that are swept, and what a token costs.
+    """Returns a request with the candidates to sweep, and the cost of a token.
 
     Args:
-      request: Asks for `--exits=auto`.
-      sweep: By any rule, with the weights of the model.
-      output: Directory of the result; a run that goes on finds there what it has settled before.
-      runs_here: Whether it is this machine that decodes.
+      request: A request with `--exits=auto`.
+      sweep: A sweep by any rule, with the weights of the model.
+      output: Directory of the result; a resumed run finds its earlier cost there.
+      runs_here: Whether this machine decodes.
 
     Raises:
-      CannotChooseError: If the model has nothing to exit from, or the memory that was named is for less.
+      CannotChooseError: If the model has no layer to exit from, or the given memory is too small.
     """
     config = sweep.checkpoint.config
     tried = list(
@@ -166,11 +166,11 @@ def with_candidates(
 
 
 def _most(request: CalibrateRequest, sweep: PreparedSweep, *, runs_here: bool) -> int:
-    """Returns how many candidates are taken at most: by the examples, by what tests them, and by the memory."""
+    """Returns the largest number of candidates that the examples, the test and the memory allow."""
     examples = count_examples(sweep.data, at_most=_CANDIDATES[-1][0])
     count = max(most for least, most in _CANDIDATES if examples is None or examples >= least)
     if any(P_VALUES[name].needs_table for name in request.p_values):
-        # Where some examples choose, losses are only summed.
+        # If some examples choose, their losses are only summed.
         count = min(count, MOST_BY_THEMSELVES)
     for most in range(count, 1, -1):
         try:
@@ -183,7 +183,7 @@ def _most(request: CalibrateRequest, sweep: PreparedSweep, *, runs_here: bool) -
 
 
 def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | None) -> Iterator[Variant]:
-    """Yields ways of exiting, those first that pay most often: each another choice of layers, or another measure."""
+    """Yields candidates, the most promising first: each differs in the choice of layers, or in the measure."""
     quarter = max(1, round(depth / 4))
     learned = ["classifier"] if has_classifier else []
     tried: list[tuple[str, int, int]] = [
@@ -204,7 +204,7 @@ def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | 
         if lowest >= depth or (decays and not MEASURES[measure].takes_schedule):
             continue
         rule = ExitRule(confidence=measure, min_exit_layer=lowest, exit_interval=interval)
-        # The first layer has no state below it that says anything.
+        # The state below the first layer is uninformative.
         layers = tuple(layer for layer in rule.exit_layers(depth) if measure != "state" or layer > 1)
         if len(layers) > 1 and (measure, layers) not in seen:
             seen.add((measure, layers))
@@ -226,10 +226,10 @@ def _kept_or_found(
     runs_here: bool,
     selection_share: float | None,
 ) -> CostRecord:
-    """Returns what a token costs, measured where seconds are asked for, and it was not before.
+    """Returns the cost of a token: as stored, or measured if seconds are asked for.
 
-    Where some examples choose, what was measured first for an output directory stays: by other numbers these would
-    choose another path, which is one more question to the examples that test, and no list of plans would show it.
+    If some examples choose, the first measurement for an output directory is kept. Another measurement could choose
+    another path, which would be another hypothesis for the examples that test, and no list of plans would show it.
     """
     depth = sweep.checkpoint.config.num_decoder_layers
     if request.objective_name == LAYERS:
@@ -252,8 +252,8 @@ def _kept_or_found(
 def _measured(
     request: CalibrateRequest, sweep: PreparedSweep, tried: Sequence[Variant], *, selection_share: float | None
 ) -> CostRecord:
-    """Returns what a token costs in seconds on this machine."""
-    # Here, since they load JAX.
+    """Returns the cost of a token in seconds on this machine."""
+    # Imported here, since they load JAX.
     from calm_beam.decoding.compilation import use_compilation_cache
     from calm_beam.evaluation.serving_speed import MEASURED, Serving, measured_cost
 
@@ -265,7 +265,7 @@ def _measured(
             "measured is uncertain: calibrate when it is idle, or pass --objective=layers"
         )
     needs = {measure_named(variant.confidence).needs for variant in tried if variant.confidence is not None}
-    # No example that tests may have a part in which candidates there are, be it by the time that it takes.
+    # Examples that test must not influence the choice of candidates, not even through the time they take.
     count = max(_PROMPTS, _BATCHES * serving.batch)
     if selection_share is None:
         prompts = made_prompts(sweep, count=count)
@@ -294,7 +294,7 @@ def _record(cost: TokenCost, *, unit: str) -> CostRecord:
 
 
 def _in_words(cost: CostRecord) -> str:
-    """Returns what a token costs, in a sentence."""
+    """Returns a sentence about the cost of a token."""
     if not cost.was_measured:
         return f"exits=auto: by {cost.unit}"
     tests = [

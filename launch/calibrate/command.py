@@ -1,7 +1,7 @@
 """A calibration from request to report: the job that `calm-beam calibrate` and `calm_beam.calibrate` both run.
 
-The command then prints what was found, what the exit tests at the chosen thresholds cost, and what to do with the
-manifest next, as commands that can be pasted.
+The command then prints the result, the cost of the exit tests at the chosen thresholds, and commands to paste that use
+the manifest.
 """
 
 import dataclasses
@@ -61,13 +61,13 @@ from .sources import Block
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """A calibration that has come to its end.
+    """A finished calibration.
 
     Attributes:
-      run: What was run.
-      manifest: What it found.
-      folder: Its generations; None where nothing was left to do.
-      seconds: What it took.
+      run: The calibration that ran.
+      manifest: The result.
+      folder: Folder of its generations; None if nothing was left to do.
+      seconds: Duration of the run.
     """
 
     run: CalibrationRun
@@ -77,18 +77,18 @@ class Done:
 
 
 def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done | str:
-    """Prepares and runs a calibration, and publishes its result; the main job of the command, and of Python.
+    """Prepares and runs a calibration, and publishes its result; the command and `calibrate` both call it.
 
     Args:
       request: What is asked for.
-      options: Of the pipelines, among them their runner; what they leave open is filled in.
+      options: Options of the pipelines, including the runner; missing ones get defaults.
 
     Returns:
-      What was found; or where the job is written down as a template, which has not run.
+      The finished calibration; or the location of a template, if the job was only written and not run.
 
     Raises:
-      UsageError: If anything that was asked for is wrong; nothing has been written.
-      PipelineError: If a pipeline fails; says what is left, and how to go on.
+      UsageError: If anything in the request is wrong; nothing has been written.
+      PipelineError: If a pipeline fails; says what is left, and how to resume.
       KeyboardInterrupt: If it is interrupted; says the same.
     """
     with as_usage():
@@ -101,7 +101,7 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
                 return Done(run=run, manifest=manifest, folder=None, seconds=0)
             continued = manifest
         make_runner(options)
-        # Before an earlier result is taken away, which shows what was asked for it.
+        # Listed before an earlier result is removed, which shows its plan.
         plans = PlanList(run.source.home)
         if request.resume:
             plan = gone_on_with(run.plan, plans.plans(), is_open=request.leaves_tests_open)
@@ -112,7 +112,7 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
         if run.provenance.cost is not None:
             write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
-    # Now, so that a log can show later what had been settled by then.
+    # Printed now, so that a log shows what was settled before any loss was seen.
     _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
     start = time.monotonic()
     if request.holdout_share is None:
@@ -125,12 +125,12 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
     try:
         plans.answer(asked)
     except UsageError as error:
-        # The manifest stands, and shows by itself that there was an answer.
+        # The manifest is published, and shows by itself that the plan was tested.
         say(f"caution: {error}")
     manifest, folder = finished
     seconds = time.monotonic() - start
     if manifest.cost is not None and manifest.cost.was_measured:
-        # Here, since it loads JAX.
+        # Imported here, since it loads JAX.
         from .speed import with_speeds
 
         manifest = with_speeds(run, manifest, request)
@@ -138,7 +138,7 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
 
 
 def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:
-    """Says what is settled, and what was asked of the outputs before; `is_default` if no p-value is named."""
+    """Prints the plan, and earlier plans for the same outputs; `is_default` if no p-value is named."""
     say(f"plan {plan.digest}")
     if is_default:
         say(default_tests_in_words(plan.tests))
@@ -152,14 +152,14 @@ def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -
 
 
 def _shows_losses_early(run: CalibrationRun, request: CalibrateRequest) -> bool:
-    """Returns whether something of what is found may be seen before the run has ended."""
+    """Returns whether losses may be seen before the run has ended."""
     return run.source.is_stored or request.sequential or request.sweep == "lazy" or request.holdout_share is not None
 
 
 def _executed(
     run: CalibrationRun, request: CalibrateRequest, *, first: Block, continued: Manifest | None = None
 ) -> tuple[Manifest, str] | None:
-    """Decodes and calibrates; returns what `CalibrationRun.execute` does."""
+    """Decodes and calibrates; returns the result of `CalibrationRun.execute`."""
     if request.sequential:
         return SequentialRun(run, continued=continued).execute(first)
     if run.plan.pareto is not None:
@@ -168,14 +168,14 @@ def _executed(
 
 
 def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Manifest) -> None:
-    """Says that there is nothing left to do.
+    """Checks that an existing result is the requested one, and prints that nothing is left to do.
 
     Raises:
-      UsageError: If what is done is something else.
+      UsageError: If the existing result is another one.
     """
     path, job, plan = joined(run.output, MANIFEST), run.source.job, run.plan
     if manifest.plan is not None and manifest.plan.most_confirmed == 1:
-        # As an earlier version asked it: of the chosen threshold alone.
+        # An earlier version confirmed the chosen threshold alone.
         plan = dataclasses.replace(plan, confirm_path=None)
     if manifest.plan in earlier_forms(plan, is_open=request.leaves_tests_open):
         plan = manifest.plan
@@ -208,16 +208,16 @@ def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Man
             "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
         )
     say(f"--resume: {path} is finished; nothing is left to do.")
-    # It may have been killed while it wrote its report.
+    # The run may have been killed while it wrote its report.
     SweepHome(run.output).remove_temporary_files()
 
 
 def _data_fingerprint(run: CalibrationRun, request: CalibrateRequest, *, part: Split | None) -> str:
-    """Returns what a manifest calls the data as they are now, or a part of them, or as much as was counted."""
+    """Returns the fingerprint that a manifest would have for the data now: all, a part, or the examples counted."""
     job = run.source.job
     reading = request.reading(
         cluster_key=request.cluster_key,
-        # Generations may have groups that nothing was asked of.
+        # Generations may have groups that no guarantee asks for.
         group_key=job.group_key,
         needs_references=request.needs_references,
     )
@@ -233,7 +233,7 @@ def _data_fingerprint(run: CalibrationRun, request: CalibrateRequest, *, part: S
     return fingerprint_text(content_sum_of(unique))
 
 
-# What guarantees and a rule say by themselves.
+# Arguments that `guarantees` and `exits` replace.
 _OF_GUARANTEES = ("consistency", "metric", "delta", "epsilon", "tail", "risk_loss", "p_value", "procedure")
 _OF_RULE = (
     *("confidence", "tau", "min_exit_layer", "exit_interval"),
@@ -247,11 +247,11 @@ class CalibrateCall(CalibrateRequest):
 
     Attributes:
       model: Folder of the model, as `checkpoint`.
-      exits: `auto`, the default unless another argument says how tokens exit, or goes with one way of exiting alone; or
-        how tokens exit, instead of `confidence`, `schedule` and what goes with them.
-      candidates: Variants that are swept, instead of every combination of lists; what `exits="auto"` comes to.
-      guarantees: What is asked for, one by one, instead of lists of `consistency`, `metric`, `delta` and `epsilon`.
-      options: Of the pipelines, among them their runner; in this process if omitted.
+      exits: An exit rule, which replaces `confidence`, `schedule` and their related arguments; or `auto`, the default
+        unless another argument says how tokens exit, or allows only one exit rule.
+      candidates: Variants to sweep, instead of every combination of lists; `exits="auto"` fills them in.
+      guarantees: Guarantees, one by one, instead of lists of `consistency`, `metric`, `delta` and `epsilon`.
+      options: Options of the pipelines, including the runner; the default runs in this process.
     """
 
     model: str | os.PathLike[str] | None = None
@@ -268,12 +268,12 @@ class CalibrateCall(CalibrateRequest):
         super().__post_init__()
 
     def has(self, partner: str) -> bool:
-        """Returns whether an option is given, in whatever form."""
+        """Returns whether an option is given, in any form."""
         return super().has(partner) or (partner == "checkpoint" and self.model is not None)
 
     @property
     def named_model(self) -> str | None:
-        """Folder of the model, where one was named."""
+        """Folder of the model; None if none was named."""
         return super().named_model if self.model is None else os.fspath(self.model)
 
     @property
@@ -298,13 +298,14 @@ def calibrate(request: CalibrateCall) -> Manifest:
             output="calibration",
         )
 
-    It is what `calm-beam calibrate` runs, and takes all of its options, by the same names: `--delta=0.05,0.1` is
-    `delta=(0.05, 0.1)`, `--resume` is `resume=True`. The command also builds the report, which `calm-beam report` makes
-    of what is written. With neither model nor data, the demo model is calibrated on the demo data.
+    `calm-beam calibrate` runs this function, whose arguments have the names of the command's options:
+    `--delta=0.05,0.1` is `delta=(0.05, 0.1)`, `--resume` is `resume=True`. The command also builds the report;
+    `calm-beam report` builds it from the written files. With neither model nor data, the demo model is calibrated on
+    the demo data.
 
     Raises:
-      UsageError: If anything that was asked for is wrong; nothing has been written.
-      PipelineError: If the pipeline fails; `resume=True` goes on from what it has stored.
+      UsageError: If anything in the request is wrong; nothing has been written.
+      PipelineError: If the pipeline fails; `resume=True` continues from its stored shards.
 
     Source: CALM, section "Calibrating the confidence threshold", Algorithm "Learn-then-Test".
     """
@@ -318,12 +319,12 @@ _OWN_PROMPT = "Your prompt"
 
 
 def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT) -> Iterator[str]:
-    """Yields commands that show what a manifest promises, and answer a prompt under it where something was proved.
+    """Yields commands that show the promises of a manifest, and answer a prompt if something was proved.
 
     Args:
       manifest: The result.
       output: Directory that holds it.
-      prompt: What is answered.
+      prompt: The prompt to answer.
     """
     yield f"calm-beam inspect {shlex.quote(output)}"
     entry = manifest.served or next((each for each in manifest.calibrations if each.threshold is not None), None)
@@ -334,7 +335,7 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
 
 
 def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
-    """Returns flags that name an entry, each of which leaves fewer of the entries about the same prompts."""
+    """Returns flags that name an entry, each of which narrows down the entries about the same prompts."""
     left = [each for each in manifest.calibrations if each.group == entry.group]
     named: dict[str, object] = {} if entry.group is None else {"group": entry.group}
     for name in PROMISE:
@@ -342,24 +343,24 @@ def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
         alike = [each for each in left if getattr(each, name) == value]
         if len(alike) < len(left) and value is not None:
             named[name], left = value, alike
-    # Code of the user's runs only where it is named.
+    # User code runs only if a flag names it.
     own = manifest.decode.confidence not in MEASURES
     return {**named, "confidence": manifest.decode.confidence} if own else named
 
 
 def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tuple[float | None, ...]:
-    """Returns for each entry what decoding takes of the full model's operations, exit tests included.
+    """Returns for each entry the share of the full model's operations that decoding takes, exit tests included.
 
     Args:
       manifest: The result.
-      sizes: Of the model; None if it was not loaded, and nothing can be counted.
+      sizes: Sizes of the model; None if it was not loaded, so that nothing can be counted.
 
     Returns:
-      Shares, above 1 where tests cost more than exits save; None for an entry that never exits, and for all where the
-      mean of the layers does not tell how many tests there were.
+      Shares, above 1 if tests cost more than exits save. None for an entry that never exits, and for all entries if the
+      number of tests does not follow from the mean layers.
     """
     decode = manifest.decode
-    # With variants there are several rules; with distances between exits, mean layers do not tell the tests.
+    # Variants have several rules; with distances between exits, mean layers do not determine the number of tests.
     is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
     if sizes is None or not is_counted:
         return (None,) * len(manifest.calibrations)
@@ -371,7 +372,7 @@ def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tupl
 
 
 def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterator[str]:
-    """Yields that exit tests cost more than exits save, where a threshold is promised for which they do."""
+    """Yields a warning for promised thresholds at which exit tests cost more than exits save."""
     dearest = max((share for share in shares if share is not None), default=0)
     if dearest > 1:
         yield (
@@ -382,7 +383,7 @@ def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterat
 
 
 def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *, began: float | None = None) -> int:
-    """Calibrates, tells about it and returns the exit status of the command.
+    """Calibrates, prints the result and returns the exit status of the command.
 
     `began` is when the command was started, in seconds since 1970; now if omitted.
     """
@@ -401,12 +402,12 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
     try:
         _print(done, verbose=request.verbose)
     finally:
-        # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
-        # Also if nobody reads the summary any more.
+        # The report comes last: if it fails, the manifest is complete, and the report can be built again. It is built
+        # even if standard output is closed.
         report_after(_reported(request, output, folder=done.folder), model=done.run.source.model)
     prompt = {"prompt": embedded.PROMPT} if request.is_demo else {}
     tell("\n".join(["Next:", *(f"  {line}" for line in next_commands(done.manifest, output, **prompt))]))
-    # The time of a run says nothing about one of several sweeps, or about one that was not all.
+    # The duration says nothing about a single sweep if there were several, or about an incomplete one.
     if not done.run.source.is_stored and done.run.plan.pareto is None and request.holdout_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)
     return 0
@@ -429,7 +430,7 @@ def _print(done: Done, *, verbose: bool) -> None:
 
 
 def _reported(request: CalibrateRequest, output: str, *, folder: str) -> ReportRequest:
-    """Returns the report that is built at the end."""
+    """Returns the request for the report that is built at the end."""
     return ReportRequest(
         calibration=output,
         generations=folder,

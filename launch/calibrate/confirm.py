@@ -1,7 +1,7 @@
-"""A calibration in two steps: some examples choose thresholds, and the others confirm them as they are served.
+"""Calibration with a holdout: some examples choose thresholds, and the holdout confirms them with the serving decoder.
 
-What was chosen stands in a folder of its own until then, as a calibration of the examples that chose; the result takes
-its place. Every step is a pipeline, so that workers hold one model at a time.
+Until then the chosen thresholds are stored in `unconfirmed/`, as a calibration of the examples that chose them; the
+result replaces it. Every step is a separate pipeline, so that workers hold one model at a time.
 """
 
 import dataclasses
@@ -50,14 +50,14 @@ class ConfirmedRun:
     run: CalibrationRun
 
     def execute(self, choose: Callable[[CalibrationRun], tuple[Manifest, str] | None]) -> tuple[Manifest, str] | None:
-        """Chooses, confirms and publishes; returns what `CalibrationRun.execute` does.
+        """Chooses, confirms and publishes; returns the result of `CalibrationRun.execute`.
 
         Args:
           choose: Executes the run that chooses.
 
         Raises:
-          PipelineError: As `CalibrationRun.execute`.
-          KeyboardInterrupt: Likewise.
+          PipelineError: If a pipeline fails; says what is left, and how to resume.
+          KeyboardInterrupt: If it is interrupted; says the same.
         """
         run = self.run
         assert isinstance(run.source, DecodedSource)
@@ -88,16 +88,16 @@ def confirm(
     scoring: Scoring,
     tell: Callable[..., None] = lambda *_, **__: None,
 ) -> None:
-    """Confirms what was chosen in an output directory, and publishes the result there.
+    """Confirms the thresholds chosen in an output directory, and publishes the result there.
 
     Args:
-      plan: What was asked for.
-      sweep: By which the examples that chose were decoded.
-      output: Output directory, whose `unconfirmed/` holds what they came to.
+      plan: The requested plan.
+      sweep: The sweep that decoded the examples that chose.
+      output: Output directory, whose `unconfirmed/` holds their calibration.
       earlier: The result that may be replaced.
-      workers: Of the pipelines.
-      scoring: As in `CalibrationRun`, of the examples that confirm.
-      tell: Takes what a pipeline has counted, and its seconds.
+      workers: The workers of the pipelines.
+      scoring: How losses of the holdout are computed.
+      tell: Called with a pipeline's counters and its seconds.
 
     Raises:
       PipelineError: If a pipeline fails.
@@ -146,7 +146,7 @@ def confirm(
 
 
 def refuse_left_confirmation(output: str) -> None:
-    """Refuses an output directory with examples that confirmed what was chosen in another run.
+    """Refuses an output directory with examples that confirmed thresholds chosen in another run.
 
     Raises:
       UsageError: If there are some.
@@ -160,14 +160,14 @@ def refuse_left_confirmation(output: str) -> None:
 
 
 def remove_left(output: str, *, overwrite: bool) -> None:
-    """Takes away what an earlier run chose in an output directory, and with `overwrite` what it decoded after that."""
+    """Removes the thresholds an earlier run chose in an output directory, and with `overwrite` the decoded holdout."""
     remove_folder(joined(output, UNCONFIRMED), inside=output)
     if overwrite:
         remove_folder(joined(output, CONFIRMATION), inside=output)
 
 
 def _begun(sweeps: Mapping[Variant | None, "PreparedSweep"], output: str) -> dict[Variant | None, StoredGenerations]:
-    """Returns where the examples that confirm are decoded into, with what an earlier run has left there."""
+    """Returns the folders into which the holdout is decoded, with the generations of an earlier run."""
     jobs = [each.job() for each in sweeps.values()]
     home = SweepHome(output)
     home.begin(jobs, resume=home.begun_shards() is not None, overwrite=False, tell=say)
@@ -178,7 +178,7 @@ def _begun(sweeps: Mapping[Variant | None, "PreparedSweep"], output: str) -> dic
 
 
 def _taken(pipeline: beam.Pipeline, stored: Sequence[StoredGenerations]) -> list[beam.PCollection]:
-    """Adds to a pipeline the marks of what is decoded already."""
+    """Adds the shards that are already decoded to a pipeline."""
     return [
         pipeline | f"TakeVariant{number}" >> beam.Create([FinishedSweep.read(each.directory, each.job)])
         for number, each in enumerate(stored)
@@ -186,7 +186,7 @@ def _taken(pipeline: beam.Pipeline, stored: Sequence[StoredGenerations]) -> list
 
 
 def _in_words(sweeps: Mapping[Variant | None, "PreparedSweep"]) -> str:
-    """Returns what is decoded now."""
+    """Returns a clause that says what is decoded now."""
     named = "; ".join(
         ", ".join(f"{threshold:g}" for threshold in each.settings.thresholds)
         + ("" if variant is None else f" ({variant.in_words()})")

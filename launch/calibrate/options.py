@@ -1,4 +1,4 @@
-"""The options that `calm-beam calibrate` alone has: what is promised, how it is tested, and where it goes on."""
+"""The options of `calm-beam calibrate` alone: guarantees, tests, variants, rounds and resuming."""
 
 import dataclasses
 import os
@@ -49,14 +49,14 @@ _NUMBERS = float | Sequence[float]
 
 
 def _read_exits(value: Any) -> str:
-    """Returns the word that lets the tool choose; in Python, an exit rule may stand in its place."""
+    """Returns `auto`, which lets the tool choose; in Python, the value may be an exit rule instead."""
     if value != "auto":
         raise ValueRefusedError(f"expected auto, got {value!r:.40}")
     return "auto"
 
 
 def _read_objective(value: Any) -> str:
-    """Returns an objective, with the size of a batch where it has one."""
+    """Returns an objective, with its batch size if it has one."""
     name, _, batch = str(value).partition(":")
     is_size = name == THROUGHPUT and batch.isascii() and batch.isdecimal() and int(batch) > 1
     if name not in OBJECTIVES or (":" in str(value) and not is_size):
@@ -80,13 +80,13 @@ class Tails(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantees(Options):
-    """What is to be promised."""
+    """The guarantees that are asked for."""
 
     SECTION: ClassVar[str | None] = GUARANTEE
 
     consistency: _TEXTS | None = option(None, "textual, risk; default: textual (demo model: both)", kind=texts)
     metric: _TEXTS | None = option(None, f"{METRIC_NAMES}; default: {DEFAULT_METRIC}", kind=texts)
-    # The demo data have tolerances of their own.
+    # The demo data have their own tolerances.
     delta: _NUMBERS | None = again(Tolerances, "delta", default=None)
     epsilon: _NUMBERS = again(Tolerances, "epsilon")
     joint: bool = switch("let all entries hold together, with probability 1 - epsilon")
@@ -107,7 +107,7 @@ class Guarantees(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tests(Options):
-    """How it is tested."""
+    """How the guarantees are tested."""
 
     SECTION: ClassVar[str | None] = "test"
 
@@ -162,10 +162,10 @@ class Tests(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variants(Options):
-    """Ways of decoding, each of which is swept.
+    """Variants of decoding, each of which is swept.
 
     Attributes:
-      AUTO: What lets the tool choose the ways of exiting.
+      AUTO: The value that lets the tool choose the exit rules.
     """
 
     AUTO: ClassVar[str] = "auto"
@@ -216,7 +216,7 @@ class Variants(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequential(Options):
-    """Whether tests are looked at after every round, and what ends them."""
+    """Whether tests are evaluated after every round, and when they stop."""
 
     SECTION: ClassVar[str | None] = "sequential (stop decoding when enough is proved)"
 
@@ -252,7 +252,7 @@ class Sequential(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoingOn(Options):
-    """What of an earlier run is used."""
+    """How the results of an earlier run are used."""
 
     SECTION: ClassVar[str | None] = "going on"
 

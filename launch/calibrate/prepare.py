@@ -1,4 +1,4 @@
-"""Checking all of a calibration that can be checked before a worker starts: what is refused is refused here."""
+"""Checks of a calibration request before any worker starts: all refusals happen here."""
 
 import dataclasses
 import os
@@ -31,7 +31,7 @@ _ONE_WAY = "exits: softmax at every layer"
 
 
 def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationRun:
-    """Returns the run, all of which has been found good that can be before a worker starts."""
+    """Returns the run, after all checks that are possible before a worker starts."""
     if request.is_demo:
         say("no --checkpoint and no --data: calibrating the demo model on the demo data")
     stored = None if request.generations is None else stored_source(request, request.generations)
@@ -43,7 +43,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     )
     settings_of_metrics = metric_settings(request)
     full_names = dict(zip(request.metrics, checked_metrics(request.metrics, settings_of_metrics), strict=True))
-    # Whatever is wrong with these is told before the model is loaded.
+    # Errors in these are reported before the model is loaded.
     specs_of(request.asked_of(full_names), joint=request.joint)
     output, earlier = _checked_output(request)
     request, why_one_way = settled_exits(request, workers)
@@ -63,12 +63,12 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
     names: list[str] = []
     if request.group_key is not None:
-        # By names alone: no loss has been seen.
+        # Only names are read: no loss has been seen.
         groups = source.data.groups()
         say(groups_in_words(groups, key=request.group_key))
         names = [group.name for group in groups]
     plan = settled_plan(
-        # With the candidates, if the tool has chosen some.
+        # The request includes the candidates, if the tool has chosen some.
         request.asked_of(full_names),
         source.job,
         source.data,
@@ -86,9 +86,9 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         settings=source.settings,
     )
     if plan.sequential is not None:
-        # It may wait for what never comes.
+        # The rule may wait for something that never comes.
         plan.sequential.rule(plan.thresholds)
-    # After all that may be refused, so that a refusal is one line.
+    # Printed after all checks, so that a refusal is one line.
     if why_one_way is not None:
         say(why_one_way)
     units = source.data.examples(at_most=max(test.least_units for test in plan.tests) - 1)
@@ -108,11 +108,11 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
 
 
 def settled_exits(request: CalibrateRequest, workers: Workers) -> tuple[CalibrateRequest, str | None]:
-    """Returns a request in which the tool chooses how tokens exit only where it can, and a line why it does not.
+    """Returns a request in which the tool chooses how tokens exit only if it can, and a line why it does not.
 
     Args:
-      request: What is asked for. There is no line if it names a measure or layers, or asks for the choice.
-      workers: Of the pipelines.
+      request: The request. There is no line if it names a measure or layers, or asks for the choice.
+      workers: The workers of the pipelines.
     """
     if request.exits is not None or request.candidates or request.says_rule:
         return request, None
@@ -135,10 +135,10 @@ def _by_one_way(request: CalibrateRequest) -> CalibrateRequest:
 def _decoded(
     request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers
 ) -> tuple[CalibrateRequest, CostRecord | None, Source]:
-    """Returns generations that are decoded now, with the candidates of the request and what a token costs by each."""
+    """Returns the source that decodes now, with the candidates of the request and the cost of a token by each."""
     sweep, cost = prepared_sweep(request, output, workers=workers), None
     if request.is_auto:
-        # Here, since it needs JAX.
+        # Imported here, since it needs JAX.
         from .auto import CannotChooseError, with_candidates
 
         try:
@@ -148,13 +148,13 @@ def _decoded(
                 raise UsageError(f"--exits=auto: {error}.") from error
             say(f"{_ONE_WAY}, since {error}")
             request = _by_one_way(request)
-            # Once more, since its grid may be another one.
+            # Prepared again, since the grid may have changed.
             sweep = prepared_sweep(request, output, workers=workers)
     return request, cost, decoded_source(request, sweep, output=output, earlier=earlier, workers=workers)
 
 
 def _check_confirmable(source: Source, request: CalibrateRequest, *, output: str, workers: Workers) -> None:
-    """Refuses what cannot be confirmed, before anything is decoded."""
+    """Refuses a calibration that cannot be confirmed, before anything is decoded."""
     if workers.template:
         raise UsageError(
             "--holdout_share decodes at thresholds that are chosen first, by a pipeline of its own, and a template is "
@@ -172,7 +172,7 @@ def _check_confirmable(source: Source, request: CalibrateRequest, *, output: str
 
 
 def _workers_paths(request: CalibrateRequest) -> list[tuple[str, str | None]]:
-    """Returns what workers read or write, each path with its flag."""
+    """Returns the paths that workers read or write, each with its flag."""
     model = None if request.generations is not None else request.named_model or request.model_path
     return paths_by_flag(
         {
@@ -187,7 +187,7 @@ def _workers_paths(request: CalibrateRequest) -> list[tuple[str, str | None]]:
 
 
 def _asked_shards(request: CalibrateRequest) -> int:
-    """Returns into how many shards the data will be divided; raises UsageError or OSError as `find_files`."""
+    """Returns the number of shards of the data; raises UsageError or OSError like `find_files`."""
     asked = begun_shards(request, find_folder(request.output))
     if asked is not None:
         return asked
@@ -195,7 +195,7 @@ def _asked_shards(request: CalibrateRequest) -> int:
 
 
 def _check_servable(settings: DecodeSettings) -> None:
-    """Refuses what a manifest has no word for, and warns of what can be certified but not served."""
+    """Refuses settings that a manifest cannot express, and warns of those that can be certified but not served."""
     rule = settings.rule
     if rule.token_from == "last_layer":
         raise UsageError(
@@ -214,7 +214,7 @@ def _checked_output(request: CalibrateRequest) -> tuple[str, EarlierResult]:
     output = find_folder(request.output)
     with naming("--output"):
         earlier = EarlierResult.found_in(output)
-        # Each of them, since what is in the way of the last would otherwise be found after hours.
+        # All are checked now: otherwise a blocked last file would be found only after hours.
         for name in (MANIFEST, RISK_TABLE, FAILURES, REPORT):
             check_writable(joined(output, name))
     earlier.check_may_go(output, overwrite=request.overwrite or request.resume)

@@ -1,6 +1,6 @@
-"""What a calibration is asked for: the options of `calm-beam calibrate` and `calm_beam.calibrate`, and what they mean.
+"""The request of a calibration: the options of `calm-beam calibrate` and `calm_beam.calibrate`, and their meaning.
 
-Fields hold what was given. What was left open is filled in by properties, so that nothing rewrites a request.
+Fields hold the given values. Properties fill in defaults, so that nothing rewrites a request.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from .options import BATCH, ROUND_EXAMPLES, GoingOn, Guarantees, Sequential, Tai
 MEASURE = "softmax"
 """The confidence measure where nobody says, and the tool does not choose."""
 _DECIDES_OUTPUTS = (TaskRequest, ExitGrid, Failures, Spread, Replacing, Job, Sequential)
-# Of the options of those groups, what means something for stored generations too; and what else does not.
+# Options of those groups that also apply to stored generations; and other options that do not.
 _ALSO_OF_STORED = ("thresholds", "grid_step", "on_error", "max_failures", "overwrite")
 _OF_RUNS = (
     *("confidence", "tau", "min_exit_layer", "exit_interval", "exits", "objective"),
@@ -63,8 +63,8 @@ class CalibrateRequest(
     """A calibration as a user asks for it.
 
     Attributes:
-      candidates: Variants that are swept, instead of every combination of lists: what `--exits=auto` comes to, once
-        the model is known.
+      candidates: Variants to sweep, instead of every combination of lists; `--exits=auto` fills them in once the model
+        is known.
     """
 
     candidates: tuple[Variant, ...] = ()
@@ -78,10 +78,10 @@ class CalibrateRequest(
             raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
 
     def check_given(self, names: Collection[str]) -> None:
-        """Refuses what would decide how to decode, where nothing is decoded.
+        """Refuses options about decoding if nothing is decoded.
 
         Args:
-          names: Options that were given, with whatever value.
+          names: Options that were given, with any value.
         """
         if self.generations is not None:
             refuse_decoding(
@@ -95,26 +95,26 @@ class CalibrateRequest(
 
     @property
     def guarantees_asked(self) -> Sequence[Guarantee] | None:
-        """Guarantees that were given one by one; None where lists are combined."""
+        """Guarantees that were given one by one; None if lists are combined."""
         return None
 
     @property
     def consistencies(self) -> tuple[str, ...]:
-        """Kinds of consistency that are asked for."""
+        """Requested kinds of consistency."""
         if self.guarantees_asked is not None:
             return tuple(dict.fromkeys(guarantee.consistency for guarantee in self.guarantees_asked))
         return listed(self.consistency) or (embedded.CONSISTENCIES if self.is_demo else ("textual",))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics that are asked for, by the names that were given."""
+        """Requested metrics, by the names that were given."""
         if self.guarantees_asked is not None:
             return tuple(dict.fromkeys(guarantee.metric for guarantee in self.guarantees_asked))
         return listed(self.metric) or (embedded.METRICS if self.is_demo else (DEFAULT_METRIC,))
 
     @property
     def deltas(self) -> tuple[float, ...]:
-        """Risk tolerances that lists ask for."""
+        """Requested risk tolerances, if lists are combined."""
         return listed(self.delta) or (embedded.DELTAS if self.is_demo else (DELTA,))
 
     @property
@@ -131,31 +131,31 @@ class CalibrateRequest(
 
     @property
     def p_values(self) -> tuple[str, ...]:
-        """Tests of one threshold that are asked for by name."""
+        """Tests of one threshold that were requested by name."""
         given = [self.p_value, *(guarantee.p_value for guarantee in self.guarantees_asked or ())]
         return tuple(dict.fromkeys(name for name in given if name is not None))
 
     @property
     def procedures(self) -> tuple[str, ...]:
-        """Tests of the grid that are asked for by name."""
+        """Tests of the grid that were requested by name."""
         given = [self.procedure, *(guarantee.procedure for guarantee in self.guarantees_asked or ())]
         return tuple(dict.fromkeys(name for name in given if name is not None))
 
     @property
     def leaves_tests_open(self) -> bool:
-        """Whether nobody named a test of one threshold, and none is the only one that may be taken."""
+        """Whether the request names no test of one threshold, and more than one is possible."""
         return not self.sequential and not self.p_values
 
     def asked_of(self, full_names: Mapping[str, str]) -> tuple[Guarantee, ...]:
         """Returns the guarantees that are named, or every combination of the lists.
 
         Args:
-          full_names: Of every metric that is asked for, by the name that was given.
+          full_names: Full name of every requested metric, by the name that was given.
 
         Raises:
           ValueError: If a value or a combination is not allowed.
         """
-        # The only test that may be watched, and the only one of variants.
+        # The only test that is valid for looking after every round, and the only one for variants.
         p_value = "signed_mixture" if self.sequential else None
         procedure = None if self.pareto is None else self.pareto.procedure
         if self.guarantees_asked is not None:
@@ -181,7 +181,7 @@ class CalibrateRequest(
 
     @property
     def rules(self) -> tuple[ExitRule, ...]:
-        """Every combination of the lists, as the exit rule that it comes to.
+        """The exit rules of all combinations of the lists.
 
         Raises:
           ValueError: If a rule is not allowed.
@@ -193,13 +193,13 @@ class CalibrateRequest(
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """What the combinations of the lists differ in; none where there is one."""
+        """The differences between the combinations of the lists; empty if there is one combination."""
         if self.candidates:
             return self.candidates
         combinations = list(_combinations(self))
         if len(combinations) == 1:
             return ()
-        # What all variants have in common is not named by each.
+        # Variants do not name the settings that all of them share.
         has_measures, has_intervals = len(listed(self.confidence)) > 1, len(listed(self.exit_interval)) > 1
         return tuple(
             Variant(
@@ -213,7 +213,7 @@ class CalibrateRequest(
 
     @property
     def pareto(self) -> ParetoPlan | None:
-        """How several variants are tested; None where there is one."""
+        """How several variants are tested; None if there is one."""
         if not self.variants:
             return None
         objective = self.objective_name if self.is_auto else None
@@ -221,14 +221,14 @@ class CalibrateRequest(
 
     @property
     def is_auto(self) -> bool:
-        """Whether the tool chooses the ways of exiting: where nothing else does, it does."""
+        """Whether the tool chooses the exit rules: it does unless another option does."""
         if self.exits is not None:
             return self.exits == self.AUTO
         return not self.candidates and self.says_exits is None and self.against_auto is None
 
     @property
     def says_exits(self) -> str | None:
-        """The first option that says how tokens exit; None where none does."""
+        """The first option that says how tokens exit; None if none does."""
         return next((name for name in _SAY_EXITS if self.is_given(name)), None)
 
     @property
@@ -238,26 +238,26 @@ class CalibrateRequest(
 
     @property
     def against_auto(self) -> str | None:
-        """What goes with one way of exiting alone, and why, in words; None where nothing does."""
+        """A clause naming an option that allows only one exit rule, and why; None if there is none."""
         if self.generations is not None:
             return f"--generations={self.generations} is decoded already"
         return next((f"{flag} {why}" for flag, why in _go_with_one_way(self)), None)
 
     @property
     def objective_name(self) -> str:
-        """What exits are to save, without the size of a batch."""
+        """The quantity that exits should save, without the batch size."""
         return (self.objective or LATENCY).partition(":")[0]
 
     @property
     def objective_batch(self) -> int:
-        """Prompts decoded together where what exits save is measured."""
+        """Batch size at which the savings of exits are measured."""
         if self.objective_name == LATENCY:
             return 1
         return int((self.objective or "").partition(":")[2] or BATCH)
 
     @property
     def stop_plan(self) -> SequentialPlan | None:
-        """When tests are looked at, and what ends them; None where all examples count.
+        """When tests are evaluated, and what stops them; None if all examples are always counted.
 
         Raises:
           UsageError: If a rule is not allowed.
@@ -276,17 +276,17 @@ class CalibrateRequest(
 
     @property
     def examples_of_a_round(self) -> int | None:
-        """Examples of a round; None where all count."""
+        """Number of examples per round; None without rounds."""
         return (self.round_examples or ROUND_EXAMPLES) if self.sequential else None
 
     @property
     def order(self) -> str | None:
-        """Salt of the order in which rounds take examples; None where there are none."""
+        """Salt of the order in which rounds take examples; None without rounds."""
         return salt_of(self.seed) if self.sequential else None
 
     @property
     def part(self) -> Split | None:
-        """The part of the examples that chooses; None where all of them do."""
+        """The part of the examples that chooses; None if all of them do."""
         if self.holdout_share is None:
             return None
         return Split(name=CALIBRATING, confirm_share=self.holdout_share, salt=salt_of(self.seed))
@@ -299,18 +299,18 @@ class CalibrateRequest(
         )
 
     def settings(self) -> DecodeSettings:
-        """Returns what determines the outputs; of several variants, those of the first.
+        """Returns the settings that determine the outputs; those of the first variant if there are several.
 
         Raises:
           ValueError: If a value or a combination is wrong.
         """
-        # Small tolerances need thresholds close to 1 where many layers may exit.
+        # Small tolerances need thresholds close to 1 if many layers may exit.
         default = embedded.THRESHOLDS if self.is_demo or self.is_auto else uniform_grid(GRID_STEP)
         return DecodeSettings.of(self, self.rules[0].with_source(), thresholds=self.grid or default)
 
 
 _LISTS = ("confidence", "tau", "min_exit_layer", "exit_interval")
-# A grid is one of a certain measure, too.
+# Names that a rule shares with grids: a grid belongs to one measure, too.
 _OF_RULE = ("confidence", "min_exit_layer", "exit_interval")
 _SAY_EXITS = (*_LISTS, "thresholds", "grid_step", "schedule", "state_propagation", "token_from", "patience")
 
@@ -332,7 +332,7 @@ def _combinations(request: CalibrateRequest) -> Iterator[tuple[str, float | None
 
 
 def _check_lists(request: CalibrateRequest) -> None:
-    """Refuses lists that hold a value twice, and a share that no list needs."""
+    """Refuses lists with repeated values, and a share that no list needs."""
     for name in _LISTS:
         values = listed(getattr(request, name))
         if repeated := next((value for value in values if values.count(value) > 1), None):
@@ -354,7 +354,7 @@ def _check_lists(request: CalibrateRequest) -> None:
 
 
 def _go_with_one_way(request: CalibrateRequest) -> Iterator[tuple[str, str]]:
-    """Yields flags that go with one way of exiting alone, each with why."""
+    """Yields flags that allow only one exit rule, each with the reason."""
     if request.sequential:
         yield "--sequential", "goes through one grid in rounds"
     if request.sweep == "lazy":
@@ -368,7 +368,7 @@ def _go_with_one_way(request: CalibrateRequest) -> Iterator[tuple[str, str]]:
 
 
 def _check_auto(request: CalibrateRequest) -> None:
-    """Refuses what decides exits, where the tool is to choose them."""
+    """Refuses options that decide exits, if the tool is to choose them."""
     given = next((name for name in _OF_RULE if request.is_given(name)), None)
     if given is not None or len(listed(request.tau)) > 1:
         raise UsageError(f"--exits=auto chooses how tokens exit, and --{given or 'tau'} does: leave one of them out.")
@@ -377,7 +377,7 @@ def _check_auto(request: CalibrateRequest) -> None:
 
 
 def _check_variants(request: CalibrateRequest) -> None:
-    """Refuses what several variants do not go together with."""
+    """Refuses options that do not work with several variants."""
     count = len(list(_combinations(request)))
     if count == 1 and not request.is_auto:
         return
@@ -406,7 +406,7 @@ def _check_variants(request: CalibrateRequest) -> None:
 
 
 def _check_tests(request: CalibrateRequest) -> None:
-    """Refuses tests that cannot be made of the losses, before anything is read."""
+    """Refuses tests that do not fit the losses, before anything is read."""
     if request.risk_loss is not None and not request.needs_references:
         raise UsageError("--risk_loss belongs to --consistency=risk, which is missing.")
     if request.group_key is not None and request.cluster_key is not None:
@@ -422,7 +422,7 @@ def _check_tests(request: CalibrateRequest) -> None:
                 "leave --group_key out."
             )
         if not P_VALUES[name].takes_fractions and fractional:
-            # Losses in between would be found, but only after everything was decoded.
+            # Other losses than 0 and 1 would be noticed, but only after everything was decoded.
             raise UsageError(
                 f"--p_value={name} is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. Take "
                 "hoeffding_bentkus, or --metric=exact_match."

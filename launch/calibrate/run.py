@@ -1,11 +1,11 @@
-"""Running a prepared calibration to its end: by blocks of the grid, by rounds of examples, or for several variants.
+"""Runs of a prepared calibration: by blocks of the grid, by rounds of examples, or for several variants.
 
 One pipeline decodes each block of the grid. Several variants share a sweep where they can, and one pipeline tests all
 of them.
 
-A sequential calibration looks at its tests after every round of examples, and stops when enough is proved. Every
-round is a pipeline, and so is every part of the grid that becomes worth decoding with `--sweep=lazy`. What a round
-has counted is kept in a file next to its generations, so a resumed run knows all that the first one knew.
+A sequential calibration evaluates its tests after every round of examples, and stops when enough is proved. Every round
+is a pipeline, and so is every part of the grid that becomes worth decoding with `--sweep=lazy`. The counts of a round
+are stored in a file next to its generations, so a resumed run knows everything that the first one knew.
 """
 
 import contextlib
@@ -47,18 +47,18 @@ UNCONFIRMED = "unconfirmed"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationRun:
-    """A calibration, all of which has been found good that can be before a worker starts.
+    """A calibration that has passed all checks that are possible before a worker starts.
 
     Attributes:
       source: Where generations come from.
-      plan: What is tested.
-      provenance: What else the manifest says.
+      plan: The hypotheses to test.
+      provenance: The other contents of the manifest.
       output: Output directory.
-      earlier: The result that was there.
-      overwrites: Whether that is taken away.
-      scoring: How losses are made.
-      workers: Of the pipelines.
-      is_unconfirmed: Whether what it finds is still to be confirmed, and so is no result yet.
+      earlier: The result that `output` held before.
+      overwrites: Whether that is removed.
+      scoring: How losses are computed.
+      workers: The workers of the pipelines.
+      is_unconfirmed: Whether its thresholds still need to be confirmed, and so are not a result yet.
     """
 
     source: Source
@@ -73,7 +73,7 @@ class CalibrationRun:
 
     @property
     def result(self) -> str:
-        """Directory of what it finds."""
+        """Directory of the result."""
         return joined(self.output, UNCONFIRMED) if self.is_unconfirmed else self.output
 
     def execute(self, first: Block) -> tuple[Manifest, str] | None:
@@ -86,7 +86,7 @@ class CalibrationRun:
           The manifest and the folder of its generations; None if the pipeline was only written down as a template.
 
         Raises:
-          PipelineError: If a pipeline fails; says what is left, and how to go on.
+          PipelineError: If a pipeline fails; says what is left, and how to resume.
           KeyboardInterrupt: If it is interrupted; says the same.
         """
         start = time.monotonic()
@@ -128,11 +128,11 @@ class CalibrationRun:
             return run_pipeline(pipeline)
 
     def replaced(self) -> EarlierResult:
-        """Returns what the result replaces: what decodes has taken an earlier one away before."""
+        """Returns the result to be replaced: none if this run decodes, since decoding removed it before."""
         return self.earlier if self.source.is_stored or not self.overwrites else EarlierResult()
 
     def tell(self, metrics: RunMetrics | None, *, seconds: float | None) -> None:
-        """Says what a pipeline has counted; `seconds` is None for one that has decoded nothing."""
+        """Prints a pipeline's counters; `seconds` is None for one that has decoded nothing."""
         if seconds is not None and not self.source.is_stored:
             say(metrics_in_words(metrics, seconds=seconds))
             if work := work_in_words(metrics):
@@ -145,8 +145,7 @@ class CalibrationRun:
         """Returns the manifest that this run has published.
 
         Raises:
-          PipelineError: If another run has. Between two blocks of the grid, nothing of this one is there to be in its
-            way.
+          PipelineError: If another run has published. Between two blocks of the grid, no file of this run stops it.
         """
         path = joined(self.result, MANIFEST)
         manifest = read_manifest(path)
@@ -157,11 +156,11 @@ class CalibrationRun:
         return manifest
 
     def what_is_left_told(self, folder: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
-        """Adds to whatever ends a block what is left in the folder, and how to go on; of what was stored, nothing."""
+        """Adds to errors what is left in the folder, and how to resume; adds nothing for stored generations."""
         return what_is_left_told(lambda: "" if self.source.is_stored else self._left(folder()), but=OutputsError)
 
     def that_chooses(self) -> Self:
-        """Returns the run of what is then confirmed."""
+        """Returns the run that chooses the thresholds, which are confirmed afterwards."""
         return dataclasses.replace(
             self, plan=self.plan.that_chooses(), earlier=EarlierResult(), overwrites=False, is_unconfirmed=True
         )
@@ -181,7 +180,7 @@ class VariantsRun:
     run: CalibrationRun
 
     def execute(self, first: Block) -> tuple[Manifest, str]:
-        """Decodes every variant and publishes the result; returns it, and the generations that the first entry chose.
+        """Decodes every variant and publishes the result; returns it, and the generations of the first entry's variant.
 
         Args:
           first: The first variant, whose folder is ready.
@@ -237,17 +236,17 @@ class VariantsRun:
 
 
 def _last_with_shards(blocks: Sequence[Block]) -> str:
-    """Returns the folder that has been come to; an earlier one where no shard of the last was finished."""
+    """Returns the folder of the last block that has a finished shard."""
     folders = [block.stored.directory for block in blocks]
     return next((folder for folder in reversed(folders) if DecodeJob.shard_files(folder)), folders[-1])
 
 
 def can_continue(manifest: Manifest, plan: Plan) -> bool:
-    """Returns whether a finished calibration is the same but for the rule to stop, and has data left to decode."""
+    """Returns whether a finished calibration differs only in its stopping rule, and has data left to decode."""
     earlier, ended = manifest.plan, manifest.sequential
     if earlier is None or ended is None or plan.sequential is None or earlier.sequential is None:
         return False
-    # What has confirmed once has been looked at, and cannot confirm what is chosen after that.
+    # A holdout that was used once cannot confirm thresholds that are chosen afterwards.
     if plan.confirm_share is not None:
         return False
     with_their_rule = dataclasses.replace(plan, sequential=earlier.sequential)
@@ -260,7 +259,7 @@ class SequentialRun:
 
     Attributes:
       run: What is calibrated.
-      continued: The manifest of where it had stopped before; None for a first run.
+      continued: The manifest of the earlier stop that this run continues; None for a first run.
     """
 
     run: CalibrationRun
@@ -282,7 +281,7 @@ class SequentialRun:
         block = first
         with run.what_is_left_told(lambda: block.stored.directory):
             make_folder(run.result)
-            # Where an earlier run has come to.
+            # Skips to the block that an earlier run had reached.
             while source.is_begun_below():
                 above = self._counted(block, [])
                 block = source.next_block()
@@ -314,7 +313,7 @@ class SequentialRun:
         return manifest, block.stored.directory
 
     def _count(self, block: Block, rounds: range, *, division: str | None, from_above: bool) -> None:
-        """Runs a pipeline that decodes some rounds, by their numbers, and counts them."""
+        """Runs a pipeline that decodes some rounds, given by number, and counts them."""
         run, source = self.run, self.run.source
         assert isinstance(source, DecodedSource)
         assert block.assignment is not None
@@ -335,15 +334,16 @@ class SequentialRun:
         run.tell(metrics, seconds=time.monotonic() - start)
 
     def _counted(self, block: Block, known: list[Round], *, now: range = range(0)) -> list[Round]:
-        """Returns the rounds that are counted in a block, as `counted_rounds`."""
+        """Returns the rounds that are counted in a block, from `counted_rounds`."""
         plan = self.run.plan.upper_part(len(block.thresholds))
         return counted_rounds(block.stored, plan, known=known, now=now, scored_by=scored_by(self.run.plan))
 
     def _check(self, found: Watched, rounds: Sequence[Round]) -> None:
-        """Refuses more failures than may be among all examples, and metrics that prove everything and tell nothing."""
+        """Refuses more failures than all examples may have, and metrics that prove everything as they never differ."""
         totals = found.totals
         self.run.scoring.check_failures(totals.failures, failed=totals.failed, examples=rounds[-1].examples)
-        # Earlier it may be chance. From there on only others need more rounds; alone, it would have ended there.
+        # Before an objective is proved, equal scores may be chance. Once it is proved, only other objectives need more
+        # rounds, and alone it would have ended the run.
         self._check_contrast(found, among=proved_objectives(found.calibrations, self.run.plan))
 
     def _check_contrast(self, found: Watched, *, among: Collection[Objective] | None = None) -> None:
@@ -372,7 +372,7 @@ class SequentialRun:
                 continues=self._continues(),
             ),
         )
-        # What the manifest refuses must not stand as complete.
+        # Marked as complete only after the manifest has accepted the result.
         if totals.examples == rounds[-1].examples:
             finished.write(folder)
             remove_file(joined(folder, STOPPED))

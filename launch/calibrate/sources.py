@@ -1,4 +1,4 @@
-"""Where the generations of a calibration come from: decoded now, in one block or in several, or stored before."""
+"""Sources of the generations of a calibration: decoded now, in one block or several, or stored before."""
 
 import dataclasses
 import functools
@@ -41,9 +41,9 @@ class Block:
     """Generations at the upper part of the grid, or at all of it.
 
     Attributes:
-      stored: What they are, and where they are or will be.
-      make: Adds to a pipeline what gives the `FinishedSweep`: reading and decoding, or what is there.
-      assignment: What workers are told; None where nothing is decoded.
+      stored: The generations, with their present or future folder.
+      make: Adds steps that give the `FinishedSweep` to a pipeline: reading and decoding, or the stored one.
+      assignment: The assignment of the workers; None if nothing is decoded.
     """
 
     stored: StoredGenerations
@@ -57,17 +57,17 @@ class Block:
 
 
 class Source(Protocol):
-    """Where the generations of a run come from.
+    """The source of the generations of a run.
 
     Attributes:
-      job: What all of them are generations of.
-      settings: The job's, with the grid that is calibrated.
-      model: What the report needs of the model; None where it has not been loaded.
-      is_stored: Whether they were there before.
+      job: The decode job of all generations.
+      settings: The job's settings, with the grid that is calibrated.
+      model: The parts of the model that the report needs; None if it has not been loaded.
+      is_stored: Whether the generations were stored before.
       blocks: How often `next_block` may be called.
-      home: Directory in which plans that are asked of them are listed.
-      data: What those are asked of.
-      command: What asks.
+      home: Directory that lists the plans for these generations.
+      data: The data that those plans are about.
+      command: The command that asks.
     """
 
     job: DecodeJob
@@ -84,7 +84,7 @@ class Source(Protocol):
         ...
 
     def finish(self) -> None:
-        """Removes what only the way to the last block needed."""
+        """Removes the files that the last block does not need."""
         ...
 
 
@@ -104,7 +104,7 @@ class DecodedSource:
         earlier: EarlierResult,
         workers: Workers,
     ) -> None:
-        """Keeps what decides the blocks, and who decodes; `earlier` is the result that was found in `output`."""
+        """Makes a source of decoded blocks; `earlier` is the result that was found in `output`."""
         self.job = sweep.job()
         self.settings = sweep.settings
         self.model: ReportedModel | None = ReportedModel(
@@ -140,7 +140,7 @@ class DecodedSource:
         return block
 
     def _assignment(self, index: int, folder: str) -> SweepAssignment:
-        """Returns what workers are told of a block, which goes on where the last one has ended."""
+        """Returns the assignment of a block, which continues from the last block's generations."""
         return dataclasses.replace(
             self._sweeps[index].assignment(folder),
             above=self._begun[-1].stored if index else None,
@@ -148,7 +148,7 @@ class DecodedSource:
         )
 
     def is_begun_below(self) -> bool:
-        """Returns whether rounds were counted in a block that follows."""
+        """Returns whether an earlier run counted rounds in a later block."""
         return any(has_rounds(self._home.folder_of(job)) for job in self._jobs[len(self._begun) :])
 
     def finish(self) -> None:
@@ -167,7 +167,7 @@ class DecodedSource:
         rounds: range,
         scoring: Scoring,
     ) -> beam.PCollection:
-        """Adds to a pipeline what decodes some rounds, by number, and counts them; all else as in `CountRounds`."""
+        """Adds decoding and counting some rounds, given by number, to a pipeline; the rest is as in `CountRounds`."""
         return (
             pipeline
             | "ReadExamples" >> reading(self._sweeps[0], progress)
@@ -195,13 +195,13 @@ class VariantsSource(DecodedSource):
     """Generations of several variants: every block is the whole grid of one."""
 
     def _assignment(self, index: int, folder: str) -> SweepAssignment:
-        """Returns what workers are told of a variant, whose generations go on from no other's."""
+        """Returns the assignment of a variant, whose generations continue from no other's."""
         return self._sweeps[index].assignment(folder)
 
     def decode_together(
         self, blocks: Sequence[Block], pipeline: beam.Pipeline, progress: ProgressLog
     ) -> beam.PCollection:
-        """Adds to a pipeline what decodes several variants in one sweep."""
+        """Adds decoding several variants in one sweep to a pipeline."""
         return self._decode([block.assignment for block in blocks if block.assignment is not None], pipeline, progress)
 
     def finish(self) -> None:
@@ -217,7 +217,7 @@ class StoredSource:
     command: str = "calibrate --generations"
 
     def __init__(self, examples: DecodedExamples, settings: DecodeSettings) -> None:
-        """Keeps what is stored; of its grid, that of the settings is calibrated."""
+        """Makes a source of stored examples, of whose grid the thresholds of `settings` are calibrated."""
         self.job, self.settings = examples.stored.job, settings
         self.home = home_of(examples.stored.directory)
         self.data: AskedData = examples
@@ -228,15 +228,15 @@ class StoredSource:
         return Block(stored=self._examples.stored, make=self._take)
 
     def finish(self) -> None:
-        """Does nothing: what was there stays."""
+        """Does nothing: stored generations stay."""
 
     def _take(self, pipeline: beam.Pipeline, _: ProgressLog) -> beam.PCollection:
         return pipeline | "TakeGenerations" >> beam.Create([self._examples.finished])
 
 
 def prepared_sweep(request: CalibrateRequest, output: str, *, workers: Workers) -> "PreparedSweep":
-    """Returns the sweep of a request, of its first variant, with the weights of the model."""
-    # Here, since it needs JAX, which calibrating stored generations does not.
+    """Returns the sweep of a request's first variant, with the weights of the model."""
+    # Imported here, since it needs JAX, which calibrating stored generations does not.
     from calm_beam.launch.run_sweep import prepare_request
 
     asked = sweep_request(request, num_shards=begun_shards(request, output))
@@ -246,14 +246,14 @@ def prepared_sweep(request: CalibrateRequest, output: str, *, workers: Workers) 
 def decoded_source(
     request: CalibrateRequest, sweep: "PreparedSweep", *, output: str, earlier: EarlierResult, workers: Workers
 ) -> DecodedSource:
-    """Returns generations that are decoded now.
+    """Returns the source that decodes now.
 
     Args:
-      request: What is asked for.
-      sweep: From `prepared_sweep`.
-      output: As in `DecodedSource`, as are the following.
-      earlier: As there.
-      workers: As there.
+      request: The calibration request.
+      sweep: The sweep from `prepared_sweep`.
+      output: Output directory.
+      earlier: The result that was found in `output`.
+      workers: The workers that decode.
     """
     sweep = sweep.without_weights()
     if request.variants:
@@ -275,7 +275,7 @@ def decoded_source(
 
 
 def sweep_request(request: CalibrateRequest, *, num_shards: int | None) -> SweepRequest:
-    """Returns the sweep that a calibration asks for, of so many shards; None goes by the size of the data.
+    """Returns the sweep that a calibration asks for, with `num_shards` shards; None chooses by the size of the data.
 
     Raises:
       UsageError: If a value or a combination is wrong.
@@ -293,14 +293,14 @@ def sweep_request(request: CalibrateRequest, *, num_shards: int | None) -> Sweep
 
 
 def begun_shards(request: CalibrateRequest, output: str) -> int | None:
-    """Returns into how many shards a request, or the run that it goes on with, divides the data; None if none does."""
+    """Returns the number of shards of a request, or of the run that it resumes; None if neither sets one."""
     if request.num_shards is None and request.resume:
         return SweepHome(output).begun_shards()
     return request.num_shards
 
 
 def stored_source(request: CalibrateRequest, generations: str) -> StoredSource:
-    """Returns generations that are stored completely."""
+    """Returns the source of generations that are stored completely."""
     with naming("--generations"):
         folder = SweepHome(absolute(generations)).only_folder()
         job = DecodeJob.read(folder)
@@ -328,7 +328,7 @@ def stored_source(request: CalibrateRequest, generations: str) -> StoredSource:
 
 
 def _part_of_grid(request: CalibrateRequest, stored: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns the thresholds asked for, all of which must be stored; all of those if none are asked for."""
+    """Returns the requested thresholds, all of which must be stored; all stored ones if none are requested."""
     grid = request.grid
     if grid is None:
         return stored

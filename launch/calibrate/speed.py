@@ -1,4 +1,4 @@
-"""How fast what was promised is, measured in turns with the full model once the manifest stands."""
+"""Speed of promised thresholds, measured in alternation with the full model after the manifest is published."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from .request import CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource
 
-# Prompts and seconds that a measurement takes at most, of each number of prompts at a time.
+# Most prompts and seconds of a measurement, for each batch size.
 _PROMPTS, _SECONDS = 256, 3.0
-# Rules that are timed at most, since each has to be compiled; their thresholds share that.
+# Most rules that are timed, since each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
 _Way = tuple[Variant | None, float]
 
@@ -33,13 +33,13 @@ _Way = tuple[Variant | None, float]
 def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateRequest) -> Manifest:
     """Returns the manifest with the speeds of its promises, and publishes it in place of itself.
 
-    What turns out to be slower than the full model by what exits were to save is promised no more: never to exit is
-    safe whatever was proved. Promises that were confirmed stay.
+    A threshold that is slower than the full model, in the quantity that exits should save, is no longer promised: never
+    exiting is safe whatever was proved. Confirmed promises stay.
 
     Args:
-      run: Has found it, on this machine.
-      manifest: Of which exits were chosen by seconds.
-      request: Asked for them.
+      run: The run that made the manifest, on this machine.
+      manifest: A manifest whose exits were chosen by seconds.
+      request: The request of the run.
     """
     ways = _timed(manifest)
     if not ways:
@@ -48,7 +48,7 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     use_compilation_cache()
     asked = run.source.sweep.request
     declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
-    # Once more, since a sweep is run without its arrays (`PreparedSweep` leaves them to workers).
+    # Loaded again, since a sweep runs without its arrays (`PreparedSweep` leaves them to workers).
     sweep = dataclasses.replace(run.source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
     prompts = _of_one_width(
         first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, selection_share=None), sweep.settings
@@ -70,13 +70,13 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
 
 
 def _of_one_width(prompts: Sequence[Sequence[int]], settings: DecodeSettings) -> list[Sequence[int]]:
-    """Returns the prompts that are padded to the commonest width, since each width is compiled for by itself."""
+    """Returns the prompts with the most common padded width, since each width needs its own compilation."""
     by_width = members_by_width(prompts, settings.max_input_length)
     return [prompts[index] for index in max(by_width.values(), key=len)]
 
 
 def _timed(manifest: Manifest) -> list[_Way]:
-    """Returns ways of exiting that are promised, of few rules: that which is served first, and then in their order."""
+    """Returns promised exit rules and thresholds, of at most `_RULES` rules: the served one first, then in order."""
     ways: dict[_Way, None] = {}
     rules: set[object] = set()
     served = () if manifest.served is None else (manifest.served,)
@@ -84,7 +84,7 @@ def _timed(manifest: Manifest) -> list[_Way]:
         if entry.threshold is None:
             continue
         variant, threshold = _way(entry)
-        # Static layers are compiled for each of them.
+        # Each static layer needs its own compilation.
         is_static = recorded_rule(manifest.decode_of(entry)).measure().needs is Need.LAYER
         rule = (variant, threshold if is_static else None)
         if rule in rules or len(rules) < _RULES:
@@ -94,7 +94,7 @@ def _timed(manifest: Manifest) -> list[_Way]:
 
 
 def _also(sweep: PreparedSweep, *, batch: int) -> tuple[int, ...]:
-    """Returns another number of prompts at a time, which is timed too where nothing has to be compiled for it."""
+    """Returns another batch size to time, if nothing has to be compiled for it; else nothing."""
     if batch == 1 and Serving.of(sweep, batch=BATCH).engine().name == "native":
         return (BATCH,)
     return ()
@@ -103,7 +103,7 @@ def _also(sweep: PreparedSweep, *, batch: int) -> tuple[int, ...]:
 def _speeds(
     sweep: PreparedSweep, manifest: Manifest, prompts: Sequence[Sequence[int]], *, ways: list[_Way], batch: int
 ) -> list[SpeedRecord]:
-    """Returns how fast each way of exiting is, of so many prompts at a time."""
+    """Returns the speed of each way of exiting at a batch size."""
     serving = Serving.of(sweep, batch=batch)
     say(
         f"speed: up to {counted(len(prompts), 'prompt')} by the full model and by {counted(len(ways), 'threshold')}, "
@@ -150,6 +150,6 @@ def _way(entry: Calibration) -> _Way:
 
 
 def _never(entry: Calibration, *, layers: int) -> Calibration:
-    """Returns an entry that never exits, since what was proved does not pay."""
+    """Returns the entry with no exits, since its proved threshold does not pay off."""
     of_none: dict[str, Any] = dict.fromkeys(("threshold", "variant", "threshold_by_position", "rule", "example_risk"))
     return dataclasses.replace(entry, pays=False, layers=layers, risk=0.0, **of_none)

@@ -2,24 +2,25 @@
 
     calm-beam certify --losses='losses-*.parquet' --order=8bit,6bit,4bit --delta=0.05 --output=certification
 
-takes a table with the columns `id`, `setting` and `loss`, and maybe `cost`, a group and a cluster: a row for each
-example and setting. Any knob will do: bits of a quantised model, a thinking budget, an exit threshold of another stack.
+reads a table with one row per example and setting. Its columns are `id`, `setting` and `loss`, and optionally `cost`, a
+group and a cluster. A setting can be any knob: bits of a quantised model, a thinking budget, an exit threshold of
+another stack.
 
     calm-beam certify --baseline=runs/full --candidates=int8=runs/int8,int4=runs/int4 --task=gsm8k --delta=0.02
 
-takes the scores of single examples that lm-evaluation-harness (`--log_samples`), lighteval, inspect and HELM log. The
-loss is by how much a candidate's score is worse than the baseline's. Whether a higher or a lower one is better is read
-from the logs, from files beside them or from the metric's name; else `--direction` says it. Candidates are tested in
+reads the scores of single examples that lm-evaluation-harness (`--log_samples`), lighteval, inspect and HELM log. The
+loss is how much worse a candidate's score is than the baseline's. Whether higher or lower scores are better is read
+from the logs, from files next to them or from the metric's name; else `--direction` says it. Candidates are tested in
 the order in which they are listed.
 
     calm-beam certify --outputs=swept --metric=rouge_l_unicode --delta=0.05
 
-takes the outputs of a decoder of your own, swept on Beam by `transforms.SweepWith`, and scores them. What is lost is
-counted against its first setting; the others are tested in their order.
+reads the outputs of your own decoder, swept on Beam by `transforms.SweepWith`, and scores them. Losses are relative to
+the first setting; the others are tested in their order.
 
-Every example needs one loss under every setting: what is missing, extra or repeated ends the run, by name. The order of
+Every example needs one loss under every setting: a missing, extra or repeated one ends the run, by name. The order of
 the settings is declared beforehand, the safest first. Plan and order are hashed, and the hash is printed, before a loss
-is summed. Writes `manifest.json`, of kind settings, and `risk_table.csv` into `--output`.
+is summed. The command writes `manifest.json`, of kind settings, and `risk_table.csv` into `--output`.
 
 Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage, 4 nothing was proved and
 `--require_threshold` was given.
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
     request = parsed(CertifyRequest, argv, parser=parser)
-    # Here, since help does without what reads and tests.
+    # Imported here, since help does not need the modules that read and test.
     from .run import tell_certification
 
     return tell_certification(request)

@@ -1,11 +1,11 @@
-"""Checking all of a certification that can be checked before it prints anything, and the directory it writes to.
+"""Checks of a certification and of its output directory, before it prints anything.
 
-All losses are read, and the plan is settled and printed, so that a log can show later what had been settled by then.
-What is wrong with the files of the output directory, or whether it may be written, is found here too.
+All losses are read, and the plan is settled and printed, so that a log shows what was settled by then. Errors in the
+files of the output directory, and missing permission to write it, are found here too.
 
-With `--sequential`, somebody else evaluates, and every call computes everything anew from the losses that are there.
-The ledger in the output directory only refuses what would void the result: another plan after losses were seen, or
-other losses of a round that was counted.
+With `--sequential`, another program evaluates the examples, and every call recomputes everything from the losses that
+exist. The ledger in the output directory only refuses changes that would void the result: another plan after losses
+were seen, or other losses of a round that was counted.
 """
 
 import dataclasses
@@ -47,21 +47,21 @@ _SEEN_BEFORE = (
 
 
 def checked_output(request: CertifyRequest) -> str:
-    """Returns the directory to write to, which can be written to.
+    """Returns the output directory, after checking that it is writable.
 
     Raises:
       UsageError: If it cannot.
     """
     output = find_folder(request.output)
     with naming("--output"):
-        # In a bucket nothing can be in the way of a name.
+        # In a bucket, no folder can block a file name.
         for path in (joined(output, MANIFEST),) if is_cloud_path(output) else _files_of(output):
             check_writable(path)
     return output
 
 
 def check_empty(output: str, earlier: EarlierResult) -> None:
-    """Refuses a directory with an earlier result, or with what leads to one.
+    """Refuses a directory with an earlier result, or with an unfinished certification.
 
     Raises:
       UsageError: If there is one.
@@ -76,7 +76,7 @@ def check_empty(output: str, earlier: EarlierResult) -> None:
 
 
 def warn_of_counted(output: str) -> None:
-    """Says so if the ledger that is to be taken away has counted a round, or cannot tell."""
+    """Warns if the ledger that is to be removed has counted a round, or cannot be read."""
     try:
         ledger = Ledger.read(joined(output, LEDGER))
         has_counted = ledger is not None and bool(ledger.rounds)
@@ -87,7 +87,7 @@ def warn_of_counted(output: str) -> None:
 
 
 def prepare_output(output: str) -> None:
-    """Makes the directory, and takes away what calls that were killed have left of files that they were writing."""
+    """Makes the directory, and removes temporary files of calls that were killed."""
     make_folder(output)
     for path in _files_of(output):
         remove_unfinished(path)
@@ -100,14 +100,14 @@ def _files_of(output: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WholeSweep:
-    """A certification of losses that are all there.
+    """A certification whose losses are complete.
 
     Attributes:
-      output: The directory to write to.
-      earlier: What it holds now.
+      output: The output directory.
+      earlier: The result that it holds now.
       source: The losses.
-      plan: What is tested.
-      costs: What settings cost, where it is known.
+      plan: The hypotheses to test.
+      costs: Costs of settings, if known.
     """
 
     output: str
@@ -119,17 +119,17 @@ class WholeSweep:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """A certification that is looked at after every round of examples.
+    """A certification that is evaluated after every round of examples.
 
     Attributes:
-      request: What is asked for.
-      output: The directory to write to.
-      earlier: What it holds now.
+      request: The certification request.
+      output: The output directory.
+      earlier: The result that it holds now.
       declared: All examples that may be evaluated.
-      ledger: What is settled, and was counted up to now.
+      ledger: The settled plan, and the rounds counted up to now.
       ledger_version: Version of its file when the call began; empty if there was none.
       is_new: Whether nothing was settled before.
-      evaluated: The losses that are there.
+      evaluated: The losses that exist.
     """
 
     request: CertifyRequest
@@ -143,12 +143,12 @@ class Rounds:
 
     @property
     def plan(self) -> SettingPlan:
-        """What is tested."""
+        """The hypotheses to test."""
         return self.ledger.plan
 
     @property
     def costs(self) -> Mapping[str, float] | None:
-        """What settings cost, as the plan has it; None where rows of losses say it."""
+        """Costs of settings, from the plan; None if rows of losses have them."""
         assert self.plan.sequential is not None
         costs = self.plan.sequential.costs
         return None if costs is None else dict(zip(self.plan.order, costs, strict=True))
@@ -156,7 +156,7 @@ class Rounds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A certification that has ended before, and that nothing is left to do for.
+    """A certification that ended in an earlier call, so that nothing is left to do.
 
     Attributes:
       output: Its directory.
@@ -168,11 +168,11 @@ class Ended:
 
 
 def prepare(request: CertifyRequest) -> WholeSweep | Rounds | Ended:
-    """Returns the certification, found good, with its plan settled and said.
+    """Returns the checked certification, after settling and printing its plan.
 
     Raises:
-      UsageError: If what is asked for does not go together, or is not what was settled at the first call.
-      LossesError: If ids, losses or scores are not as they have to be; names them.
+      UsageError: If options conflict, or differ from those settled at the first call.
+      LossesError: If ids, losses or scores are invalid; names them.
       DataError: If a pattern matches no file, or one is damaged.
     """
     output = checked_output(request)
@@ -255,10 +255,10 @@ def _declared_costs(request: CertifyRequest, source: Source) -> dict[str, float]
 
 
 def _groups(request: CertifyRequest, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the groups that have tests of their own, ascending, of the group of every example; none without groups.
+    """Returns the groups that have their own tests, ascending, from the group of every example; none without groups.
 
     Raises:
-      UsageError: If they are too many.
+      UsageError: If there are too many groups.
     """
     groups = tuple(sorted(set(names or ())))
     if len(groups) > MOST_GROUPS:
@@ -271,7 +271,7 @@ def _groups(request: CertifyRequest, names: Sequence[str] | None) -> tuple[str, 
 
 def _rounds(request: CertifyRequest, output: str) -> Rounds | Ended:
     path = joined(output, LEDGER)
-    # Before anything is read, so that whoever writes meanwhile is noticed.
+    # Taken before anything is read, so that a concurrent write is noticed.
     ledger_version, earlier = version(path), EarlierResult.found_in(output)
     settled = None if request.overwrite else Ledger.read(path)
     if request.overwrite:
@@ -336,7 +336,7 @@ def _plan_of_rounds(request: CertifyRequest, declared: DeclaredExamples) -> Sett
 
 
 def _ended(output: str, settled: Ledger | None, earlier: EarlierResult) -> SettingManifest | None:
-    """Returns the manifest in which the settled plan has ended; None if it has not."""
+    """Returns the manifest of the settled plan; None if the plan has not ended."""
     if not earlier.manifest:
         return None
     if settled is None:

@@ -1,8 +1,7 @@
 """The request of a certification, for `calm-beam certify` and `calm_beam.certify`, and its options.
 
-The options say where losses come from, the order of the settings, what is proved, and how; `verify` also takes those
-that name losses and scores. Fields hold what was given. Properties fill in what was left open, so that nothing
-rewrites a request.
+The options say where losses come from, the order of the settings, what is proved, and how; `verify` shares those that
+name losses and scores. Fields hold the given values. Properties fill in defaults, so that nothing rewrites a request.
 """
 
 import dataclasses
@@ -64,7 +63,7 @@ def _written_cost(part: str) -> tuple[str, str, str]:
 
 
 def _costs(given: Iterable[tuple[str, Any, str]]) -> tuple[tuple[str, float], ...]:
-    """Returns what settings cost, of names, numbers, and what stands for both in a message."""
+    """Returns the costs of settings, from triples of a name, a number, and a text for messages."""
     costs: dict[str, float] = {}
     for name, value, shown in given:
         try:
@@ -81,7 +80,7 @@ def _costs(given: Iterable[tuple[str, Any, str]]) -> tuple[tuple[str, float], ..
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepSource(Options):
-    """Losses of a sweep, or scores or outputs that make them."""
+    """Losses of a sweep, or scores or outputs to compute them from."""
 
     SECTION: ClassVar[str | None] = "losses of a sweep, or scores or outputs that make them"
 
@@ -108,7 +107,7 @@ class SweepSource(Options):
 
     @property
     def sources(self) -> int:
-        """How many are named."""
+        """Number of sources that are named."""
         return bool(self.losses) + (self.baseline is not None) + (self.outputs is not None)
 
 
@@ -168,7 +167,7 @@ class Order(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantees(Options):
-    """What is to be proved."""
+    """The guarantees to prove."""
 
     SECTION: ClassVar[str | None] = "guarantee (lists are comma-separated; every combination is one manifest entry)"
 
@@ -194,7 +193,7 @@ class Guarantees(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tests(Options):
-    """How it is tested."""
+    """How the guarantees are tested."""
 
     SECTION: ClassVar[str | None] = "test"
 
@@ -217,7 +216,7 @@ class Tests(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequential(Options):
-    """Whether tests are looked at after every round of examples, and what ends them."""
+    """Whether tests are evaluated after every round of examples, and when they stop."""
 
     SECTION: ClassVar[str | None] = "sequential (stop evaluating when enough is proved)"
 
@@ -286,47 +285,47 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
             raise UsageError(NAME_ONE_SOURCE)
         _check_order(self)
         _check_source(self)
-        # Whatever is wrong with these is told before a file is read.
+        # Errors in these are reported before a file is read.
         self.tests()
 
     @property
     def kind_of_losses(self) -> str:
-        """What the losses are: `given`, `signed` or `relu`."""
+        """The kind of the losses: `given`, `signed` or `relu`."""
         if self.outputs is not None:
             return "given" if self.consistency == "textual" else self.loss or "signed"
         return self.loss or ("given" if self.baseline is None else "signed")
 
     @property
     def joint_epsilon(self) -> float | None:
-        """The epsilon that all entries share; None where each has its own."""
+        """The epsilon that all entries share; None if each has its own."""
         return listed(self.epsilon)[0] if self.joint else None
 
     @property
     def declared_costs(self) -> dict[str, float]:
-        """What settings cost, as far as it was declared."""
+        """Declared costs of settings."""
         return dict(listed(self.costs))
 
     @property
     def examples_of_a_round(self) -> int:
-        """Examples of a round."""
+        """Number of examples per round."""
         return self.round_examples or ROUND_EXAMPLES
 
     @property
     def rounds_named(self) -> int:
-        """Of how many rounds ids are named next."""
+        """Number of rounds whose ids are listed next."""
         return self.next_rounds or 1
 
     @property
     def order_of_rounds(self) -> tuple[str, ...]:
-        """The settings in testing order where that is settled before there are losses.
+        """The settings in testing order, if it is settled before there are losses.
 
         Raises:
-          UsageError: If two cost the same, and costs make the order.
+          UsageError: If costs make the order, and two settings cost the same.
         """
         return listed(self.order) or order_of_costs(self.declared_costs, order_by=self.order_by)
 
     def tests(self, *, groups: Sequence[str] = (), losses: int | None = None) -> tuple[SettingTest, ...]:
-        """Returns what is tested; arguments and errors are those of `SettingGuarantees`."""
+        """Returns the tests; `SettingGuarantees` describes the arguments and errors."""
         asked = SettingGuarantees(
             deltas=listed(self.delta),
             epsilons=listed(self.epsilon),
@@ -342,7 +341,7 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
 
 
 def _check_sequential(request: CertifyRequest) -> None:
-    """Refuses what rounds cannot have, and asks for what they need."""
+    """Refuses options that do not work with rounds, and requires those that rounds need."""
     for name in ("baseline", "candidates", "outputs", *(name for name, _ in options_of(WhichScores))):
         if request.is_given(name):
             raise UsageError(
@@ -362,7 +361,7 @@ def _check_sequential(request: CertifyRequest) -> None:
 
 
 def _check_order(request: CertifyRequest) -> None:
-    """Refuses losses whose order nobody declared, and what does not go with the order of rounds."""
+    """Refuses losses without a declared order, and options that conflict with the order of rounds."""
     has_own_order = request.baseline is not None or request.outputs is not None
     if not has_own_order and not request.order and request.order_by is None:
         raise UsageError(
@@ -383,7 +382,7 @@ def _check_order(request: CertifyRequest) -> None:
 
 
 def _check_source(request: CertifyRequest) -> None:
-    """Refuses what means nothing of losses, of scores, or of outputs."""
+    """Refuses options that do not apply to the kind of source: losses, scores or outputs."""
     if request.outputs is not None:
         if request.loss is not None and (request.loss == "given") != (request.consistency == "textual"):
             raise UsageError(

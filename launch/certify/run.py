@@ -1,6 +1,6 @@
 """The certification that `calm-beam certify` and `calm_beam.certify` both run.
 
-The command then prints what was found and builds the report.
+The command then prints the result and builds the report.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ from .request import CertifyRequest
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """What one call has come to.
+    """The result of one call.
 
     Attributes:
       output: The directory of the certification.
-      manifest: The result; None where more examples have to be evaluated before, whose ids stand in `next_ids.txt`.
-      rows: For every test, what it says of every setting; None where there is no result yet, or it was there before.
+      manifest: The result; None if more examples have to be evaluated first, whose ids are in `next_ids.txt`.
+      rows: The outcome of every test for every setting; None if there is no result yet, or an earlier call made it.
     """
 
     output: str
@@ -45,12 +45,12 @@ class Done:
 
 
 def run_certification(request: CertifyRequest) -> Done:
-    """Prepares a certification, tests, and writes what was found.
+    """Prepares a certification, tests, and writes the result.
 
     Raises:
-      UsageError: As `prepare`; nothing has been written.
-      LossesError: As `prepare`.
-      DataError: As `prepare`.
+      UsageError: If options conflict, or differ from those settled at the first call; nothing has been written.
+      LossesError: If ids, losses or scores are invalid; names them.
+      DataError: If a pattern matches no file, or a file is damaged.
       ManifestError: If another run has published meanwhile.
     """
     prepared = prepare(request)
@@ -63,17 +63,17 @@ def run_certification(request: CertifyRequest) -> Done:
 
 
 def _certified(prepared: WholeSweep) -> Done:
-    """Tests losses that are all there."""
+    """Tests complete losses."""
     source, sweep, plan = prepared.source, prepared.source.sweep, prepared.plan
     rows = setting_rows(sweep, plan, costs=prepared.costs)
     swept, software = source.swept, certifying_versions()
     if swept is not None:
         metrics = (source.metric or "",)
         software = {**run_versions(swept.job.software, metrics=metrics), **source_digests(metrics)}
-    # Outputs have their list beside them, whatever directory a result is written to.
+    # The list of plans for outputs is next to them, whichever directory a result is written to.
     home = prepared.output if swept is None else home_of(swept.folder)
     data = sweep.fingerprint() if swept is None else swept.finished.digest()
-    # Before anything is told of what was found.
+    # Listed before any result is printed.
     asked = AskedPlan.of(plan, data=data, command="certify")
     earlier_plans = PlanList(home).ask(asked, is_answered=True)
     if words := plans_in_words(earlier_plans, of="losses"):
@@ -89,19 +89,19 @@ def _certified(prepared: WholeSweep) -> Done:
     )
     prepare_output(prepared.output)
     for name in (LEDGER, NEXT_IDS):
-        # Of a sequential certification that is overwritten.
+        # A file of a sequential certification that is overwritten.
         remove_file(joined(prepared.output, name))
     return _published(prepared.output, manifest, rows=rows, earlier=prepared.earlier)
 
 
 def _watched(prepared: Rounds) -> Done:
-    """Looks at the rounds that are there, and ends, or names what to evaluate next."""
+    """Evaluates the existing rounds, and publishes the result or lists the examples to evaluate next."""
     output, evaluated = prepared.output, prepared.evaluated
     found = _look(prepared) if evaluated.rounds else None
     rounds = max(0 if found is None else found.rounds, len(prepared.ledger.rounds))
     ledger = prepared.ledger.with_rounds(evaluated.digests()[:rounds], missing=evaluated.in_words())
     prepare_output(output)
-    # Before anything is told of what was found, and before an earlier result is taken away.
+    # Listed before any result is printed, and before an earlier result is removed.
     plans = PlanList(output)
     earlier_plans = plans.ask(_asked_plan(prepared, plans), is_answered=found is not None)
     if words := plans_in_words(earlier_plans, of="losses"):
@@ -110,7 +110,7 @@ def _watched(prepared: Rounds) -> Done:
     if prepared.request.overwrite:
         withdraw(output, earlier)
         earlier = EarlierResult()
-    # Before anything is told that could be a reason to ask for something else.
+    # Written before anything is printed that could be a reason to change the request.
     ledger.write(joined(output, LEDGER), replaces=prepared.ledger_version)
     if found is not None:
         say(_in_words(found, prepared))
@@ -142,12 +142,12 @@ def _look(prepared: Rounds) -> WatchedSettings:
 
 
 def _asked_plan(prepared: Rounds, plans: PlanList) -> AskedPlan:
-    """Returns the plan as it is asked of the losses that the ledger counts."""
+    """Returns the plan for the losses that the ledger counts."""
     plan, fingerprint = prepared.plan, prepared.declared.fingerprint
     known = plans.data_of_outputs() or fingerprint
     asked = AskedPlan.of(plan, data=known, command="certify --sequential", decodes=True)
     if prepared.is_new and plans.is_answered(asked):
-        # The same ids, but losses that were evaluated anew, or another look at those that were seen.
+        # The ids are the same, but the losses were evaluated again, or are looked at once more.
         return AskedPlan.of(
             plan, data=f"{fingerprint}, anew after {len(plans.plans())}", command=asked.command, decodes=True
         )
@@ -166,7 +166,7 @@ def _in_words(found: WatchedSettings, prepared: Rounds) -> str:
 
 
 def _name_next(prepared: Rounds) -> None:
-    """Writes which examples to evaluate next, and says so."""
+    """Writes the ids of the examples to evaluate next, and prints that."""
     evaluated = prepared.evaluated
     if evaluated.waiting:
         say(evaluated.in_words())
@@ -204,7 +204,7 @@ def _manifest_of_rounds(
 
 
 def tell_certification(request: CertifyRequest) -> int:
-    """Certifies, tells what was found, and returns the exit status of the command."""
+    """Certifies, prints the result, and returns the exit status of the command."""
     done = run_certification(request)
     if done.manifest is None:
         return 0
@@ -213,7 +213,7 @@ def tell_certification(request: CertifyRequest) -> int:
     give({"output": done.output, "manifest": done.manifest.to_dict()}, is_proved=proved, files=files)
     if done.rows is None:
         if not is_file(joined(done.output, REPORT)):
-            # It was killed between its result and its report.
+            # The earlier call was killed between its result and its report.
             _report(done.output)
         say(f"{done.output} is finished; nothing is left to do. With --resume, another rule to stop takes it further.")
         return 0
@@ -224,7 +224,7 @@ def tell_certification(request: CertifyRequest) -> int:
 
 
 def _counted(manifest: SettingManifest) -> str:
-    """Returns how much was counted, in words."""
+    """Returns the number of counted examples, as text."""
     settings = counted(len(manifest.plan.order), "setting")
     if manifest.sequential is None:
         return f"{counted(manifest.data.examples, 'example')} under {settings}"
@@ -234,8 +234,8 @@ def _counted(manifest: SettingManifest) -> str:
 
 
 def _report(output: str) -> None:
-    """Builds the report; says so if that fails, since the result stands without it."""
-    # Here, since it loads what draws the other kind of report too.
+    """Builds the report; a failure is only printed, since the result is complete without it."""
+    # Imported here, since it also loads the code for the other kind of report.
     from calm_beam.launch.report.command import write_external_report
 
     path = joined(output, REPORT)
@@ -254,17 +254,17 @@ def certify(request: CertifyRequest) -> SettingManifest | None:
 
         manifest = calm.certify(losses="losses-*.parquet", order=("8bit", "6bit", "4bit"), delta=0.05)
 
-    It is what `calm-beam certify` runs, and takes all of its options, by the same names: `--order=8bit,6bit` is
-    `order=("8bit", "6bit")`, `--costs=8bit=8,6bit=6` is `costs={"8bit": 8, "6bit": 6}`. The command also builds the
-    report, which `calm-beam report` makes of what is written.
+    `calm-beam certify` runs this function, whose arguments have the names of the command's options: `--order=8bit,6bit`
+    is `order=("8bit", "6bit")`, `--costs=8bit=8,6bit=6` is `costs={"8bit": 8, "6bit": 6}`. The command also builds the
+    report; `calm-beam report` builds it from the written files.
 
     With `sequential=True`, it returns None until enough is proved. Then `next_ids.txt` in `output` names the examples
     to evaluate next: add their losses, and call it again.
 
     Raises:
-      UsageError: If anything that was asked for is wrong, or is not what was settled at the first call; nothing has
+      UsageError: If anything in the request is wrong, or differs from what was settled at the first call; nothing has
         been written.
-      LossesError: If losses or scores are not whole; names them.
+      LossesError: If losses or scores are incomplete; names them.
       DataError: If a pattern matches no file, or one is damaged.
     """
     return run_certification(request).manifest

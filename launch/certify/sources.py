@@ -1,4 +1,4 @@
-"""The losses that a request names, read whole, or made of the scores or outputs that it names."""
+"""The losses of a request: read from files, or computed from scores or outputs."""
 
 import dataclasses
 import itertools
@@ -20,19 +20,19 @@ from .request import SweepSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """A sweep with where it came from.
+    """A sweep with its origin.
 
     Attributes:
-      sweep: Its losses.
-      loss: What they are: `given`, `signed` or `relu`.
+      sweep: The losses.
+      loss: Kind of the losses: `given`, `signed` or `relu`.
       patterns: Files or runs, as the user named them.
-      listed: The candidates in the order in which they were listed; None where losses were given.
-      baseline: The run that scores were compared with; None where losses were given.
+      listed: The candidates in the order in which they were listed; None if losses were given.
+      baseline: The run that scores were compared with; None if losses were given.
       task: Task of the scores, if one was named.
-      metric: Metric of the scores; None where losses were given.
-      direction: Which scores of it are better; None where losses were given.
-      swept: The outputs that losses were made of; None where losses or scores were given.
-      consistency: What they were held against.
+      metric: Metric of the scores; None if losses were given.
+      direction: Which scores of the metric are better; None if losses were given.
+      swept: The outputs that losses were computed from; None if losses or scores were given.
+      consistency: What the outputs were compared with.
     """
 
     sweep: LossTable
@@ -50,10 +50,10 @@ class Source:
 def read_losses(
     source: SweepSource, *, loss: str, group_key: str | None = None, cluster_key: str | None = None
 ) -> Source:
-    """Returns the losses that a request names, all read and found complete; arguments as in `rows_of_losses`.
+    """Returns the losses of a request, read and checked to be complete; `rows_of_losses` describes the arguments.
 
     Raises:
-      LossesError: If losses are not whole; names examples.
+      LossesError: If losses are incomplete; names examples.
       DataError: If a pattern matches no file, or one is damaged.
     """
     patterns = listed(source.losses)
@@ -64,17 +64,17 @@ def read_losses(
 def rows_of_losses(
     patterns: Sequence[str], *, loss: str, group_key: str | None = None, cluster_key: str | None = None
 ) -> Iterator[LossRow]:
-    """Returns the rows of all files that patterns name, found now and read as they are asked for.
+    """Returns the rows of all files that match patterns; files are listed now and read lazily.
 
     Args:
-      patterns: As `--losses` has them.
+      patterns: Patterns of files, in the syntax of `--losses`.
       loss: `given` or `signed`.
-      group_key: Column that names the group, if rows are to say it.
-      cluster_key: Column that names the cluster, likewise.
+      group_key: Column of the group; None if rows need none.
+      cluster_key: Column of the cluster; None if rows need none.
 
     Raises:
-      LossesError: If a file has no format; later, if it is damaged or a row is not one.
-      DataError: If a pattern matches no file; later, if one is damaged.
+      LossesError: If a file's format is unknown; during reading, if it is damaged or a row is invalid.
+      DataError: If a pattern matches no file; during reading, if a file is damaged.
     """
     reading = RowReading(lowest=-1.0 if loss == "signed" else 0.0, group_key=group_key, cluster_key=cluster_key)
     with naming("--losses"):
@@ -91,19 +91,19 @@ def read_outputs(
     group_key: str | None,
     cluster_key: str | None,
 ) -> Source:
-    """Returns the losses that the outputs make which a request names.
+    """Returns the losses computed from the outputs of a request.
 
     Args:
-      source: Names the outputs.
-      loss: `given` of textual consistency, `signed` or `relu` of risk.
-      consistency: What outputs are held against.
-      metric: What scores them; None for the usual one.
-      group_key: Key of the data that names the group, if groups have tests of their own.
-      cluster_key: Key of the data that names the cluster, if clusters are the units.
+      source: The options that name the outputs.
+      loss: `given` for textual consistency, `signed` or `relu` for risk.
+      consistency: What outputs are compared with.
+      metric: Metric that scores them; None for the default.
+      group_key: Key of the data that holds the group, if groups have their own tests.
+      cluster_key: Key of the data that holds the cluster, if clusters are the units.
 
     Raises:
       UsageError: If there are no outputs, or they were read with other keys.
-      OutputsError: If they are not complete, or damaged.
+      OutputsError: If outputs are incomplete or damaged.
       MetricError: If there is no such metric, or it fails; names the example.
       DataError: If references are needed, and an example has none.
     """
@@ -151,20 +151,20 @@ def read_scores(
     direction: str | None,
     cluster_key: str | None,
 ) -> Source:
-    """Returns the losses that the scores make which a request names, all read and found complete.
+    """Returns the losses computed from the scores of a request, read and checked to be complete.
 
     Args:
-      source: Names the baseline and the candidates.
-      loss: What losses are made of scores: `signed` or `relu`.
-      task: Whose log is meant; None where there is one.
-      metric: Of the log; None where there is one.
-      direction: Which score is better; None as the logs, or the metric's name, say it.
+      source: The options that name the baseline and the candidates.
+      loss: How losses are computed from scores: `signed` or `relu`.
+      task: Task whose log is read; None if there is one task.
+      metric: Metric in the log; None if there is one metric.
+      direction: Which scores are better; None reads it from the logs, or from the metric's name.
       cluster_key: Field of a log's record of an example that names its cluster, if clusters are asked for.
 
     Raises:
       UsageError: If runs of two tasks are named, or two of one name.
-      LossesError: If scores are not whole; names examples.
-      DataError: If a run is not there, or damaged.
+      LossesError: If scores are incomplete; names examples.
+      DataError: If a run is missing or damaged.
     """
     assert source.baseline is not None, "scores are compared with it"
     path, candidates = os.fspath(source.baseline), listed(source.candidates)
@@ -212,7 +212,7 @@ def read_scores(
 
 
 def _direction(baseline: Run, scores: RunScores, runs: Sequence[Run], *, asked: str | None) -> str:
-    """Returns which scores are better, and says so; `asked` is what a request says of it."""
+    """Returns which scores are better, and prints it; `asked` is the request's value."""
     said = {baseline.path: scores.higher_is_better}
     said |= {run.path: run.higher_is_better(scores.metric) for run in runs}
     known = {path: each for path, each in said.items() if each is not None}

@@ -3,8 +3,8 @@
     calm-beam decode --checkpoint=model/ --data=prompts.jsonl --thresholds=0.9,0.5 --output=outputs.jsonl
 
 Rows come in the order of the data, the full model (threshold null) before the thresholds in descending order. Workers
-may be anywhere: with `--runner`, what they decode waits in a folder beside `--output` until this machine has put it in
-order, and is then removed.
+may be anywhere: with `--runner`, they write shards to a folder next to `--output`, which this machine puts in order and
+then removes.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     (parser,) = flag_parsers()
     request, options = parsed_with_beam(DecodeRequest, argv, parser=parser)
-    # Here, since it loads Beam, and help does without.
+    # Imported here, since it loads Beam, which help does not need.
     from .command import decode
 
     return decode(request, options)

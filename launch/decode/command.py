@@ -1,4 +1,4 @@
-"""What `calm-beam decode` does once its flags are parsed."""
+"""Runs `calm-beam decode` after its flags are parsed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from .request import DecodeRequest
 
 
 def decode(request: DecodeRequest, options: PipelineOptions) -> int:
-    """Decodes what is asked for, tells about it and returns the exit status of the command."""
+    """Decodes the requested data, prints a summary and returns the exit status of the command."""
     with as_usage():
         asked = None if request.output is None else os.fspath(request.output)
         output = find_output(asked, overwrite=request.overwrite)
@@ -40,8 +40,8 @@ def decode(request: DecodeRequest, options: PipelineOptions) -> int:
             request, request.settings, runs_here=workers.are_here, compares_texts=False
         ).without_weights()
         pipeline = workers.new_pipeline()
-        # Beside the output, so that the same disk has to hold both.
-        place = shared_place(workers, beside=output)
+        # Next to the output, so that both are on the same disk.
+        place = shared_place(workers, next_to=output)
     with passing_folder(place, name=f".{base_name(output)}.") as folder:
         with workers.shown_progress() as progress:
             run_sweep(pipeline, run, folder=folder, workers=workers, progress=progress)
@@ -55,7 +55,7 @@ def decode(request: DecodeRequest, options: PipelineOptions) -> int:
 
 
 def _write(output: str, shards: Sequence[str], *, thresholds: Sequence[float], overwrite: bool) -> tuple[int, int]:
-    """Writes the rows of all prompts; returns how many prompts there are, and how many of them failed."""
+    """Writes the rows of all prompts; returns the number of prompts, and how many of them failed."""
     prompts = failed = 0
 
     def text_of(generation: Generation) -> str:
@@ -71,7 +71,7 @@ def _write(output: str, shards: Sequence[str], *, thresholds: Sequence[float], o
 
 
 def _rows(generation: Generation, thresholds: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """Yields the rows of one prompt; one row that says why, if it could not be decoded."""
+    """Yields the rows of one prompt; one row with the reason if it could not be decoded."""
     if generation.failure is not None:
         yield {"id": generation.example.id, "failure": generation.failure}
         return

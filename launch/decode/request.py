@@ -1,4 +1,4 @@
-"""What `calm-beam decode` is asked for."""
+"""The request of `calm-beam decode`."""
 
 import dataclasses
 import os
@@ -19,12 +19,12 @@ class DecodeRequest(TaskRequest, OneRule, Failures, Spread, Replacing, Job):
     HAS_DEMO: ClassVar[bool] = False
 
     grid_step: float | None = again(ExitGrid, "grid_step", sentence="grid of its multiples below 1, down to 0")
-    # What is printed is looked at, and compared.
+    # The outputs are read and compared by people.
     exit_head: str = again(Engine, "exit_head", default="exact")
     output: str | os.PathLike[str] | None = option(None, "JSONL file to write")
 
     def settings(self) -> DecodeSettings:
-        """Returns what determines the outputs.
+        """Returns the settings that determine the outputs.
 
         Raises:
           ValueError: If a value or a combination is wrong, or there are no thresholds.

@@ -1,15 +1,15 @@
-"""`calm-beam doctor`: says what is installed here, what the machine has, and whether a small run comes out right.
+"""`calm-beam doctor`: reports installed packages, the machine's hardware, and whether a small run works.
 
     calm-beam doctor
 
-For a bug report, or for another program:
+As JSON, for a bug report or for another program:
 
     calm-beam doctor --json
 
 The small run sweeps a few prompts with the demo model, answers one of them as `generate` would, and compares the
 two. The first time it takes about a minute, since everything is compiled.
 
-Exit status: 0 everything is as it should be, 1 something is not: the table marks what, 2 bad usage.
+Exit status: 0 everything is as it should be, 1 something is not (the table marks it), 2 bad usage.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def flag_parsers() -> tuple[FlagParser, ...]:
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parse_own_flags(flag_parsers()[0], argv)
-    # Here, since help does without.
+    # Imported here, since help does not need it.
     from .command import examine
 
     return examine()

@@ -1,6 +1,6 @@
-"""Running `calm-beam doctor`: examine, print, and set the exit status.
+"""Runs `calm-beam doctor`: examines, prints, and sets the exit status.
 
-Packages are examined first: what is installed, and whether its versions are those that calm-beam asks for.
+Packages are examined first: which are installed, and whether calm-beam supports their versions.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .trial import Trial
 
 
-# Besides `dev` and `docs`, which are for those who work on calm-beam.
+# Without `dev` and `docs`, which are for developers of calm-beam.
 EXTRAS = {
     "bleurt": "the metric bleurt",
     "dataflow": "--runner=DataflowRunner",
@@ -48,12 +48,12 @@ _IS_OPTIONAL = re.compile(r"extra\s*==")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package that is asked for.
+    """A required package.
 
     Attributes:
-      name: As its index knows it.
-      version: The one that is installed; None if there is none.
-      asked: Versions that are asked for, such as `<3,>=2.0`.
+      name: Name in the package index.
+      version: The installed version; None if it is not installed.
+      asked: Supported versions, such as `<3,>=2.0`.
       is_good: Whether the installed version is one of them.
     """
 
@@ -63,7 +63,7 @@ class Package:
     is_good: bool
 
     def in_words(self) -> str:
-        """Returns what is wrong with it; nothing if nothing is."""
+        """Returns what is wrong with the package; empty if nothing is."""
         if self.is_good:
             return ""
         found = "it is missing" if self.version is None else "another version is installed"
@@ -72,12 +72,12 @@ class Package:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extra:
-    """A set of packages that only some need.
+    """An optional set of packages.
 
     Attributes:
-      name: As in `pip install 'calm-beam[NAME]'`.
-      purpose: What it is for.
-      missing: Packages of it that are not there, or not in a version that is asked for.
+      name: The name in `pip install 'calm-beam[NAME]'`.
+      purpose: What the extra is for.
+      missing: Its packages that are not installed, or not in a supported version.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Extra:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Installed:
-    """What is installed.
+    """Installed packages.
 
     Attributes:
-      distribution: `calm-beam` or `calm-beam-serving`; None where the sources are used without being installed.
-      packages: What it requires.
-      extras: What it may use besides.
+      distribution: `calm-beam` or `calm-beam-serving`; None if the sources are used without being installed.
+      packages: Packages that it requires.
+      extras: Optional sets of packages.
     """
 
     distribution: str | None
@@ -149,13 +149,13 @@ def _applies(requirement: Requirement, *, extra: str) -> bool:
 
 
 def _is_of(requirement: Requirement, extra: str) -> bool:
-    """Returns whether a requirement is one of an extra, and not of the plain distribution."""
+    """Returns whether a requirement belongs to an extra, and not to the plain distribution."""
     is_optional = requirement.marker is not None and _IS_OPTIONAL.search(str(requirement.marker)) is not None
     return is_optional and _applies(requirement, extra=extra)
 
 
 def _with_its_extras(requirement: Requirement) -> Iterator[Package]:
-    """Yields a package, and what the extras of its own that are asked for bring along."""
+    """Yields a package, and the packages of those of its extras that are required."""
     package = _package(requirement)
     yield package
     if package.version is not None:
@@ -163,22 +163,22 @@ def _with_its_extras(requirement: Requirement) -> Iterator[Package]:
         yield from (_package(each) for extra in requirement.extras for each in own if _is_of(each, extra))
 
 
-# Packages that an extra lacks; `pip` knows them all.
+# Most missing packages that are named per extra; `pip` knows them all.
 _MOST_NAMED = 3
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examined:
-    """All that was found out.
+    """All findings.
 
     Attributes:
       installed: Packages and extras.
-      devices: Those that JAX sees; none if it cannot be used.
-      free_bytes: What this process may take of the machine's memory.
-      native_code: What native code does, in words; None if JAX cannot be used.
+      devices: Devices that JAX sees; empty if JAX cannot be used.
+      free_bytes: Memory of the machine that this process may still take.
+      native_code: Description of what native code does; None if JAX cannot be used.
       cache: The folder of caches.
-      trial: What a small run came to; None if there was none.
+      trial: The result of a small run; None if there was none.
       problems: What is not as it should be, a sentence each.
     """
 
@@ -192,7 +192,7 @@ class Examined:
 
 
 def examine() -> int:
-    """Examines this installation and machine, tells about it and returns the exit status of the command."""
+    """Examines this installation and machine, prints the findings and returns the exit status of the command."""
     found = _examined()
     _print(found)
     give(_as_json(found))
@@ -212,7 +212,7 @@ def _examined() -> Examined:
         problems=tuple(problems),
     )
     try:
-        # Here, since JAX may be what does not work.
+        # Imported here, since JAX itself may not work.
         from .machine import cache, devices, free_memory, native_code
 
         found = dataclasses.replace(
@@ -231,7 +231,7 @@ def _examined() -> Examined:
 
 
 def _tried(installed: Installed) -> "tuple[Trial | None, str | None]":
-    """Returns what a small run came to, and what is wrong with it, if anything is."""
+    """Returns the result of a small run, and what is wrong with it, if anything is."""
     try:
         from .trial import run_trial
 
@@ -240,7 +240,7 @@ def _tried(installed: Installed) -> "tuple[Trial | None, str | None]":
         if installed.distribution == "calm-beam-serving" and error.name == "calm_beam.inputs.demo":
             return None, None
         return None, f"the small run failed: {error}."
-    # What a device or a library of its fails with is of many kinds, and all of them are findings.
+    # Devices and their libraries raise many kinds of errors, and all of them are findings.
     except (CalmBeamError, ValueError, RuntimeError, OSError, MemoryError, ImportError) as error:
         return None, f"the small run failed: {type(error).__name__}: {error}"
     if trial.difference is not None:

@@ -1,4 +1,4 @@
-"""What the machine has: devices, memory, and the cache of this user."""
+"""Devices, memory, native code and the user's cache on this machine."""
 
 import dataclasses
 import os
@@ -16,11 +16,11 @@ class Device:
     """A device that JAX sees.
 
     Attributes:
-      name: As JAX calls it.
+      name: JAX's name of the device.
       platform: `cpu`, `gpu` or `tpu`.
-      kind: The model of it.
-      total_bytes: Of its memory; None where it does not tell, as CPUs.
-      free_bytes: Of its memory; None likewise.
+      kind: Model of the device.
+      total_bytes: Size of its memory; None if it does not report one, such as a CPU.
+      free_bytes: Free memory; None if it does not report it.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Cache:
 
     Attributes:
       path: The folder, which need not exist.
-      files: Files in it.
-      size_bytes: What they take.
-      is_writable: Whether it can be written, or made.
+      files: Number of files in it.
+      size_bytes: Size of these files.
+      is_writable: Whether it can be written, or created.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Cache:
 
 
 def devices() -> tuple[Device, ...]:
-    """Returns the devices of this process; raises RuntimeError if JAX finds none of the platform it is told to use."""
+    """Returns the devices of this process; raises RuntimeError if JAX finds none of the configured platform."""
     return tuple(_device(device) for device in jax.local_devices())
 
 
@@ -70,7 +70,7 @@ def free_memory() -> int:
 
 
 def native_code() -> str:
-    """Returns what native code does here, and if nothing, why."""
+    """Returns what native code does on this machine, or why it is not used."""
     reason = why_unavailable()
     if reason is not None:
         return f"none: {reason}"
@@ -78,7 +78,7 @@ def native_code() -> str:
 
 
 def cache() -> Cache:
-    """Returns what the cache holds."""
+    """Returns the size and state of the cache."""
     folder = cache_folder()
     sizes = []
     for directory, _, names in os.walk(folder):

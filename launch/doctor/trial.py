@@ -1,4 +1,4 @@
-"""A small run: a few prompts of the demo model, swept, and one of them served; the two must agree."""
+"""A small run: sweeps a few prompts with the demo model and serves one of them; both outputs must agree."""
 
 import dataclasses
 import itertools
@@ -24,15 +24,15 @@ _SETTINGS = DecodeSettings(rule=ExitRule(), thresholds=_THRESHOLDS, max_input_le
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a small run came to.
+    """The result of a small run.
 
     Attributes:
       prompt: The prompt that was served.
       answer: Its output at the highest threshold.
-      layers: Mean layers of a token of it.
+      layers: Mean layers per token of the answer.
       num_layers: Layers of the decoder.
-      difference: How the served output differs from the sweep's, in words; None if it does not.
-      seconds: What all took, compiling included.
+      difference: Description of how the served output differs from the sweep's; None if it does not.
+      seconds: Duration of the run, compiling included.
     """
 
     prompt: str
@@ -44,11 +44,11 @@ class Trial:
 
 
 def run_trial() -> Trial:
-    """Sweeps and serves; returns what came of it.
+    """Sweeps and serves; returns the result.
 
     Raises:
       CalmBeamError: If the demo model or its data cannot be read.
-      ValueError: If there is no memory for it.
+      ValueError: If there is too little memory.
       RuntimeError: If a device fails.
     """
     began = time.monotonic()
@@ -91,7 +91,7 @@ def run_trial() -> Trial:
 
 
 def difference(by_sweep: PromptResult, served: BranchResult, *, lane: int) -> str | None:
-    """Returns how an output that was served differs from that of a sweep's lane, in words; None if it does not."""
+    """Returns a description of how a served output differs from a branch of the sweep; None if they are equal."""
     if not (by_sweep.is_finite and served.is_finite):
         return "logits are not finite numbers"
     for name in ("tokens", "exit_layers"):

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from calm_beam.evaluation.sensitivity import PerturbationDecoder
 
 
-# What the columns of a performance mean, for a note below the table.
+# Meanings of the columns of a performance, for a note below the table.
 _MEANING = (
     "Quality: score against the references; change: less the full model's; similarity: score against the full model's "
     "output; ± one standard error."
@@ -77,7 +77,7 @@ _MEANING = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What an experiment found.
+    """The findings of an experiment.
 
     Attributes:
       rows: Every number, one mapping from column to value a line, all with the same columns.
@@ -96,7 +96,7 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedExperiment:
-    """An experiment that has been found good.
+    """An experiment that has been checked.
 
     Attributes:
       measure: Decodes every prompt once and scores it; calls its second argument after every prompt.
@@ -339,7 +339,7 @@ def _shown(estimate: Estimate | None, *, digits: int = 4, signed: bool = False, 
 
 
 def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> int:
-    """Runs an experiment, tells what it found and returns the exit status of the command.
+    """Runs an experiment, prints its findings and returns the exit status of the command.
 
     Args:
       request: What is asked for.
@@ -436,7 +436,7 @@ def _provenance(request: SampleRequest, run: PreparedSweep, *, metric: str) -> d
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
     left_out = (
         *("experiment", "output", "overwrite"),
-        # Who decodes moves no output.
+        # The choice of workers does not change outputs.
         *("accelerator", "model_copies", "model_parallelism", "num_shards"),
     )
     asked = {name: getattr(request, name) for name, _ in options_of(type(request)) if name not in left_out}

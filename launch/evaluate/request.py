@@ -67,7 +67,7 @@ class Sample(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleRequest(Experiment, Result, TaskRequest, Sample, MetricFiles):
-    """What all experiments on a sample have in common."""
+    """The options that all experiments on a sample share."""
 
     def settings(self) -> DecodeSettings:
         """Returns what determines the outputs: those of the full model, unless the experiment exits."""
@@ -76,7 +76,7 @@ class SampleRequest(Experiment, Result, TaskRequest, Sample, MetricFiles):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweptRequest(SampleRequest, Spread, Job):
-    """What experiments have in common whose sweeps may be decoded by workers."""
+    """The options that experiments share whose sweeps workers may decode."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class NoisyCache(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PropagationRequest(SweptRequest, NoisyCache):
-    """What the cache of skipped layers does to outputs whose tokens are right."""
+    """The effect of the cache of skipped layers on outputs whose tokens are right."""
 
     def settings(self) -> DecodeSettings:
         """Returns what determines the outputs of the noisy cache.
@@ -142,7 +142,7 @@ class Replaced(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SensitivityRequest(SampleRequest, Replaced):
-    """What one wrong token does to the whole output, by its position."""
+    """The effect of one wrong token on the whole output, by its position."""
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -202,14 +202,14 @@ REQUESTS: dict[str, type[SampleRequest]] = {
 
 _CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 _DECIDES_OUTPUTS = (TaskRequest, ExitLayers, Failures, Spread, Job)
-# Of the options of those groups, what means something for stored generations too.
+# Options of those groups that also apply to stored generations.
 _ALSO_OF_STORED = ("checkpoint", "activation", "relative_max_distance", "vocabulary", "on_error", "max_failures")
 _GOAL = "guarantee (lists are comma-separated; every combination is tried)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stored(Options):
-    """What is split, where it is decoded already."""
+    """Stored generations that are split."""
 
     generations: str | Sequence[str] | None = option(
         None,
@@ -232,7 +232,7 @@ class Splitting(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Goals(Tails, MetricFiles):
-    """What the calibration part chooses for, and how it tests."""
+    """The guarantees that the calibration part chooses thresholds for, and its tests."""
 
     SECTION: ClassVar[str | None] = _GOAL
 
@@ -331,7 +331,7 @@ class Timing(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measures(Options):
-    """What is swept first, where nothing is stored."""
+    """The measures that are swept first, if nothing is stored."""
 
     SECTION: ClassVar[str | None] = "exits"
 
@@ -350,7 +350,7 @@ class SplitsRequest(
     """Repeated random splits, of generations that are there or are made first."""
 
     def check_given(self, names: Collection[str]) -> None:
-        """Refuses what would decide how to decode, where nothing is decoded.
+        """Refuses options about decoding if nothing is decoded.
 
         Args:
           names: Options that were given, with whatever value.

@@ -1,6 +1,6 @@
-"""What experiments decode and write. Sweeps of a sample are read back and removed; sweeps of a whole set stay.
+"""Sweeps and files of experiments. Sweeps of a sample are read back and removed; sweeps of a whole set stay.
 
-The output directory of an experiment holds its tables. It is replaced as a whole or not at all.
+The output directory of an experiment holds its tables. It is replaced atomically.
 """
 
 import copy
@@ -191,7 +191,7 @@ def checked_output(request: Result, files: Sequence[str]) -> str:
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Cell]]) -> None:
-    """Writes a table as CSV, its columns those of the first row; the file appears whole or not at all."""
+    """Writes a table as CSV, its columns those of the first row; the file appears atomically."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

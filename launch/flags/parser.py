@@ -35,12 +35,12 @@ CONFIG_HELP = (
     "then decoded in the same way; flags that are given besides win"
 )
 _OF_THE_COMMAND_LINE = ("--config", "--json", "--require_threshold", "--log_to")
-# What a manifest says of decoding that no flag does, or that another machine may do otherwise.
+# Decoding settings in manifests that have no flag, or that may differ on another machine.
 _NOT_OPTIONS = ("confidence_source", "engine")
 
 
 class OptionOfFile(str):
-    """A flag that a file stands for; whoever refuses it names file and key.
+    """A flag read from a config file; errors about it name the file and the key.
 
     Attributes:
       place: The file, and the key in it.
@@ -122,7 +122,7 @@ def _loads_yaml(text: str, *, path: str) -> Any:
 
 
 def _flags_of(parser: "FlagParser", content: Mapping[str, Any], *, path: str) -> Iterator[OptionOfFile]:
-    """Yields the flags that options of a file stand for; an option whose value is null is left out."""
+    """Yields the flags for the options of a file; an option whose value is null is left out."""
     for name, value in content.items():
         if f"--{name}" in _OF_THE_COMMAND_LINE:
             raise UsageError(f"{path}: {name} is given on the command line, and not in a file.")
@@ -374,7 +374,7 @@ class FlagParser(argparse.ArgumentParser):
         add_help: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Takes what `argparse.ArgumentParser` does, and more.
+        """Makes a parser with the arguments of `argparse.ArgumentParser`, and more.
 
         Args:
           doc: Docstring of the command: says what it does, and holds examples.
@@ -382,12 +382,12 @@ class FlagParser(argparse.ArgumentParser):
             every flag.
           heading: Of the flags that are in no group.
           add_help: Whether there are `--help` and `--help-all`.
-          kwargs: As there.
+          kwargs: Other arguments of `argparse.ArgumentParser`.
         """
         super().__init__(
             allow_abbrev=False, conflict_handler="resolve", formatter_class=HelpFormatter, add_help=False, **kwargs
         )
-        # Whatever flag asks for a number: Python's own functions read more than anybody means.
+        # For every flag with a number: Python's `int` and `float` accept forms that users do not mean.
         self.register("type", float, written_float)
         self.register("type", int, written_int)
         self._doc, self._essentials = doc or "", essentials
@@ -405,7 +405,7 @@ class FlagParser(argparse.ArgumentParser):
         """Returns what `--help-all` prints."""
         return help_page(self, doc=self._doc, shown=None)
 
-    # The base class has overloads for namespaces of one's own, of which there are none here.
+    # The base class has overloads for custom namespaces, which are not used here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
         """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
         flags, unknown = super().parse_known_args(args if args is None else self.whole(args), namespace)
@@ -495,9 +495,9 @@ def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterab
 
 
 def _nearest(flag: str, *, ours: Iterable[str], beams: Iterable[str]) -> str | None:
-    """Returns the flag that was probably meant: one of ours unless one of Beam's is much more like it, or None.
+    """Returns the flag that was probably meant, or None: a calm-beam flag unless one of Beam's is much more similar.
 
-    Whoever abbreviates one of ours means that one.
+    An abbreviation of a calm-beam flag means that flag.
     """
     meant = [name for name in ours if name.startswith(flag) and len(flag) >= _LEAST_ABBREVIATION]
     if meant:

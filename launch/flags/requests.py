@@ -44,14 +44,14 @@ def add_request(parser: FlagParser, request: type[Options]) -> None:
 def request_parser(
     command: str, request: type[Options], *, doc: str | None, essentials: Collection[str] | None = None, **settings: Any
 ) -> FlagParser:
-    """Returns the parser of a command whose flags are the options of a request.
+    """Returns the parser for a command whose flags are the options of a request.
 
     Args:
       command: Its name.
       request: What the flags make.
-      doc: Docstring of the command, as in `FlagParser`.
-      essentials: As there.
-      settings: Others as there.
+      doc: Docstring of the command: says what it does, and holds examples.
+      essentials: Flags that `--help` lists, in addition to required ones; None for all.
+      settings: Other arguments of `FlagParser`.
     """
     parser = FlagParser(prog=f"calm-beam {command}", doc=doc, essentials=essentials, **settings)
     add_request(parser, request)
@@ -114,7 +114,7 @@ def _add_flag(target: argparse._ActionsContainer, name: str, declared: Option, *
 
 
 def request_of(kind: type[_Request], flags: argparse.Namespace, *, parser: FlagParser) -> _Request:
-    """Returns the request that flags make, each the option of its name; `--verbose` decides what is said from now on.
+    """Returns the request that flags make, each the option of its name; `--verbose` applies from now on.
 
     Raises:
       UsageError: If they contradict each other; says where help is.

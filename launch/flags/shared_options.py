@@ -85,7 +85,7 @@ class Accelerator:
         return self.type.startswith("tpu-")
 
     def hint(self) -> str | None:
-        """Returns the resource hint of the step that decodes; None for TPUs, which are no matter of hints."""
+        """Returns the resource hint of the step that decodes; None for TPUs, which are requested per job."""
         if self.is_tpu:
             return None
         machine = () if self.machine_type is None else (f"machine_type:{self.machine_type}",)
@@ -105,7 +105,7 @@ def parse_accelerator(text: str) -> Accelerator:
       text: A type alone, or Dataflow's notation: `type:nvidia-l4;count:1;install-nvidia-driver`.
 
     Raises:
-      ValueRefusedError: If it is no such notation; whoever knows names the flag.
+      ValueRefusedError: If the text is not in this notation; the caller adds the flag's name.
 
     Source: Dataflow's documentation of right fitting, of GPUs and of TPUs.
 
@@ -155,7 +155,7 @@ def _take_accelerator(value: Any) -> Accelerator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Options):
-    """What is ours to say about a job on Dataflow; all else is Beam's."""
+    """Our option for jobs on Dataflow; all others are Beam's."""
 
     SECTION: ClassVar[str | None] = "Dataflow"
 
@@ -181,7 +181,7 @@ GUARANTEE = "guarantee (lists are comma-separated; every combination is one mani
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricFiles(Options):
-    """What metrics need."""
+    """Files and settings of metrics."""
 
     SECTION: ClassVar[str | None] = GUARANTEE
 
@@ -206,10 +206,10 @@ def metric_settings(request: MetricFiles) -> MetricSettings:
 def checked_metrics(names: Sequence[str], settings: MetricSettings) -> tuple[str, ...]:
     """Returns the full names of metrics, each of which was tried on one pair of texts.
 
-    One that cannot be called is better known before hours of decoding.
+    A metric that fails is found before hours of decoding.
 
     Raises:
-      ValueError: If a metric is not known, or cannot be had, or gives no score in [0, 1].
+      ValueError: If a metric is unknown or unavailable, or gives a score outside [0, 1].
     """
     # Nothing else that a metric needs is a file of the flags.
     with naming("--bleurt_checkpoint"):

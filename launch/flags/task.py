@@ -1,4 +1,4 @@
-"""What is decoded, as every command that decodes a data set is asked for it: model, data, and how."""
+"""The request that all commands share which decode a data set: model, data, and settings."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from calm_beam.options.groups import Chat, DataSource, Decoding, ModelFacts, Mod
 def refuse_decoding(
     given: Collection[str], *groups: type[Options], also: Collection[str], allowed: Collection[str], generations: str
 ) -> None:
-    """Refuses what would decide how to decode, where nothing is decoded.
+    """Refuses options about decoding if nothing is decoded.
 
     Args:
       given: Options that were given, with whatever value.
@@ -36,7 +36,7 @@ def refuse_decoding(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, OutputSettings, Decoding, Telling):
-    """What all requests have in common that decode a data set by a model.
+    """The options that all requests share which decode a data set with a model.
 
     Attributes:
       HAS_DEMO: Whether the demo model and data are meant where neither is named.
@@ -51,7 +51,7 @@ class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, OutputSettings, Dec
 
     @property
     def named_model(self) -> str | None:
-        """Folder of the model, where one was named."""
+        """Folder of the model; None if none was named."""
         return None if self.checkpoint is None else os.fspath(self.checkpoint)
 
     @property
@@ -69,5 +69,5 @@ class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, OutputSettings, Dec
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
-        """What names the data; None if nothing does."""
+        """Patterns of the data files; None if no data are named."""
         return (str(embedded.CALIBRATION_SET),) if self.is_demo else super().patterns

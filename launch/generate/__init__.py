@@ -14,7 +14,8 @@ With `--output=FOLDER/`, which ends in a slash or is there already, they are ans
 Beam's own flags say so, into one file a shard. Shards are kept while they are made: when a run fails or is killed, the
 same command with `--resume` answers the missing prompts only.
 
-What must be as it was calibrated (model, vocabulary, precision, lengths) is compared with the manifest first.
+The settings that must equal the calibrated ones (model, vocabulary, precision, lengths) are compared with the manifest
+first.
 """
 
 from collections.abc import Sequence

@@ -118,7 +118,7 @@ class _Asked:
 
 
 def answer_here(request: GenerateRequest) -> int:
-    """Answers what is asked for, in this process, and returns the exit status of the command."""
+    """Answers the requested prompts in this process, and returns the exit status of the command."""
     _check_flags(request)
     manifest = read_manifest(find_manifest(request.manifest))
     check_precision(request, manifest.decode)
@@ -246,7 +246,7 @@ def _answers(
 def _answers_to_lines(generator: "Generator") -> Iterator[tuple[_Asked, "Answer"]]:
     """Yields every line of standard input with its answer as it comes.
 
-    Who types prompts may try again after a bad one; in a stream, every line has its answer, or the command ends.
+    On a terminal, a bad prompt can be typed again; in a stream, the command ends at a line that cannot be answered.
     """
     from calm_beam.serving import PromptError
 
@@ -278,7 +278,7 @@ def _typed_lines() -> Iterator[str]:
 
 @dataclasses.dataclass
 class _Counted:
-    """What was answered so far, by a manifest, in how many seconds of decoding."""
+    """Counts of answers so far, and their seconds of decoding."""
 
     manifest: Manifest
     tally: Tally = dataclasses.field(default_factory=Tally)
@@ -305,7 +305,7 @@ class _Counted:
             if answer.truncated:
                 say(f"{asked.place}: was longer than the manifest allows, and was cut")
             yield asked, answer
-            # Whoever takes an answer prints it, or waits for the next line.
+            # The consumer prints the answer, or waits for the next line.
             began = time.perf_counter()
 
 

@@ -53,14 +53,14 @@ def answer_all(request: GenerateRequest, options: PipelineOptions) -> int:
 
 
 def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> FinishedAnswers | str:
-    """Answers files of prompts into a folder, and says what became of them; of the command, and of Python.
+    """Answers files of prompts into a folder, and prints a summary; the command and `generate` both call it.
 
     Args:
-      request: What is asked for.
-      options: Of the pipeline, among them its runner; what they leave open is filled in.
+      request: The request.
+      options: Options of the pipeline, including the runner; missing ones get defaults.
 
     Returns:
-      What was answered; or where the job is written down as a template, which has not run.
+      The answers; or the location of a template, if the job was only written and not run.
 
     Raises:
       UsageError: If anything that was asked for is wrong; nothing has been written.
@@ -102,7 +102,7 @@ def _check_flags(request: GenerateRequest) -> None:
 def _prepared(
     request: GenerateRequest, options: PipelineOptions, manifest: Manifest
 ) -> "tuple[Workers, PreparedAnswers, str]":
-    """Returns who answers what, all of which has been found good that can be before a worker starts, and the folder."""
+    """Returns the workers, the checked answers to make, and the output folder, before any worker starts."""
     # Here, since it needs JAX, and what is wrong with flags needs none of it.
     from calm_beam.outputs.prepared import prepare_answers
 
@@ -145,7 +145,7 @@ def _checked_output(request: GenerateRequest) -> str:
 
 
 def _asked(request: GenerateRequest, manifest: Manifest, *, num_shards: int | None) -> AnswerRequest:
-    """Returns the answers that are asked for, in so many shards; None goes by the size of the data."""
+    """Returns the requested answers with `num_shards` shards; None chooses by the size of the data."""
     own = {
         "manifest": manifest,
         "model": request.named_model,
@@ -182,7 +182,7 @@ def _tell(
     metrics: RunMetrics | None,
     seconds: float,
 ) -> None:
-    """Says what became of all prompts, and what the workers of this run have done of it; `manifest` is its path."""
+    """Prints the results of all prompts, and the work of this run's workers; `manifest` is its path."""
     say(_work_in_words(metrics, seconds=seconds))
     known = {entry.group for entry in assignment.manifest.of_same_promise(assignment.entry)}
     unknown = [name for name in finished.tallies if name is not None and name not in known]
@@ -240,11 +240,11 @@ class GenerateCall(GenerateRequest):
 
 @calling(GenerateCall)
 def generate(request: GenerateCall) -> Tally:
-    """Answers files of prompts under a manifest, into a folder, and returns counts of what became of them.
+    """Answers files of prompts under a manifest, into a folder, and returns counts of the results.
 
         counts = calm.generate(manifest="calibration", input="prompts/*.jsonl.gz", output="answers/")
 
-    It is what `calm-beam generate --output=answers/` runs, and takes all of its options, by the same names.
+    `calm-beam generate --output=answers/` runs this function, whose arguments have the names of the command's options.
 
     Raises:
       UsageError: If anything that was asked for is wrong; nothing has been written.

@@ -1,6 +1,6 @@
 """The request of `calm-beam generate` in its three forms: a prompt, whole files, and answers in shards.
 
-What the command prints about entries and groups is the same for all three.
+All three print the same lines about entries and groups.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompts(Options):
-    """What is answered, and where answers go."""
+    """The prompts, and the destination of answers."""
 
     SECTION: ClassVar[str | None] = None
 

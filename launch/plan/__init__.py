@@ -1,4 +1,4 @@
-"""`calm-beam plan`: says how many examples a calibration needs, and what it will cost, before anybody pays for it.
+"""`calm-beam plan`: says how many examples a calibration needs, and what it will cost, before any compute is paid for.
 
     calm-beam plan --delta=0.1 --epsilon=0.05 --risk_guess=0.03,0.05,0.07 --output=plan.svg
 

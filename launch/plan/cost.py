@@ -144,7 +144,7 @@ def _between(interval: Interval) -> str:
 
 
 def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
-    """Returns in words what the forecast rests on."""
+    """Returns sentences about the assumptions of the forecast."""
     pilot, (timed, shards) = run.pilot, run.timed
     found = [
         f"Measured on {pilot.device} by {counted(pilot.workers, 'process', several='processes')}: "

@@ -60,7 +60,7 @@ def plan_power(request: PlanRequest) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What is planned, all of which has been found good.
+    """A plan that has been checked.
 
     Attributes:
       request: What was asked for.
@@ -77,11 +77,11 @@ class _Run:
     output: str | None
 
     def simulated(self) -> str:
-        """Returns in words how what cannot be computed is simulated."""
+        """Returns a sentence on how simulation replaces what cannot be computed."""
         return f"{counted(self.question.replications, 'calibration')}, seed {self.request.seed}"
 
     def meaning(self) -> str:
-        """Returns in words what the numbers mean."""
+        """Returns a sentence about the meaning of the numbers."""
         return (
             f"Epsilon {self.question.epsilon:g}. From so many examples on, the probability is reached and stays so. "
             "That is exact for losses of 0 and 1 with p-values that ignore their order, elsewhere simulated "

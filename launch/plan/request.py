@@ -1,4 +1,4 @@
-"""What `calm-beam plan` is asked for: examples that a test needs, the cost of a run, or the time on an accelerator."""
+"""The request of `calm-beam plan`: examples that a test needs, the cost of a run, or the time on an accelerator."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def _price(value: Any) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned(Options):
-    """What is planned for, and from what."""
+    """The quantity that is planned, and its input."""
 
     pilot: str | os.PathLike[str] | None = option(
         None,

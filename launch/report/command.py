@@ -1,4 +1,4 @@
-"""What `calm-beam report` does once its flags are parsed, and `calibrate` at its end."""
+"""Builds the report, for `calm-beam report` and at the end of `calibrate`."""
 
 import dataclasses
 import os
@@ -30,11 +30,11 @@ from .request import ReportRequest
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportedModel:
-    """What a report needs of the model.
+    """The parts of the model that a report needs.
 
     Attributes:
-      sizes: For floating point operations; None if they cannot be had, and are not counted.
-      vocabulary: For texts of tokens; None if it cannot be had, or there is none, and tokens are shown as ids.
+      sizes: Sizes to count floating point operations; None if unavailable, so that operations are not counted.
+      vocabulary: Vocabulary for texts of tokens; None if there is none or it is unavailable, so that ids are shown.
     """
 
     sizes: DecoderSizes | None
@@ -136,7 +136,7 @@ def _build_external(request: ReportRequest, output: str) -> None:
 
 
 def write_external_report(directory: str, output: str) -> None:
-    """Writes the page of a certification to a file; it appears whole or not at all."""
+    """Writes the page of a certification to a file atomically."""
     write_page(build_setting_page(directory), output)
 
 
@@ -158,7 +158,7 @@ def _stored(request: ReportRequest, calibrated: Calibrated, *, remarks: list[str
 
 
 def _model(request: ReportRequest, manifest: Manifest, *, remarks: list[str]) -> ReportedModel:
-    """Returns what can be had of the model; what was named and is wrong is an error."""
+    """Returns the available parts of the model; a named part that is wrong is an error."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
     from calm_beam.serving.agreement import check_model, check_vocabulary

@@ -1,4 +1,4 @@
-"""What `calm-beam report` is asked for."""
+"""The request of `calm-beam report`."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ from calm_beam.storage import base_name, parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reported(Options):
-    """What is reported, and where to."""
+    """The calibration to report, and the output file."""
 
     calibration: str | os.PathLike[str] | None = option(
         None, "output directory of calibrate, or of certify", metavar="DIR"

@@ -1,4 +1,4 @@
-"""What a job on Dataflow needs before it is submitted: checks, in words, and defaults for what was left open.
+"""Preparation of Dataflow jobs before submission: checks with clear messages, and defaults for missing options.
 
 Workers on other machines get calm_beam as a package that is built here. From sources on this machine, which workers
 install, to a job on plain machines; docs/dataflow.md has one with GPUs:
@@ -36,11 +36,11 @@ def choose_package(options: PipelineOptions, *, needs_image: bool) -> None:
     """Makes sure that workers will have calm_beam, and fills in `options` where it is not said how.
 
     They find it in their image, or install a package at their start: a wheel or sdist that is staged as it is, or an
-    sdist that Beam builds. If nothing is said and calm_beam runs from its sources, it is those that Beam builds.
+    sdist that Beam builds. Without such a flag, if calm_beam runs from its sources, Beam builds those.
 
     Args:
       options: Beam's flags.
-      needs_image: Whether only an image will do, since JAX for an accelerator cannot be had by installing calm_beam.
+      needs_image: Whether only an image will do, since installing calm_beam does not install JAX for an accelerator.
 
     Raises:
       UsageError: If workers would not have calm_beam, or a file that is named is none or another's.
@@ -84,7 +84,7 @@ def _check_readable(package: str) -> None:
 
 
 def _holds_calm_beam(package: str) -> bool:
-    """Returns whether a wheel or an sdist holds all three floors; whoever names one on Cloud Storage is believed."""
+    """Returns whether a wheel or an sdist holds all three floors; one on Cloud Storage is assumed to."""
     if package.startswith("gs://"):
         return re.match(r"calm[-_]beam-", pathlib.PurePosixPath(package).name) is not None
     if zipfile.is_zipfile(package):
@@ -216,7 +216,7 @@ def _service_accelerators(options: PipelineOptions) -> list[str]:
 
 def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, num_shards: int) -> None:
     worker = options.view_as(WorkerOptions)
-    # Nothing of ours lives in the launcher's main module; pickling it would only carry the environment along.
+    # The launcher's main module holds no calm_beam code; pickling it would only carry the environment along.
     setup = options.view_as(SetupOptions)
     if setup.save_main_session is None:
         setup.save_main_session = False

@@ -1,8 +1,8 @@
-"""Servers of Beam's local runners, open to this machine alone.
+"""Servers of Beam's local runners, reachable from this machine only.
 
-As Beam has them, control, data, state and logging of a run with worker processes, and the pools that start workers,
-listen on every interface and ask nobody who they are: whoever reaches such a port can read the data and run code. Here
-the modules of Beam that open ports see a gRPC whose servers listen on the loopback interface, and on nothing else.
+In Beam, the control, data, state and logging servers of a run with worker processes, and the pools that start workers,
+listen on every interface without authentication: any client that reaches such a port can read the data and run code.
+Here the modules of Beam that open ports see a gRPC whose servers listen on the loopback interface, and on nothing else.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from apache_beam.runners.worker import worker_pool_main
 
 from calm_beam.errors import CalmBeamError
 
-# Not the name: it may stand for two addresses, of which somebody else may have the other at the same port.
+# Not `localhost`: it may have two addresses, and another process may use the other one at the same port.
 HOST = "127.0.0.1"
 _LAST_PORT = 65535
 # All of Beam that opens ports in our processes; a test looks for others.
@@ -63,7 +63,7 @@ class LoopbackServer:
 
 
 class _LoopbackGrpc(types.ModuleType):
-    """What a module of Beam has for `grpc`."""
+    """The replacement for `grpc` in modules of Beam."""
 
     def server(self, *arguments: Any, options: Sequence[tuple[str, Any]] | None = None, **more: Any) -> LoopbackServer:
         # Otherwise two servers may have the same port, and each gets some of the calls.
@@ -74,7 +74,7 @@ class _LoopbackGrpc(types.ModuleType):
 
 
 class _WorkerServer(worker_handlers.GrpcServer):
-    """What workers of a run connect to, looked at once it is there."""
+    """The server that workers of a run connect to, checked when it has started."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -82,7 +82,7 @@ class _WorkerServer(worker_handlers.GrpcServer):
 
 
 def listen_on_loopback() -> None:
-    """Keeps the ports of every local runner of this process to this machine, whoever makes the runner.
+    """Makes every local runner of this process listen on loopback only, including runners that others make.
 
     Raises:
       OpenPortError: If this version of Beam opens its ports in a way that is not known.
@@ -97,7 +97,7 @@ def listen_on_loopback() -> None:
 
 
 def require_loopback(values: Iterable[object]) -> None:
-    """Refuses servers, among other values, that are none of ours; and if there are none at all.
+    """Refuses servers, among other values, that are not `LoopbackServer`; and values without any server.
 
     Raises:
       OpenPortError: If so.
@@ -116,7 +116,7 @@ def serve_until_ended(
 
     Args:
       argv: The flags; None for those of the process.
-      name: What serves, in words; its module is called so, too.
+      name: Name of the server, for messages; its module has the same name.
       doc: Docstring of the module.
       start: Takes the port; returns the address and what stops it.
     """

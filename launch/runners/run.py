@@ -268,7 +268,7 @@ def work_in_words(metrics: RunMetrics | None) -> str:
 def clipped_in_words(metrics: RunMetrics | None) -> str:
     """Returns a line on scores that metrics have clipped to [0, 1]; nothing if there were none.
 
-    A step that a runner repeats counts again, which is why the count stands in no manifest.
+    A step that a runner repeats counts again, which is why the count is in no manifest.
     """
     clipped = 0 if metrics is None else metrics.counters.get(CLIPPED_SCORES, 0)
     return (
@@ -305,7 +305,7 @@ _CACHE_MILLIS = 10_000
 
 
 class PipelineError(CalmBeamError, RuntimeError):
-    """A pipeline ended without a result; its message is the first cause in words.
+    """A pipeline ended without a result; its message describes the first cause.
 
     Attributes:
       cause: Class of the first cause, if it is one of our errors.
@@ -439,7 +439,7 @@ def _wait(result: PipelineResult, address: str | None) -> None:
     except KeyboardInterrupt as error:
         if address is None:
             raise
-        # Whoever ends this process ends the watching, not the job.
+        # Ending this process ends the watching, not the job.
         raise KeyboardInterrupt(f"the job goes on: {address}") from error
 
 
@@ -481,15 +481,16 @@ def _last_error(trace: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def what_is_left_told(left: Callable[[], str], *, but: type[CalmBeamError]) -> Iterator[None]:
-    """Adds to whatever ends the block what is left, and how to go on.
+    """Adds what is left, and how to resume, to the error or interrupt that ends the block.
 
     Args:
-      left: Returns that in words; may clear away what is not worth keeping.
+      left: Returns that text; may remove files that are not worth keeping.
       but: Errors that say themselves why nothing goes on from there; nothing is added to them.
 
     Raises:
-      PipelineError: For an error of ours, or of files.
-      KeyboardInterrupt: If the block is interrupted. What goes on elsewhere has left nothing yet, and says so itself.
+      PipelineError: For calm-beam's errors, and for errors of files.
+      KeyboardInterrupt: If the block is interrupted. A job that continues elsewhere has left nothing yet, and its own
+        message says so.
     """
     try:
         yield

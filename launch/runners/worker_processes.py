@@ -110,7 +110,7 @@ _TELLING_THE_CORE = ("grpc._channel", "grpc._server")
 
 
 class _Time(types.ModuleType):
-    """What a module has for `time`, with another time of day."""
+    """The replacement for `time` in a module, with another time of day."""
 
     def __init__(self, time_of_day: Callable[[], float]) -> None:
         super().__init__("time")
@@ -123,7 +123,7 @@ class _Time(types.ModuleType):
 def wait_by_steady_clock() -> None:
     """Makes Beam and gRPC of this process wait by a clock that never goes back; a second call changes nothing.
 
-    A version of theirs that has no such module, or asks another one for the time, stays as it is.
+    A version of Beam or gRPC that has no such module, or gets the time from another one, is not changed.
     """
     difference = _machine_time() - time.monotonic()
 
@@ -409,7 +409,7 @@ def is_loopback(address: str) -> bool:
 
 
 def foreign_pool(address: str) -> str:
-    """Returns in words why workers of a pool that is not here are refused."""
+    """Returns a message on why workers of a pool on another machine are refused."""
     return (
         f"a worker pool at {address}: expected one on this machine, such as localhost:50000. Workers elsewhere would "
         "need ports of this machine that are open to the network and ask for no password. Over several machines, run "

@@ -1,7 +1,7 @@
 """The workers of a command: their runner, their devices, and the folders that all of them can write to.
 
-Pipelines are built by a function of ours, in any process that calls it. A shared folder holds what workers decode
-and this machine reads back; it is removed once it was read.
+Our own function builds pipelines, in any process that calls it. A shared folder holds what workers decode and this
+machine reads back; it is removed once it was read.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Workers:
 
     @property
     def devices(self) -> Devices:
-        """What those decode on that decode."""
+        """The devices of the workers that decode."""
         if self.accelerator is None:
             return ANY_DEVICES
         return Devices(hint=self.accelerator.hint(), are_accelerators=True)
@@ -111,7 +111,7 @@ class Workers:
         return OwnPipeline(runner=make_runner(self.options), options=self.options)
 
     def refuse_template(self, *, command: str) -> None:
-        """Raises `UsageError` for a template, if a command reads back what becomes of its jobs."""
+        """Raises `UsageError` for a template, if a command reads back the results of its jobs."""
         if self.template:
             raise UsageError(
                 f"--template_location: {command} reads back what its workers have done, which a template cannot. "
@@ -123,29 +123,29 @@ class Workers:
         return shown_progress(enabled=may_report_progress(self.options))
 
 
-def shared_place(workers: Workers, *, beside: str | None = None) -> str:
+def shared_place(workers: Workers, *, next_to: str | None = None) -> str:
     """Returns a folder in which workers and this machine can both make files, as far as flags tell.
 
     Workers on this machine need no cloud for that, and workers elsewhere no disk of it. Those that run elsewhere and
     are told of a folder here refuse to decode (`check_folder`).
 
     Args:
-      workers: Who decodes.
-      beside: A file that is made of what they decode, and that may be written; None if none is. Then `--temp_location`
-        names the place, and this machine's folder for temporary files is taken where it is left out.
+      workers: The workers that decode.
+      next_to: The file that is made from their outputs, and that may be written; None if there is none. Then
+        `--temp_location` names the place, and this machine's folder for temporary files is taken where it is left out.
 
     Raises:
       UsageError: If nothing can be written to `--temp_location`.
     """
-    if beside is not None:
-        place = parent(beside)
+    if next_to is not None:
+        place = parent(next_to)
     else:
         given = workers.options.view_as(GoogleCloudOptions)
         # As Beam does.
         place = given.temp_location or given.staging_location
     if place is None or (workers.are_here and is_cloud_path(place)):
         return tempfile.gettempdir()
-    if beside is None:
+    if next_to is None:
         with naming("--temp_location"):
             if not is_cloud_path(place) and not is_folder(place):
                 raise UsageError(f"--temp_location {place}: no such folder.")
@@ -195,5 +195,5 @@ def _remove(folder: str, place: str) -> None:
     try:
         remove_folder(folder, inside=place)
     except OSError as error:
-        # What was made of it stands, or what ended the run is more important.
+        # The result is complete, or the error that ended the run is more important.
         say(f"caution: {folder} could not be removed, and is of no more use: {error}")

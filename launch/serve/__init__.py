@@ -4,8 +4,8 @@
     calm-beam serve --manifest=calibration --delta=0.05 --host=0.0.0.0 --losses=losses.jsonl --probe_share=1%
 
 Prompts of all requests are decoded in one batch, which they join and leave at any step: POST /v1/completions, and
-/v1/chat/completions where a chat template was calibrated, both with streaming. What the client got wrong is a status of
-4xx, and the error says what; 503 means: not ready, or busy, come again.
+/v1/chat/completions where a chat template was calibrated, both with streaming. A wrong request gets a status of 4xx,
+and its error says what is wrong; 503 means not ready, or busy: retry later.
 
 The port is open at once. Until the model is loaded and all is compiled, GET /readyz answers 503 and says how far that
 is; what is compiled is kept for the next start. GET /healthz, /metrics (for Prometheus) and /manifest are there before.

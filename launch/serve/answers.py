@@ -65,7 +65,7 @@ CHAT = Form(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """What an answer, or each of its events, begins with.
+    """The first fields of an answer, or of each of its events.
 
     Attributes:
       form: Of the answer.
@@ -183,7 +183,7 @@ class EventStream(fastapi.Response):
         Args:
           pending: What the events are about.
           events: Each as it is sent.
-          failed: Returns the last event instead, when something broke, of which it is told in words.
+          failed: Returns the last event after a failure, given the failure's message.
         """
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # The length is not known before the end.
@@ -235,7 +235,7 @@ class RefusedError(HTTPException, CalmBeamError):
 
         Args:
           status: Of HTTP.
-          message: In words.
+          message: Text of the error.
           param: What of the request is wrong.
           code: The reason's name, for programs.
           retry_after: Seconds after which to come again, where that may help.
@@ -290,7 +290,7 @@ class BoundedBodies:
 
 def refusal(error: HTTPException, *, headers: Mapping[str, str] | None = None) -> fastapi.Response:
     """Returns the response to a request that is not answered."""
-    # What was asked may hold halves of surrogate pairs, which no answer can hold.
+    # Requests may contain halves of surrogate pairs, which UTF-8 answers cannot contain.
     message = str(error.detail).encode(errors="backslashreplace").decode()
     param, code = (error.param, error.code) if isinstance(error, RefusedError) else (None, None)
     fields = error_fields(error.status_code, message, param=param, code=code)
@@ -306,12 +306,12 @@ _SECONDS_WHILE_COMPILING = 5
 def handed_in(
     desk: Desk, prompts: Sequence[AnyPrompt], *, group: str | None, tells_tokens: bool, param: str
 ) -> Pending:
-    """Returns what becomes of prompts.
+    """Returns the results of prompts.
 
     Args:
       desk: Where they are handed in.
       prompts: Of one request.
-      group: That they are said to belong to; None where the request names none.
+      group: Group that the request names; None if it names none.
       tells_tokens: Whether each token is told as it is made.
       param: What the request calls its prompts.
 
@@ -333,12 +333,12 @@ def handed_in(
 
 
 def not_ready(error: NotReadyError) -> RefusedError:
-    """Returns what those hear who ask before all is compiled."""
+    """Returns the answer to requests before everything is compiled."""
     return RefusedError(503, str(error), code="not_ready", retry_after=_SECONDS_WHILE_COMPILING)
 
 
 async def answered(pending: Pending, request: fastapi.Request) -> list[Answer] | fastapi.Response:
-    """Returns the answers to all prompts of a request, or a response for the log if whoever asked has left.
+    """Returns the answers to all prompts of a request, or a response for the log if the client has disconnected.
 
     Raises:
       RefusedError: If there is no answer.

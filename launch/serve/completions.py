@@ -24,7 +24,7 @@ from .request import Served
 _GREEDY = "each token is the likeliest, as it was when the threshold was calibrated"
 _CHANGED_TEXT = "the promise is about the whole output, as the model gives it"
 _NOT_MADE = "this service does not give that"
-# What a parameter may be, besides null, and why nothing else.
+# Allowed values of parameters other than null, and why no others are allowed.
 _ACCEPTED: dict[str, tuple[tuple[object, ...], str]] = {
     "temperature": ((0,), _GREEDY),
     "top_p": ((1,), _GREEDY),
@@ -53,7 +53,7 @@ class StreamOptions(pydantic.BaseModel):
 
 
 class Extension(pydantic.BaseModel):
-    """What only this service knows."""
+    """The fields that only this service has."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ class Extension(pydantic.BaseModel):
 
 
 class Question(pydantic.BaseModel):
-    """What the bodies of both kinds of request have in common."""
+    """The fields that the bodies of both kinds of request share."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("uvicorn.error")
 
-# Chance of ever raising a false alarm, as `calm-beam monitor` has it where nothing else is said.
+# Chance of ever raising a false alarm, the default of `calm-beam monitor`.
 _ALPHA = 0.05
 
 
@@ -104,7 +104,7 @@ class Measurements:
             self.monitor = self.monitor.observe([loss.value if loss.failure is None else None])
             self._probe.add(request_id, loss)
         except OSError as error:
-            # Whoever asked has their answer, also while the disk is full.
+            # The client gets its answer even if the disk is full.
             _log.error("a loss could not be written: %s", error)
         except Exception:
             _log.exception("a loss could not be measured")
@@ -124,7 +124,7 @@ class FullError(CalmBeamError):
 
 
 class GoneError(CalmBeamError):
-    """Whoever asked has left."""
+    """The client has disconnected."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class Ended:
 
 
 class Pending:
-    """The prompts of a request that were handed in, and what becomes of them."""
+    """The submitted prompts of a request, and their results."""
 
     def __init__(self, requests: Sequence[ServedRequest], generator: "Generator") -> None:
         """Prepares for what the batch will tell, in the event loop that will be told."""
@@ -187,7 +187,7 @@ class Pending:
         """Yields tokens, if they were asked for, and every answer, as they come.
 
         Raises:
-          GoneError: If whoever asked has left.
+          GoneError: If the client has disconnected.
           OutputError: If a prompt has no output.
         """
         left = len(self.requests)
@@ -238,7 +238,7 @@ class Desk:
 
     Attributes:
       served: What is promised.
-      phase: What it is at, in words.
+      phase: The current phase, as text.
       error: Why it could not be opened; None if it could, or may still.
       on_failure: Called once there is an error, in the thread that opens.
     """
@@ -265,7 +265,7 @@ class Desk:
 
     def open(self) -> None:
         """Begins to load and to compile, in a thread of its own; returns at once."""
-        # Nothing ends a compiler: whoever ends the service leaves the thread behind.
+        # A running compilation cannot be stopped: ending the service abandons the thread.
         self._opening = threading.Thread(target=self._open_or_say_why, name="calm-beam-opening", daemon=True)
         self._opening.start()
 
@@ -318,7 +318,7 @@ class Desk:
 
     @property
     def generator(self) -> "Generator":
-        """What answers.
+        """Returns the generator that answers.
 
         Raises:
           NotReadyError: If it is not loaded yet.
@@ -329,20 +329,20 @@ class Desk:
 
     @property
     def batch(self) -> "ContinuousGenerator | None":
-        """What decodes, with its queue and its counts; None before all is compiled."""
+        """The batch that decodes, with its queue and its counts; None before everything is compiled."""
         return self._batch
 
     @property
     def measurements(self) -> Measurements | None:
-        """What measures losses; None where nothing does, or before all is compiled."""
+        """The loss meter; None if losses are not measured, or before everything is compiled."""
         return self._measurements
 
     def hand_in(self, prompts: Sequence[AnyPrompt], *, group: str | None, tells_tokens: bool) -> Pending:
-        """Returns at once, in the event loop, what becomes of the prompts of a request: all are taken, or none.
+        """Returns at once, in the event loop, the pending results of a request's prompts: all are accepted, or none.
 
         Args:
           prompts: Of one request.
-          group: The group that they are said to belong to, as `Generator.entry_for` takes it.
+          group: The group that the request names, for `Generator.entry_for`.
           tells_tokens: Whether each token is told as it is made.
 
         Raises:
@@ -372,7 +372,7 @@ class Desk:
 
 @dataclasses.dataclass(frozen=True)
 class _NewToken:
-    """What the batch tells of a token."""
+    """A token, as the batch reports it."""
 
     place: int
     token: int
@@ -382,7 +382,7 @@ class _NewToken:
 
 @dataclasses.dataclass(frozen=True)
 class _Done:
-    """What the batch tells at the end of a prompt."""
+    """The end of a prompt, as the batch reports it."""
 
     place: int
     answered: concurrent.futures.Future[Answer]

@@ -160,14 +160,14 @@ class ServiceMetrics:
 
 
 class DeskCollector(prometheus_client.registry.Collector):
-    """What is asked of a desk whenever somebody reads: its queue, the model's work, and what losses show."""
+    """Metrics that are collected from a desk at every scrape: its queue, the model's work, and its losses."""
 
     def __init__(self, desk: "Desk") -> None:
         """Reads a desk."""
         self._desk = desk
 
     def collect(self) -> Iterable[Metric]:
-        """Yields what stands there now."""
+        """Yields the current values."""
         desk = self._desk
         served = desk.served
         about = {

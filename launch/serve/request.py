@@ -82,13 +82,13 @@ _MOST_BYTES_BESIDES = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the service takes upon itself.
+    """Limits of the service.
 
     Attributes:
-      prompt_characters: Longest prompt, or all prompts of a request together: characters, or token ids. What is longer
-        is refused before it is tokenized.
+      prompt_characters: Longest prompt, or all prompts of a request together: characters, or token ids. Longer ones are
+        refused before tokenization.
       prompts: Most prompts of a request.
-      waiting: Prompts that wait for their turn, beside those for which the batch has room; more are turned away.
+      waiting: Prompts that may queue, in addition to those that the batch has room for; more are rejected.
       measuring: Sampled requests that wait to be decoded by the full model too, or are still being answered.
       arrival_seconds: How long a request may take to arrive, from the connection or its first byte to its last.
       ending_seconds: How long what was taken may take once the service is told to end; then connections are closed.
@@ -117,14 +117,14 @@ _USUAL_LIMITS = Limits()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a service promises, and within which limits.
+    """The promise of a service, and its limits.
 
     Attributes:
       manifest: What was promised.
       entry: Of it, by which prompts of no group are answered.
       content: The manifest's file, as `/manifest` shows it.
       name: What clients call the model.
-      limits: What the service takes upon itself.
+      limits: Limits of the service.
       is_lazy: Whether what prompts need is compiled when the first of them comes.
     """
 

@@ -110,7 +110,7 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes a part of a request."""
-        # Bytes of the next request on the same connection start the time anew.
+        # Bytes of the next request on the same connection restart the timeout.
         self._start_timer()
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
@@ -228,7 +228,7 @@ def _config(app: Any, limits: Limits) -> uvicorn.Config:
 
 
 def _is_of_people(record: logging.LogRecord) -> bool:
-    """Returns whether a line of the log of requests is of one that somebody made: others come every few seconds."""
+    """Returns whether a line of the request log is worth keeping: health checks and scrapes come every few seconds."""
     arguments = record.args
     return not (isinstance(arguments, tuple) and len(arguments) > 2 and str(arguments[2]) in _OF_MACHINES)
 

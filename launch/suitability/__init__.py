@@ -1,4 +1,4 @@
-"""`calm-beam suitability`: says whether a model can exit early at all, before anybody pays for a calibration.
+"""`calm-beam suitability`: says whether a model can exit early at all, before any compute is paid for.
 
     calm-beam suitability --checkpoint=checkpoints/my_t5 --data='prompts/*.jsonl.gz'
 

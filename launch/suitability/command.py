@@ -46,7 +46,7 @@ _Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnDevice:
-    """What steps of single prompts take on a device at the least.
+    """Least times of steps of single prompts on a device.
 
     Attributes:
       forecast: Of the model's steps.
@@ -61,7 +61,7 @@ class OnDevice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Here:
-    """What tokens of single prompts take on this machine, by the decoder that serves.
+    """Times of tokens of single prompts on this machine, with the serving decoder.
 
     Attributes:
       cost: In seconds.
@@ -74,14 +74,14 @@ class Here:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the full model's outputs on a sample have shown.
+    """Findings from the full model's outputs on a sample.
 
     Attributes:
       run: How they were decoded.
       found: What was found.
       here: What was measured on this machine; None where another device was named, or nothing exits.
       on_device: What is forecast of a device; None where none was named.
-      sample: In words, which prompts these are.
+      sample: Description of the prompts.
       output: The file that holds it; None where none was named.
       next: The command that proves what may be promised; None where the model had better be trained first.
     """

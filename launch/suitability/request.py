@@ -1,4 +1,4 @@
-"""What `calm-beam suitability` and `calm_beam.suitability` are asked for."""
+"""The request of `calm-beam suitability` and `calm_beam.suitability`."""
 
 import dataclasses
 import os

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-# What shells report for a process that a closed pipe ended.
+# Exit status that shells report for a process that a closed pipe ended.
 _READER_GONE = 141
 
 
@@ -36,10 +36,10 @@ class StreamError(BaseException):
 def prepare_streams() -> None:
     """Replaces the standard streams.
 
-    What a terminal cannot show, since it is ASCII only, is written with backslashes. Prompts in a pipe are UTF-8,
-    whatever the terminal's encoding is; bytes that are not come as surrogates, and whoever needs text finds them. If
-    the reader of standard output goes away or its disk is full, `StreamError` ends the command. If that happens to
-    standard error, what was to be said is lost, and the work goes on.
+    Characters that an ASCII terminal cannot show are written with backslashes. Prompts in a pipe are UTF-8, whatever
+    the terminal's encoding is; other bytes become surrogates, which code that needs text checks for. If the reader of
+    standard output goes away or its disk is full, `StreamError` ends the command. If that happens to standard error,
+    messages are lost, and the work goes on.
     """
     if sys.stdin is None:
         # The process was started without one.
@@ -101,12 +101,12 @@ class _Stream(io.TextIOWrapper):
             raise StreamError(error) from error
 
 
-# What shells report for a process that Ctrl-C ended.
+# Exit status that shells report for a process that Ctrl-C ended.
 INTERRUPTED = 130
 
 # Worker processes are ended one after the other, each in a few seconds.
 _SECONDS_TO_CLEAN_UP = 15.0
-# Long enough for a callback to be over, and nothing to somebody who waits.
+# Long enough for a callback to end, and unnoticeable to a waiting user.
 _SECONDS_BEFORE_ANOTHER = 0.1
 
 
@@ -128,7 +128,7 @@ def run_interruptible(main: Callable[[], int]) -> int:
     atexit.register(lambda: _leave(status))
     status = main()
     if status == INTERRUPTED:
-        # All is cleaned up: whoever interrupts again does not want to wait.
+        # Cleanup is done: a second interrupt means that the user does not want to wait.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(INTERRUPTED))
     return status

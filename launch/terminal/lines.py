@@ -43,7 +43,7 @@ def show_details(shown: bool) -> None:
 
 @contextlib.contextmanager
 def said_as(words: Callable[[str], str]) -> Iterator[None]:
-    """Within it, what is said is said in other words: for callers who have no flags."""
+    """Rewords messages printed within this context, for callers without flags."""
     token = _words.set(words)
     try:
         yield
@@ -121,14 +121,14 @@ class PlainTable(Table):
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a command.
+    """The outcome of a command.
 
     Attributes:
       result: What it found; None if it ended without a result.
       is_proved: Whether anything was proved; None where nothing was to be.
       files: What people look at of what was written; some may not be there.
       status: Exit status, once the command has ended.
-      on_step: Takes the numbers of training steps, where somebody does.
+      on_step: Called with the numbers of each training step; None if nothing logs them.
     """
 
     result: Any = None
@@ -160,7 +160,7 @@ def outcome_of_command(*, as_json: bool) -> Iterator[Outcome]:
 
 
 def give(result: Any, *, is_proved: bool | None = None, files: Sequence[str] = ()) -> None:
-    """Gives the result of a command to whoever asked for it; functions of Python return theirs.
+    """Records the result of a command for `--json` and trackers; Python functions return theirs.
 
     Args:
       result: Mappings, lists, dataclasses and numbers.
@@ -173,7 +173,7 @@ def give(result: Any, *, is_proved: bool | None = None, files: Sequence[str] = (
 
 
 def give_step(step: int, values: Mapping[str, float]) -> None:
-    """Gives the numbers of a training step to whoever draws curves of them."""
+    """Passes the numbers of a training step to the experiment tracker, if there is one."""
     outcome = _outcome.get()
     if outcome is not None and outcome.on_step is not None:
         outcome.on_step(step, values)

@@ -100,14 +100,14 @@ def _line(phase: str, read: int, *, decoded: int, in_phase: float, in_all: float
         return f"{phase} for {in_phase:.0f} s; {prompts} to decode"
     if phase == _READING:
         return f"{phase} for {in_phase:.0f} s"
-    # What came before the first prompt does not come again.
+    # Time before the first prompt (loading, compiling) is not repeated.
     since = f" for {in_phase:.0f} s" if phase == _PREDICTING else ""
     left = f", about {in_phase / decoded * (read - decoded):.0f} s left" if phase == _DECODING else f"; {phase}{since}"
     return f"decoded {decoded} of {prompts} in {in_all:.0f} s{left}"
 
 
 class _Phases:
-    """What a run is doing, and for how long."""
+    """The current activity of a run, and its duration."""
 
     def __init__(self) -> None:
         self._phase, self._since = _READING, time.monotonic()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _OBJECTIVES_PER_TABLE = 3
-# Groups or variants whose mean losses are shown after the first; of more, they stand in the risk table.
+# Groups or variants whose mean losses are shown after the first; further ones are in the risk table.
 _MOST_PARTS = 5
 
 
@@ -222,7 +222,7 @@ def groups_in_words(manifest: Manifest) -> str:
 def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -> Table:
     """Returns the table of chosen thresholds, one line per calibration.
 
-    What is the same of all of them is said once, above or below.
+    Values that all of them share are printed once, above or below.
 
     Args:
       manifest: Of the calibrations.
@@ -272,7 +272,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
 
 
 def _captions(manifest: Manifest, *, counts_operations: bool) -> Iterator[str]:
-    """Yields what is to be said once of all lines of the table."""
+    """Yields notes that apply to all lines of the table."""
     metrics = dict.fromkeys(entry.metric for entry in manifest.calibrations)
     if len(metrics) == 1:
         yield f"Metric: {printable_line(next(iter(metrics)))}."

@@ -158,7 +158,7 @@ class PreparedTraining(Prepared):
     Attributes:
       config: Settings of the run.
       states: Holds the log and the states of a run that goes on.
-      saved: The state to go on from; None to start anew.
+      saved: The state to resume from; None to start from the beginning.
       going_on: Says which that is.
       model: Sizes of the model.
       initial: Weights to start from; None for a new model.
@@ -203,7 +203,7 @@ def prepare_training(request: TrainRequest, *, folder: str) -> PreparedTraining:
     """
     best_by = _best_by(request)
     output, config = _checked_output(request), request.training_config()
-    # Beside the output: on the same disk, and never mistaken for a part of the model.
+    # Next to the output: on the same disk, and never mistaken for a part of the model.
     states = StateFolder(output.with_name(f"{output.name}.training"))
     saved, going_on = _saved_state(request, states)
     checkpoint = None if request.named_model is None else load_model(request.named_model, declared(request))
@@ -310,7 +310,7 @@ def _best_by(request: TrainRequest) -> str:
 
 
 def _checked_output(request: TrainRequest) -> pathlib.Path:
-    """Returns the folder to write to, which is no file, and holds files only if they may stay beside the model."""
+    """Returns the output folder, which is not a file, and holds only files that may stay next to the model."""
     output = pathlib.Path(request.output).resolve()
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output={request.output}: is a file, expected a folder or nothing.")
@@ -320,7 +320,7 @@ def _checked_output(request: TrainRequest) -> pathlib.Path:
 
 
 def _saved_state(request: TrainRequest, states: StateFolder) -> tuple[SavedState | None, str]:
-    """Returns the state to go on from, or None to start anew; and what to say once it has been found to fit."""
+    """Returns the state to resume from, or None to start from the beginning; and a message to print once it fits."""
     refuse_links(states.path, inside=states.path.parent)
     steps = states.steps()
     if not request.resume:

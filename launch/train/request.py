@@ -47,7 +47,7 @@ _RATES = {
     "muon": ("muon_learning_rate", "adam_learning_rate", "warmup_steps"),
     "adafactor": ("learning_rate",),
 }
-# What a setting is called as an option, where that is not its own name.
+# Option names of settings whose names differ.
 _OPTION_NAMES = {"dropout_rate": "dropout", "num_logits": "classifier_logits"}
 _MODEL = "--stage=model"
 
@@ -62,7 +62,7 @@ def _size(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning(Options):
-    """What is trained, for how long, and where it goes."""
+    """The model to train, the duration, and the output."""
 
     stage: str = option("model", "what to train", choices=("model", "classifier"))
     output: str | os.PathLike[str] = option(dataclasses.MISSING, "folder to write the model to")
@@ -105,7 +105,7 @@ class Rows(DataSource):
 
     @property
     def validation_patterns(self) -> tuple[str, ...] | None:
-        """What names the rows to measure on; None if nothing does."""
+        """Patterns of the rows to measure on; None if none are named."""
         if self.seqio_task is not None and self.seqio_validation_split is not None:
             return (seqio_name(self.seqio_task, self.seqio_validation_split),)
         return None if self.validation_data is None else tuple(self.validation_data)
@@ -152,7 +152,7 @@ class Start(FactsOfAny, Chat):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewSizes(Options):
-    """What a new model is; one of a checkpoint has its own sizes."""
+    """Sizes of a new model; a checkpoint has its own sizes."""
 
     SECTION: ClassVar[str | None] = _MODEL
 
@@ -174,7 +174,7 @@ class NewSizes(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exits(Options):
-    """What exits have of their own."""
+    """Options of exits."""
 
     SECTION: ClassVar[str | None] = _MODEL
 
@@ -191,7 +191,7 @@ class Exits(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(Options):
-    """What a step computes."""
+    """Options of a training step."""
 
     SECTION: ClassVar[str | None] = _MODEL
 

@@ -14,8 +14,8 @@ with the lowest loss there is when it is to be called broken. (In losses of your
 is written as 1 counts as 1 for both.) A threshold that was wrongly accepted, which happens with probability epsilon at
 most, is found out here too; a status of 3 alone does not say that the distribution has changed.
 
-A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
-names it.
+A manifest may name a user's own metric, `module:function`. It is code, and is imported only if `--metric` also names
+it.
 
 A manifest of kind settings, which `calm-beam certify` made, is tested on fresh losses, scores or outputs, and needs no
 model:
@@ -28,11 +28,11 @@ the boundary, 60 runs at 5 % do so nine times in ten. If you test again and agai
     calm-beam verify --manifest=calibration --data='week-32/*.jsonl' --checkpoint=checkpoints/my_t5 --anytime
 
 at every run from the first on. Then `--alpha` is the chance over all of them, however many there are and whatever
-decides when to test again. What they have found is kept in `verification.json` beside the manifest (or `--state`). All
+decides when to test again. Their findings are stored in `verification.json` next to the manifest (or `--state`). All
 use the p-value `signed_mixture`. Each run takes new examples alone: ids that were counted before are refused.
 
 Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
-with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
+with the fresh data are counted, with a warning, but only if its generations are still next to the manifest.
 
 With `--runner`, workers elsewhere decode the fresh data into a folder below `--temp_location`, which they and this
 machine must see; losses are made of it here, and the folder is removed.

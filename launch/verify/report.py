@@ -23,7 +23,7 @@ from .request import STATE, Promises
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What became of a test of promises.
+    """The result of a test of promises.
 
     Attributes:
       manifest: Whose promises they are.
@@ -45,7 +45,7 @@ class Verified:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifiedThresholds(Verified):
-    """What fresh outputs of a model have said.
+    """The findings from fresh outputs of a model.
 
     Attributes:
       metrics: Those whose entries were asked for; None for all.
@@ -62,7 +62,7 @@ class VerifiedThresholds(Verified):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifiedSettings(Verified):
-    """What fresh losses, or scores, have said.
+    """The findings from fresh losses or scores.
 
     Attributes:
       examples: How many there were; 0 where there was nothing to test.
@@ -197,7 +197,7 @@ def _give(done: Verified) -> None:
     verdicts = [
         {
             "calibration": calibrations.index(verdict.entry),
-            # Without the tests that led there, and what a schedule makes of a threshold.
+            # Without the tests that led there, and the thresholds that a schedule computes.
             **{name: value for name, value in verdict.entry.to_dict().items() if not isinstance(value, list)},
             "risk": verdict.risk,
             "risk_then": verdict.entry.risk,

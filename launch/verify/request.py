@@ -49,7 +49,7 @@ class Promises(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedMetrics(Options):
-    """What metrics need, which the manifest may name."""
+    """Files and settings of metrics that the manifest may name."""
 
     bleurt_checkpoint: str | None = again(MetricFiles, "bleurt_checkpoint", belongs_to=())
 
@@ -92,7 +92,7 @@ class VerifyRequest(
             raise UsageError("--metric belongs to --baseline, and --losses is given: leave one of them out.")
 
     def check_given(self, names: Collection[str]) -> None:
-        """Refuses what is said of a model and its data, where losses or scores are named.
+        """Refuses options about a model and its data if losses or scores are named.
 
         Args:
           names: Options that were given, with whatever value.

@@ -220,7 +220,7 @@ def _asked(request: VerifyRequest, manifest: Manifest, *, settings: DecodeSettin
 
 
 def on_error_of(manifest: Manifest) -> str:
-    """Returns what becomes of fresh examples that fail: what became of those that were calibrated."""
+    """Returns the policy for fresh examples that fail, which is the calibration's."""
     return "fail" if manifest.plan is None else manifest.plan.on_error
 
 
@@ -248,7 +248,7 @@ def _runs(
     except ManifestError as error:
         raise UsageError(f"--checkpoint {request.model_of(manifest)}: {error}") from error
     run = run.without_weights()
-    # What was confirmed is a promise about the decoder that serves.
+    # A confirmed promise is about the serving decoder.
     decoder = None if manifest.confirmation is None else BATCH
     return {
         variant: dataclasses.replace(run, request=dataclasses.replace(run.request, settings=each, decoder=decoder))

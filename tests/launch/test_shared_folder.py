@@ -31,12 +31,12 @@ def test_places_beside_an_output(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     """It is the output's own folder, but for workers of this machine whose output goes to a cloud."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     local = str(tmp_path / "out.jsonl")
-    assert shared_place(_workers(), beside=local) == str(tmp_path)
-    assert shared_place(_workers(_REMOTE, "--temp_location=elsewhere"), beside=local) == str(tmp_path)
-    assert shared_place(_workers(), beside="gs://b/out/rows.jsonl") == str(tmp_path / "temporary")
-    assert shared_place(_workers(_REMOTE), beside="gs://b/out/rows.jsonl") == "gs://b/out"
+    assert shared_place(_workers(), next_to=local) == str(tmp_path)
+    assert shared_place(_workers(_REMOTE, "--temp_location=elsewhere"), next_to=local) == str(tmp_path)
+    assert shared_place(_workers(), next_to="gs://b/out/rows.jsonl") == str(tmp_path / "temporary")
+    assert shared_place(_workers(_REMOTE), next_to="gs://b/out/rows.jsonl") == "gs://b/out"
     monkeypatch.chdir(tmp_path)
-    assert shared_place(_workers(_REMOTE), beside="out.jsonl") == str(tmp_path)
+    assert shared_place(_workers(_REMOTE), next_to="out.jsonl") == str(tmp_path)
 
 
 def test_places_of_nothing(tmp_path: pathlib.Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ from calm_beam.transforms.splits import SplitGenerations, SplitSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelOfGenerations:
-    """The model that generations are of, for what cannot be told from them alone.
+    """The model that made generations, for facts that the generations do not contain.
 
     Attributes:
       checkpoint: The model.
@@ -68,7 +68,7 @@ class ModelOfGenerations:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedSplits:
-    """Repeated splits, all of which have been found good.
+    """Repeated splits that have been checked.
 
     Attributes:
       output: Directory of what is found.
@@ -77,7 +77,7 @@ class PreparedSplits:
       measures: The generations.
       sources: The same, with what is counted of each and how it is tested.
       model: Their model; None if it is not there, and nothing needs it.
-      workers: Who scores.
+      workers: The workers that score.
       scoring: How losses are made.
       speedup_prompts: Prompts that are timed; None measures no speedup.
     """
@@ -93,7 +93,7 @@ class PreparedSplits:
     speedup_prompts: int | None
 
     def provenance(self) -> dict[str, Any]:
-        """Returns what it takes to find the same again."""
+        """Returns everything that is needed to reproduce the results."""
         job = self.measures[0].job
         return {
             "experiment": "splits",
@@ -282,7 +282,7 @@ def _sources(
 
 
 def _list_plans(sources: Sequence[SplitSource], splits: Splits, *, is_swept: bool) -> None:
-    """Lists beside each folder of generations that its losses are looked at, which later plans have to tell.
+    """Records next to each folder of generations that its losses were seen, which later plans must disclose.
 
     Args:
       sources: The generations, and what is asked of them.

@@ -363,13 +363,13 @@ def test_prompts_that_begin_alike_have_the_outputs_of_others(
         DECODERS[decoder].decode, _model(kind), _RULES[0], prompts, thresholds=_THRESHOLDS, batch_size=8
     )
     seen = []
-    go_through = device_steps.go_through
+    prefill_prefix = device_steps.prefill_prefix
 
     def watched(model: Any, parameters: Any, tokens: np.ndarray) -> Any:
         seen.append(tokens.tolist())
-        return go_through(model, parameters, tokens)
+        return prefill_prefix(model, parameters, tokens)
 
-    monkeypatch.setattr(device_steps, "go_through", watched)
+    monkeypatch.setattr(device_steps, "prefill_prefix", watched)
     shared = decode()
     assert seen == [begun[:32]]
     monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())

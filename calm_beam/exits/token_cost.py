@@ -3,9 +3,8 @@
     cost = output + layers run * layer + layers skipped * skipped + exit tests * test
 
 The unit is seconds, measured (`evaluation/serving_speed.py`) or forecast for a device
-(`evaluation/device_forecast.py`), operations (`evaluation/flops.py`),
-or layers. The cheapest rule at the same guarantee depends on the unit: a test of logits may cost as much as several
-layers.
+(`evaluation/device_forecast.py`), operations (`evaluation/flops.py`), or layers. The cheapest rule at the same
+guarantee depends on the unit: a test of logits may cost as much as several layers.
 """
 
 import bisect

@@ -307,7 +307,7 @@ class EarlyExitLlama(nn.Module):
         """
         states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens), deterministic=deterministic)
         width = taught.targets.shape[1]
-        # Each row takes as many states as the longest output has. The slice of a shorter output may exceed the row: pad.
+        # Each row takes as many states as the longest output has; a shorter output's slice may exceed the row, so pad.
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
         starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
 

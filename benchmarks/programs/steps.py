@@ -146,7 +146,7 @@ class Steps:
             yield Program(
                 name=f"shared prefix, {_PREFIX}",
                 placement=self._at,
-                function=device_steps.go_through,
+                function=device_steps.prefill_prefix,
                 arguments=(self._model, {"params": self._tree}, self._at.array(_PREFIX)),
             )
 

@@ -1,7 +1,7 @@
-"""A batch of prompts whose branches (lanes) take one step at a time, sharing what they have in common.
+"""A batch of prompts whose branches take one step at a time, sharing what they have in common.
 
-With one lane a prompt, this is continuous batching by depth: layers are run for the prompts that still need them, and
-a prompt that has ended gives its slot to the next. Prompts are prefilled several at a time, and ahead of the slots
+With one branch per prompt, this is continuous batching by depth: layers are run for the prompts that still need them,
+and a prompt that has ended frees its slot for the next. Prompts are prefilled several at a time, and ahead of the slots
 that become free.
 """
 
@@ -27,7 +27,7 @@ from .compilation import (
 )
 from .cpu import NativeEngine
 from .engine import Engine, Outputs, Slots, StepOutputs, Work
-from .kv_cache import LaneTree, Paths, SingleLanes
+from .kv_cache import BranchTree, Paths, SingleBranches
 from .memory import Budget
 from .step import SharedStep, SingleStep, Step
 from .weights import Weights
@@ -141,10 +141,10 @@ class Admission:
         )
 
 
-def engine_for(model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> Engine:
+def engine_for(model: EarlyExitModel, branch_rules: Branches, *, weights: Weights, slots: Slots) -> Engine:
     """Returns the native engine if the weights are packed for it, else XLA's; arguments are those of `XlaEngine`."""
     engine = XlaEngine if weights.native is None else NativeEngine
-    return engine(model, branches, weights=weights, slots=slots)
+    return engine(model, branch_rules, weights=weights, slots=slots)
 
 
 OnShape = Callable[[int, int], None]
@@ -152,12 +152,12 @@ OnShape = Callable[[int, int], None]
 
 
 class Batch:
-    """Slots of prompts, with the tokens that their lanes have generated."""
+    """Slots of prompts, with the tokens that their branches have generated."""
 
     def __init__(
         self,
         model: EarlyExitModel,
-        branches: Branches,
+        branch_rules: Branches,
         *,
         weights: Weights,
         thresholds: np.ndarray,
@@ -170,9 +170,9 @@ class Batch:
 
         Args:
           model: The network.
-          branches: How exits of each lane are decided.
+          branch_rules: How exits of each branch are decided.
           weights: Of the model.
-          thresholds: float32, shape (steps, lanes); +inf in a lane of the full model. Default for requests that
+          thresholds: float32, shape (steps, branches); +inf in a branch of the full model. Default for requests that
             name no others.
           budget: How many prompts and cached tokens fit at a time.
           counts: Expected number of prompts of each width at a time.
@@ -182,24 +182,26 @@ class Batch:
         self._model, self._weights = model, weights
         config = model.config
         self._architecture = architecture_of(config)
-        steps, lanes = self._steps, _ = thresholds.shape
+        steps, num_branches = self._steps, _ = thresholds.shape
         # Buffer sizes are part of the compiled shapes, so only a few sizes exist for any number of prompts.
         slots = min(budget.slots, buffer_bucket(sum(counts.values())))
         ahead = 0 if admits_few else int(AHEAD_SHARE * slots)
-        places = places_by_width(counts, tokens=budget.source_tokens(lanes * steps), slots=slots + ahead)
-        self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
+        places = places_by_width(counts, tokens=budget.source_tokens(num_branches * steps), slots=slots + ahead)
+        self._most_nodes = max(
+            num_branches * steps, budget.tokens - sum(width * count for width, count in places.items())
+        )
         first_kept_step = self._architecture.first_kept_step
-        capacity = min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes)
-        tree: LaneTree | SingleLanes
-        if lanes == 1 and not branches.decides_after_last_layer:
-            tree = SingleLanes(slots=slots, steps=steps, capacity=capacity)
+        capacity = min(slots * min(num_branches * steps, max(num_branches, 2 * steps)), self._most_nodes)
+        tree: BranchTree | SingleBranches
+        if num_branches == 1 and not branch_rules.decides_after_last_layer:
+            tree = SingleBranches(slots=slots, steps=steps, capacity=capacity)
         else:
-            tree = LaneTree(
+            tree = BranchTree(
                 slots=slots,
-                lanes=lanes,
+                num_branches=num_branches,
                 steps=steps,
                 layers=config.num_decoder_layers,
-                propagation=branches.rules[0].propagation(),
+                propagation=branch_rules.rules[0].propagation(),
                 first_kept_step=first_kept_step,
                 capacity=capacity,
             )
@@ -208,11 +210,11 @@ class Batch:
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
         self._usual_thresholds = thresholds
-        # [slots, steps, lanes]
+        # [slots, steps, branches]
         self._thresholds = np.repeat(thresholds[None], slots, axis=0)
         self._slots = Slots(
             self._tree,
-            lanes=lanes,
+            num_branches=num_branches,
             steps=steps,
             sources=places,
             prefixes=prefixes or {},
@@ -220,19 +222,19 @@ class Batch:
             places=np.zeros(slots, np.int32),
             lengths=np.ones(slots, np.int32),
         )
-        self._live = np.zeros((slots, lanes), bool)
-        self._previous = np.zeros((slots, lanes), np.int32)
+        self._live = np.zeros((slots, num_branches), bool)
+        self._previous = np.zeros((slots, num_branches), np.int32)
         self._is_finite = np.ones(slots, bool)
-        self._outputs = Outputs(slots, lanes, steps=steps)
-        # How many first steps of each lane are copied from a known output when the prompt is admitted.
-        self._shared_steps = np.zeros((slots, lanes), np.int32)
-        self._engine = engine_for(model, branches, weights=weights, slots=self._slots)
+        self._outputs = Outputs(slots, num_branches, steps=steps)
+        # How many first steps of each branch are copied from a known output when the prompt is admitted.
+        self._shared_steps = np.zeros((slots, num_branches), np.int32)
+        self._engine = engine_for(model, branch_rules, weights=weights, slots=self._slots)
         self._admission = Admission(self._engine, places=places, slots=slots, admits_few=admits_few)
         self._step: Step
-        if isinstance(tree, SingleLanes):
-            self._step = SingleStep(branches, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
+        if isinstance(tree, SingleBranches):
+            self._step = SingleStep(branch_rules, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
         else:
-            self._step = SharedStep(branches, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
+            self._step = SharedStep(branch_rules, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
 
     def take_work(self) -> Work:
         """Returns the work counted since the last call."""
@@ -280,7 +282,7 @@ class Batch:
             self._share(slot)
 
     def warm_up(self, *, on_shape: OnShape | None = None) -> None:
-        """Compiles every shape that prompts may need in a batch of one lane, so that no prompt waits for the compiler.
+        """Compiles every shape that prompts may need in a batch of one branch, so that none waits for the compiler.
 
         Runs every step once, on padding only: the batch's contents do not change.
 
@@ -307,7 +309,7 @@ class Batch:
         report(total, total)
 
     def step(self) -> Iterator[tuple[Request, PromptResult]]:
-        """Generates one token in every live lane, and yields the prompts that have ended."""
+        """Generates one token in every live branch, and yields the prompts that have ended."""
         with self._weights.group.running():
             goes_on = self._generate()
         ended = np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist()
@@ -318,7 +320,7 @@ class Batch:
         yield from zip(self._vacate(ended), results, strict=True)
 
     def _generate(self) -> np.ndarray:
-        """Generates one token in every live lane, and returns which lanes go on."""
+        """Generates one token in every live branch, and returns which branches go on."""
         live = self._live
         new = self._run_layers()
         goes_on: np.ndarray = (
@@ -332,7 +334,7 @@ class Batch:
         return goes_on
 
     def _share(self, slot: int) -> None:
-        """Copies to a slot's lanes the steps that they share with a known output, which may be all of it."""
+        """Copies to a slot's branches the steps that they share with a known output, which may be all of it."""
         request = self._requests[slot]
         if request is None or request.known is None:
             return
@@ -343,7 +345,7 @@ class Batch:
         self._outputs.share(slot, known, steps=shared)
 
     def newest(self) -> Iterator[tuple[Request, int, int]]:
-        """Yields every prompt that goes on, with the newest token and exit layer of its first lane."""
+        """Yields every prompt that goes on, with the newest token and exit layer of its first branch."""
         for slot in np.flatnonzero(self._live[:, 0] & (self._tree.step > 0)).tolist():
             request = self._requests[slot]
             assert request is not None, "only slots that hold a prompt are live"
@@ -357,7 +359,7 @@ class Batch:
             self._is_crowded = False
 
     def make_room(self) -> Iterator[Request]:
-        """Ensures that every layer has a free node for each live lane, and yields the prompts preempted for that.
+        """Ensures that every layer has a free node for each live branch, and yields the prompts preempted for that.
 
         Stores grow as far as the budget allows. Beyond that, the youngest prompts are preempted and start again later;
         no prompt is admitted until another has ended.
@@ -389,9 +391,9 @@ class Batch:
         return request
 
     def _run_layers(self) -> StepOutputs:
-        """Runs this step's layers, and returns the new token of every lane with its exit layer and confidences."""
+        """Runs this step's layers, and returns the new token of every branch with its exit layer and confidences."""
         step = np.minimum(self._tree.step, self._steps - 1)
-        # Lanes whose step is known: their output has it already.
+        # Branches whose step is known: their output has it already.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
         has_known = bool(is_known.any())
         new = self._step.run(

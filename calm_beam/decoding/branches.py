@@ -107,16 +107,16 @@ def sweep_branches(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Branches:
-    """The exit rules of a prompt's branches, each of which is a lane.
+    """The exit rules of a prompt's branches.
 
     Attributes:
       layers: Decoder depth L.
       rules: For each distinct pair of measure and patience, one of the rules that have it.
       measures: The measures of `rules`, in this order.
-      measure_of: int, shape (lanes,). Index of each lane's measure.
-      may_exit: bool, shape (layers + 1, lanes). Whether each lane may exit at a layer, counted from 1.
+      measure_of: int, shape (branches,). Index of each branch's measure.
+      may_exit: bool, shape (layers + 1, branches). Whether each branch may exit at a layer, counted from 1.
       passed_on: From which states or keys and values skipped layers fill their cache.
-      first_exit: First exit layer of the first lane; where it matters, all lanes have the same.
+      first_exit: First exit layer of the first branch; where it matters, all branches have the same.
       decides_after_last_layer: Whether every layer runs for every token, and exits are decided afterwards.
       takes_last_token: Whether the token is the last layer's prediction at any exit layer.
     """
@@ -133,10 +133,10 @@ class Branches:
 
     @classmethod
     def of(cls, rules: Sequence[ExitRule], *, layers: int) -> Self:
-        """Returns the branches of lanes.
+        """Returns the exit rules of branches.
 
         Args:
-          rules: One for every lane. Schedules do not matter: thresholds are given by step.
+          rules: One for every branch. Schedules do not matter: thresholds are given by step.
           layers: Decoder depth L.
 
         Raises:
@@ -150,8 +150,8 @@ class Branches:
         index = {key: place for place, key in enumerate(by_measure)}
         exit_layers = {rule: list(rule.exit_layers(layers)) for rule in distinct}
         may_exit = np.zeros((layers + 1, len(rules)), bool)
-        for lane, rule in enumerate(rules):
-            may_exit[exit_layers[rule], lane] = True
+        for branch, rule in enumerate(rules):
+            may_exit[exit_layers[rule], branch] = True
         return cls(
             layers=layers,
             rules=tuple(by_measure.values()),
@@ -166,23 +166,23 @@ class Branches:
 
     @property
     def exit_layers(self) -> tuple[int, ...]:
-        """The layers at which any lane may exit, ascending."""
+        """The layers at which any branch may exit, ascending."""
         return tuple(np.flatnonzero(self.may_exit.any(axis=1)).tolist())
 
     @property
     def asks_head(self) -> np.ndarray:
-        """Whether each lane's measure asks the head, bool of shape (lanes,)."""
-        return self._by_lane([measure.needs.asks_head for measure in self.measures])
+        """Whether each branch's measure asks the head, bool of shape (branches,)."""
+        return self._by_branch([measure.needs.asks_head for measure in self.measures])
 
     @functools.cached_property
     def sees_near_ties(self) -> np.ndarray:
-        """Whether near ties of each lane's measure are detected, bool of shape (lanes,)."""
-        return self._by_lane([measure.sees_near_ties for measure in self.measures])
+        """Whether near ties of each branch's measure are detected, bool of shape (branches,)."""
+        return self._by_branch([measure.sees_near_ties for measure in self.measures])
 
     @functools.cached_property
     def is_gap(self) -> np.ndarray:
-        """Whether each lane's measure is the gap of the two most likely tokens, bool of shape (lanes,)."""
-        return self._by_lane([measure.is_gap for measure in self.measures])
+        """Whether each branch's measure is the gap of the two most likely tokens, bool of shape (branches,)."""
+        return self._by_branch([measure.is_gap for measure in self.measures])
 
     @property
     def most_compared(self) -> int:
@@ -193,10 +193,10 @@ class Branches:
         """Returns the indices of the measures whose need is one of these."""
         return [index for index, measure in enumerate(self.measures) if measure.needs in needs]
 
-    def _by_lane(self, of_measures: Sequence[bool]) -> np.ndarray:
-        """Returns a property of each lane's measure, bool of shape (lanes,), given the property of every measure."""
-        by_lane: np.ndarray = np.array(of_measures)[self.measure_of]
-        return by_lane
+    def _by_branch(self, of_measures: Sequence[bool]) -> np.ndarray:
+        """Returns a property of each branch's measure, bool of shape (branches,), given those of all measures."""
+        by_branch: np.ndarray = np.array(of_measures)[self.measure_of]
+        return by_branch
 
 
 def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:
@@ -374,16 +374,16 @@ class KnownOutput:
         )
 
     def steps_shared(self, thresholds: np.ndarray) -> np.ndarray:
-        """Returns how many first steps each lane has in common with this output.
+        """Returns how many first steps each branch has in common with this output.
 
         At a lower threshold, the token still exits at this exit layer or below. It does not exit below as long as the
         confidences of the layers there stay under the threshold.
 
         Args:
-          thresholds: float32, shape (steps, lanes). Below the thresholds of the known output.
+          thresholds: float32, shape (steps, branches). Below the thresholds of the known output.
 
         Returns:
-          int, shape (lanes,), up to the output's length.
+          int, shape (branches,), up to the output's length.
         """
         parts = self.max_rejected_confidence[:, None] >= thresholds[: len(self.tokens)]
         return np.where(parts.any(axis=0), parts.argmax(axis=0), len(self.tokens))

@@ -135,44 +135,44 @@ _MOST_ROWS = 256
 class NativeEngine:
     """See `Engine`."""
 
-    def __init__(self, model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> None:
+    def __init__(self, model: EarlyExitModel, branch_rules: Branches, *, weights: Weights, slots: Slots) -> None:
         """Allocates states and caches; arguments are those of `XlaEngine`, with weights packed for native code."""
         assert weights.native is not None, "see `engine_for`"
         config = model.config
         self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
-        self._branches = branches
+        self._branch_rules = branch_rules
         self._sources = NativeSources(model, weights, slots)
         self._positions = np.zeros(len(slots.places), np.int32)
         inner = config.num_kv_heads * config.head_dim
-        self._states = library.aligned((config.num_decoder_layers + 1, slots.num_lanes, config.emb_dim))
+        self._states = library.aligned((config.num_decoder_layers + 1, slots.total_branches, config.emb_dim))
         self._cache = [
             (library.aligned((slots.tree.capacity, inner)), library.aligned((slots.tree.capacity, inner)))
             for _ in range(config.num_decoder_layers)
         ]
         self._stack = self._stack_here()
-        self._rows = whole_tiles(min(_MOST_ROWS, slots.num_lanes))
-        self._heads = HeadDecisions(model, branches, weights=weights, rows=self._rows)
-        self._decides_natively = not weights.is_certified and decides_natively(branches.measures)
+        self._rows = whole_tiles(min(_MOST_ROWS, slots.total_branches))
+        self._heads = HeadDecisions(model, branch_rules, weights=weights, rows=self._rows)
+        self._decides_natively = not weights.is_certified and decides_natively(branch_rules.measures)
         # The measures as native code takes them, None where it does not have the measure.
         self._native_measures = [
             self._native_measure(rule.confidence, measure)
-            for rule, measure in zip(branches.rules, branches.measures, strict=True)
+            for rule, measure in zip(branch_rules.rules, branch_rules.measures, strict=True)
         ]
         # A user's measure may also use the classifier's score.
         self._of_states = {
-            index: self._native_measure("classifier", branches.measures[index]) or self._native_measures[index]
-            if branches.measures[index].needs is Need.CLASSIFIER
+            index: self._native_measure("classifier", branch_rules.measures[index]) or self._native_measures[index]
+            if branch_rules.measures[index].needs is Need.CLASSIFIER
             else self._native_measures[index]
-            for index in branches.indices(Need.STATES, Need.CLASSIFIER)
+            for index in branch_rules.indices(Need.STATES, Need.CLASSIFIER)
         }
         self._runs_steps = bool(
-            slots.lanes == 1 and self._decides_natively and self._native_measures[0] and self._stack.runs_steps
+            slots.num_branches == 1 and self._decides_natively and self._native_measures[0] and self._stack.runs_steps
         )
-        self._exit_heads = weights.native_heads(branches.exit_layers)
+        self._exit_heads = weights.native_heads(branch_rules.exit_layers)
 
     def _native_measure(self, name: str, measure: Measure) -> library.Measure | None:
         """Returns a measure as native code takes it; None if it has no measure of this name."""
-        layers = self._branches.layers
+        layers = self._branch_rules.layers
         is_by_layer = measure.needs is Need.LAYER
         return library.measure_of(
             name,
@@ -211,7 +211,7 @@ class NativeEngine:
                 outputs=self._states[index + 1],
                 store=store,
                 paths=slots.tree.all_paths(index + 1),
-                prompt_lanes=slots.lanes,
+                prompt_branches=slots.num_branches,
                 steps=slots.tree.step,
                 positions=self._positions,
                 source_of=self._sources.of_slot,
@@ -223,20 +223,20 @@ class NativeEngine:
         stack.set_sources(self._sources.as_seen())
         return stack
 
-    def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
+    def embed(self, branches: np.ndarray, tokens: np.ndarray) -> None:
         """Writes the embeddings of tokens to entry 0."""
-        self._states[0, lanes] = self._decoder.embedded(tokens)
+        self._states[0, branches] = self._decoder.embedded(tokens)
         # Every step begins here, so positions and turns are updated here.
         self._positions[:] = self._slots.lengths - 1 + self._slots.tree.step
         self._turns = self._decoder.turns(self._positions)
-        self._sources.see(lanes // self._slots.lanes)
+        self._sources.see(branches // self._slots.num_branches)
         if self._turns is not None:
             self._stack.set_turns(self._turns)
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
         """Runs layers for rows, and returns their confidences by measures of states."""
-        self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, lanes=rows.lanes, nodes=rows.nodes)
-        return self._measured(layers, rows.lanes, below), Work(layer_rows=len(layers) * len(rows.lanes))
+        self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, branches=rows.branches, nodes=rows.nodes)
+        return self._measured(layers, rows.branches, below), Work(layer_rows=len(layers) * len(rows.branches))
 
     def _run_step(
         self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs
@@ -246,7 +246,7 @@ class NativeEngine:
         asked = self._stack.run_step(
             self._exit_heads,
             measure=measure,
-            lanes=rows.lanes,
+            branches=rows.branches,
             nodes=rows.nodes,
             thresholds=thresholds,
             known_exits=known_exits,
@@ -254,23 +254,23 @@ class NativeEngine:
         )
         return Work(layer_rows=int(new.exit_layers.sum()), projection_rows=asked)
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
+    def decide(self, layers: np.ndarray, branches: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
         """Returns the heads' decisions for states, and the work counted."""
         if not self._decides_natively:
-            return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
-        tokens, facts = self._summarised(layers, self._where(layers, lanes))
-        confidences = [self._confidences(index, tokens, facts) for index in self._branches.indices(Need.LOGITS)]
+            return self._heads.of(self._look_up, layers=layers, branches=branches, **compared)
+        tokens, facts = self._summarised(layers, self._where(layers, branches))
+        confidences = [self._confidences(index, tokens, facts) for index in self._branch_rules.indices(Need.LOGITS)]
         is_finite = np.isfinite(facts[0])
         decided = [
             Decisions.exact(tokens, confidences=values, is_finite=is_finite)
             for values in confidences or [np.zeros(len(tokens), np.float32)]
         ]
-        return decided, Work(projection_rows=len(lanes))
+        return decided, Work(projection_rows=len(branches))
 
     def _summarised(self, layers: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns `library.summarise` of each state by the head of its layer, with the first measure's confidences."""
         asked = list(self._weights.heads_of(layers))
-        measure = next((self._native_measures[index] for index in self._branches.indices(Need.LOGITS)), None)
+        measure = next((self._native_measures[index] for index in self._branch_rules.indices(Need.LOGITS)), None)
         made = []
         for head, rows in asked:
             assert head.native is not None, "made where no other form was chosen"
@@ -282,22 +282,22 @@ class NativeEngine:
             tokens[rows], facts[:, rows] = of_head, facts_of_head
         return tokens, facts
 
-    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def _look_up(self, layers: np.ndarray, branches: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns only the states that are looked up, as a buffer of their own: XLA would copy the whole buffer."""
-        some = _padded(self._states[layers, lanes], size)
-        lanes = padded(np.arange(len(lanes)), size, fill=size)
-        return some[None], AskedRows(lanes=lanes, layers=np.zeros(size, np.int32)).joined()
+        some = _padded(self._states[layers, branches], size)
+        branches = padded(np.arange(len(branches)), size, fill=size)
+        return some[None], AskedRows(branches=branches, layers=np.zeros(size, np.int32)).joined()
 
-    def _measured(self, layers: range, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
+    def _measured(self, layers: range, branches: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Returns the confidences of rows at layers, (measures, layers, rows), by measures of states."""
-        measured = np.zeros((len(self._branches.measures), len(layers), len(lanes)), np.float32)
+        measured = np.zeros((len(self._branch_rules.measures), len(layers), len(branches)), np.float32)
         for index, of_states in self._of_states.items():
             if of_states:
-                made = library.measure_states(of_states, layers, states=self._states, below=below, lanes=lanes)
+                made = library.measure_states(of_states, layers, states=self._states, below=below, branches=branches)
                 is_native = self._native_measures[index] is not None
-                measured[index] = made if is_native else _quietly(self._branches.measures[index].confidence, made)
+                measured[index] = made if is_native else _quietly(self._branch_rules.measures[index].confidence, made)
                 continue
-            outputs = self._states[layers.start : layers.stop, lanes]
+            outputs = self._states[layers.start : layers.stop, branches]
             inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
             for of_layer, *each in zip(measured[index], layers, outputs, inputs, strict=True):
                 of_layer[:] = self._measured_by_xla(index, *each)
@@ -305,7 +305,7 @@ class NativeEngine:
 
     def _measured_by_xla(self, index: int, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         """Returns the confidences of a measure that native code does not have, computed by XLA."""
-        name = self._branches.rules[index].confidence
+        name = self._branch_rules.rules[index].confidence
         measured = np.empty(len(outputs), np.float32)
         for part in parts_of(len(outputs), self._rows):
             output, below = (_padded(states[part], self._rows) for states in (outputs, inputs))
@@ -317,30 +317,30 @@ class NativeEngine:
         """Returns the confidences by a measure of logits, given the results of `_summarised`."""
         native = self._native_measures[index]
         if native is not None:
-            is_first = index == self._branches.indices(Need.LOGITS)[0]
+            is_first = index == self._branch_rules.indices(Need.LOGITS)[0]
             return facts[4] if is_first else library.measure_facts(native, facts)
-        of_summary = self._branches.measures[index].of_summary
+        of_summary = self._branch_rules.measures[index].of_summary
         assert of_summary is not None, "see `decides_natively`"
         largest, second, total, weighted, _ = cast("tuple[Any, ...]", facts)
         summary = Summary(largest, cast("Any", tokens), second, total, weighted)
         return _quietly(of_summary, summary, self._model.config.vocab_size)
 
-    def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    def keep_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
         """Computes keys and values of skipped layers from states, and stores them at nodes."""
         self._stack.keep_skipped(
             range(1, len(self._cache)),
             capacity=self._slots.tree.capacity,
             states=self._states,
-            which=self._where(layers, lanes),
+            which=self._where(layers, branches),
             nodes=nodes,
-            lanes=lanes,
+            branches=branches,
         )
 
-    def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    def copy_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
         """Copies the keys and values of each state's exit layer to nodes of skipped layers."""
-        newest = self._slots.tree.newest(layers, lanes)
+        newest = self._slots.tree.newest(layers, branches)
         for kept in zip(*self._cache, strict=True):
-            made = np.empty((len(lanes), kept[0].shape[1]), np.float32)
+            made = np.empty((len(branches), kept[0].shape[1]), np.float32)
             for layer in np.unique(layers).tolist():
                 made[layers == layer] = kept[layer - 1][newest[layers == layer]]
             for index, store in enumerate(kept[1:]):
@@ -355,9 +355,9 @@ class NativeEngine:
             if not of_states:
                 self._measured_by_xla(index, 1, *np.zeros((2, 1, self._states.shape[2]), np.float32))
 
-    def _where(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    def _where(self, layers: np.ndarray, branches: np.ndarray) -> np.ndarray:
         """Returns the flat indices of states in the buffer of all layers."""
-        where: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
+        where: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + branches
         return where
 
 

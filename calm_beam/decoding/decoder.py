@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class GroupDecoder:
-    """Decodes prompts, each in all of its lanes, sharing the work of lanes that are in the same state.
+    """Decodes prompts, each in all of its branches, sharing the work of branches that are in the same state.
 
     Attributes:
       work: Counts of the work so far.
@@ -50,7 +50,7 @@ class GroupDecoder:
     def __init__(
         self,
         model: EarlyExitModel,
-        branches: Branches,
+        branch_rules: Branches,
         *,
         weights: Weights,
         thresholds: np.ndarray,
@@ -61,13 +61,13 @@ class GroupDecoder:
 
         Args:
           model: The network.
-          branches: How exits of each lane are decided.
+          branch_rules: How exits of each branch are decided.
           weights: The model's weights, on the group.
-          thresholds: float32, shape (steps, lanes). Default for requests that name no others.
+          thresholds: float32, shape (steps, branches). Default for requests that name no others.
           max_input_length: Most tokens of a prompt.
           budget: How many prompts and cached tokens fit at a time. It is halved whenever the device runs out of memory.
         """
-        self._model, self._branches, self._weights, self._thresholds = model, branches, weights, thresholds
+        self._model, self._branch_rules, self._weights, self._thresholds = model, branch_rules, weights, thresholds
         self._max_input_length = max_input_length
         self._budget = budget
         self.work = Work()
@@ -82,8 +82,8 @@ class GroupDecoder:
 
         It admits only as many prompts as fit without preemption.
         """
-        steps, lanes = self._thresholds.shape
-        room = (self._budget.tokens - self._source_tokens()) // (steps * lanes)
+        steps, num_branches = self._thresholds.shape
+        room = (self._budget.tokens - self._source_tokens()) // (steps * num_branches)
         budget = dataclasses.replace(self._budget, slots=min(self.slots, max(1, room)))
         widths = {width: range(budget.slots) for width in widths_up_to(self._max_input_length)}
         counts = dict.fromkeys(joined_widths(widths, tokens=self._source_tokens()), budget.slots)
@@ -157,8 +157,8 @@ class GroupDecoder:
         return {width: prefix for width, prefix in found.items() if prefix}
 
     def _source_tokens(self) -> int:
-        steps, lanes = self._thresholds.shape
-        return self._budget.source_tokens(steps * lanes)
+        steps, num_branches = self._thresholds.shape
+        return self._budget.source_tokens(steps * num_branches)
 
     def _batch(
         self,
@@ -171,7 +171,7 @@ class GroupDecoder:
         with self._weights.group.running():
             return Batch(
                 self._model,
-                self._branches,
+                self._branch_rules,
                 weights=self._weights,
                 thresholds=self._thresholds,
                 budget=budget,
@@ -324,17 +324,17 @@ class Decoder:
         for rule in dict.fromkeys(branch.rule for branch in branches):
             rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
         self._rules = [branch.rule for branch in branches]
-        self._branches = Branches.of(self._rules, layers=config.num_decoder_layers)
-        # [steps, lanes]
+        self._branch_rules = Branches.of(self._rules, layers=config.num_decoder_layers)
+        # [steps, branches]
         self._thresholds = np.stack([branch.thresholds for branch in branches], axis=1)
         groups = device_groups(config, model_parallelism=model_parallelism, devices=devices)
-        by_logits = self._branches.indices(Need.LOGITS)
+        by_logits = self._branch_rules.indices(Need.LOGITS)
         self.engine = chosen_engine(
             engine,
             # A certified head proves intervals for one measure only.
             exit_head if len(by_logits) < 2 else "exact",
             config=config,
-            rule=self._branches.rules[by_logits[0] if by_logits else 0],
+            rule=self._branch_rules.rules[by_logits[0] if by_logits else 0],
             precision=precision,
             machine=Machine.of(groups[0].devices[0]),
             model_parallelism=model_parallelism,
@@ -348,7 +348,7 @@ class Decoder:
             budget = choose_budget(
                 config,
                 group,
-                lanes=len(branches),
+                num_branches=len(branches),
                 steps=steps,
                 source=max_input_length,
                 batch_size=batch_size,
@@ -357,12 +357,12 @@ class Decoder:
             )
             with group.running():
                 weights = Weights(
-                    on_group, model, group, steps=steps, measures=self._branches.measures, engine=self.engine
+                    on_group, model, group, steps=steps, measures=self._branch_rules.measures, engine=self.engine
                 )
             self._decoders.append(
                 GroupDecoder(
                     model,
-                    self._branches,
+                    self._branch_rules,
                     weights=weights,
                     thresholds=self._thresholds,
                     max_input_length=max_input_length,
@@ -401,7 +401,7 @@ class Decoder:
         return self._decoders[0].open_batch()
 
     def _near_ties(self, request: Request, result: PromptResult) -> NearTies | None:
-        return near_ties_of(result, self._branches, thresholds=request.thresholds(self._thresholds))
+        return near_ties_of(result, self._branch_rules, thresholds=request.thresholds(self._thresholds))
 
     def _request(self, prompt: Request | Sequence[int]) -> Request:
         """Returns a new request for a prompt."""
@@ -414,4 +414,4 @@ class Decoder:
                     "the branches of a request must have the exit rules of the decoder's, in their order, and as many "
                     f"steps ({len(self._thresholds)})."
                 )
-        return dataclasses.replace(prompt, known=None if self._branches.decides_after_last_layer else prompt.known)
+        return dataclasses.replace(prompt, known=None if self._branch_rules.decides_after_last_layer else prompt.known)

@@ -72,13 +72,13 @@ class Decisions:
             getattr(self, name)[rows] = getattr(decisions, name)
 
 
-# Fields that are stored for every step, in outputs of lanes and in known outputs alike.
+# Fields that are stored for every step, in outputs of branches and in known outputs alike.
 _KEPT = ("tokens", "exit_layers", "confidences", "max_rejected_confidence")
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOutputs:
-    """The results of one step; each of shape (slots, lanes), 0 where a lane did not take part."""
+    """The results of one step; each of shape (slots, branches), 0 where a branch did not take part."""
 
     tokens: np.ndarray
     exit_layers: np.ndarray
@@ -89,7 +89,7 @@ class StepOutputs:
 
     @classmethod
     def none(cls, shape: tuple[int, int]) -> "StepOutputs":
-        """Returns the outputs of a step in which no lane has taken part yet."""
+        """Returns the outputs of a step in which no branch has taken part yet."""
         return cls(
             tokens=np.zeros(shape, np.int32),
             exit_layers=np.zeros(shape, np.int32),
@@ -98,24 +98,24 @@ class StepOutputs:
             is_finite=np.ones(shape, bool),
         )
 
-    def put(self, lanes: np.ndarray, decided: Decisions, *, layer: int | np.ndarray) -> None:
-        """Writes the decisions for lanes at a layer, or at one layer each; call it on the views of `by_lane`."""
+    def put(self, branches: np.ndarray, decided: Decisions, *, layer: int | np.ndarray) -> None:
+        """Writes the decisions for branches at a layer, or at one layer each; call it on the views of `by_branch`."""
         confidences = decided.confidences
-        self.tokens[lanes] = decided.tokens
-        self.exit_layers[lanes] = layer
-        self.confidences[lanes] = confidences
-        self.is_finite[lanes] = decided.is_finite & np.isfinite(confidences)
+        self.tokens[branches] = decided.tokens
+        self.exit_layers[branches] = layer
+        self.confidences[branches] = confidences
+        self.is_finite[branches] = decided.is_finite & np.isfinite(confidences)
 
     def put_known(self, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> None:
-        """Writes the steps of lanes whose output has them already."""
-        slots, lanes = np.nonzero(is_known)
-        at_step = slots, lanes, step[slots]
+        """Writes the steps of branches whose output has them already."""
+        slots, branches = np.nonzero(is_known)
+        at_step = slots, branches, step[slots]
         for name in _KEPT:
             getattr(self, name)[is_known] = getattr(outputs, name)[at_step]
         self.is_finite[is_known] = True
 
-    def by_lane(self) -> "StepOutputs":
-        """Returns views of the same arrays, each of shape (slots * lanes,)."""
+    def by_branch(self) -> "StepOutputs":
+        """Returns views of the same arrays, each of shape (slots * branches,)."""
         return StepOutputs(
             self.tokens.reshape(-1),
             self.exit_layers.reshape(-1),
@@ -126,13 +126,13 @@ class StepOutputs:
 
 
 class Outputs:
-    """The outputs of every slot's lanes so far; each of shape (slots, lanes, steps)."""
+    """The outputs of every slot's branches so far; each of shape (slots, branches, steps)."""
 
-    def __init__(self, slots: int, lanes: int, *, steps: int) -> None:
-        self.tokens = np.zeros((slots, lanes, steps), np.int32)
-        self.exit_layers = np.zeros((slots, lanes, steps), np.int32)
-        self.confidences = np.zeros((slots, lanes, steps), np.float32)
-        self.max_rejected_confidence = np.zeros((slots, lanes, steps), np.float32)
+    def __init__(self, slots: int, num_branches: int, *, steps: int) -> None:
+        self.tokens = np.zeros((slots, num_branches, steps), np.int32)
+        self.exit_layers = np.zeros((slots, num_branches, steps), np.int32)
+        self.confidences = np.zeros((slots, num_branches, steps), np.float32)
+        self.max_rejected_confidence = np.zeros((slots, num_branches, steps), np.float32)
 
     def clear(self, slots: np.ndarray) -> None:
         """Empties slots."""
@@ -140,7 +140,7 @@ class Outputs:
             getattr(self, name)[slots] = 0
 
     def share(self, slot: int, known: KnownOutput, *, steps: np.ndarray) -> None:
-        """Copies the first steps of a known output to the lanes of a slot; `steps` has their number for each lane."""
+        """Copies the first steps of a known output to the branches of a slot; `steps` has their number for each."""
         length = len(known.tokens)
         is_shared = np.arange(length) < steps[:, None]
         for name in _KEPT:
@@ -148,14 +148,14 @@ class Outputs:
             shared[:] = np.where(is_shared, getattr(known, name), shared)
 
     def exits_at(self, step: np.ndarray, *, is_known: np.ndarray) -> np.ndarray:
-        """Returns the known exit layers of lanes, (slots, lanes), at a step of each slot; 0 where not known."""
+        """Returns the known exit layers of branches, (slots, branches), at a step of each slot; 0 where not known."""
         exits: np.ndarray = np.where(is_known, self.exit_layers[np.arange(len(step)), :, step], 0)
         return exits
 
     def append(self, new: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
-        """Adds the results of a step to the outputs of the live lanes."""
-        slots, lanes = np.nonzero(live)
-        at_step = slots, lanes, step[slots]
+        """Adds the results of a step to the outputs of the live branches."""
+        slots, branches = np.nonzero(live)
+        at_step = slots, branches, step[slots]
         for name in _KEPT:
             getattr(self, name)[at_step] = getattr(new, name)[live]
 
@@ -228,8 +228,8 @@ class Slots:
     """The slots of a batch, with the place and length of each prompt; each array of shape (slots,).
 
     Attributes:
-      tree: Paths of the lanes.
-      lanes: Lanes of each slot.
+      tree: Paths of the branches.
+      num_branches: Branches of each slot.
       steps: Most tokens of an output.
       sources: How many places there are for sources, by padded width.
       prefixes: By width, the common prefix of its prompts, where it is prefilled once for all of them.
@@ -240,7 +240,7 @@ class Slots:
 
     tree: Paths
     _: dataclasses.KW_ONLY
-    lanes: int
+    num_branches: int
     steps: int
     sources: Mapping[int, int]
     prefixes: Mapping[int, Sequence[int]]
@@ -249,13 +249,13 @@ class Slots:
     lengths: np.ndarray
 
     @property
-    def num_lanes(self) -> int:
-        """Lanes of all slots together."""
-        return len(self.places) * self.lanes
+    def total_branches(self) -> int:
+        """Branches of all slots together."""
+        return len(self.places) * self.num_branches
 
 
 class RunStep(Protocol):
-    """Runs layers for prompts that have one lane each, until every row has exited."""
+    """Runs layers for prompts that have one branch each, until every row has exited."""
 
     def __call__(self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs) -> Work:
         """Writes the results of a step to `new`, and returns the work counted; see `Step.run`.
@@ -269,9 +269,9 @@ class RunStep(Protocol):
 
 
 class Engine(Protocol):
-    """Holds the states of every lane after every layer, and keys and values of nodes and sources; computes with them.
+    """Holds the states of every branch after every layer, and keys and values of nodes and sources; computes with them.
 
-    States are indexed by layer and lane: entry 0 is the embedding, a lane is a number in (slots * lanes).
+    States are indexed by layer and branch: entry 0 is the embedding, a branch is a number in (slots * branches).
     """
 
     @property
@@ -291,16 +291,16 @@ class Engine(Protocol):
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""
 
-    def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
+    def embed(self, branches: np.ndarray, tokens: np.ndarray) -> None:
         """Writes the embeddings of tokens, (rows,), to entry 0."""
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
         """Runs layers for rows, one after the other.
 
         Args:
-          layers: Layers to run, ascending without gaps; several only where no two lanes share anything.
+          layers: Layers to run, ascending without gaps; several only where no two branches share anything.
           rows: All rows that run them.
-          below: shape (rows,). Lanes of the inputs in the entry below the first layer; each further layer reads the
+          below: shape (rows,). Branches of the inputs in the entry below the first layer; each further layer reads the
             outputs of the layer before.
 
         Returns:
@@ -308,24 +308,24 @@ class Engine(Protocol):
           counted.
         """
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
+    def decide(self, layers: np.ndarray, branches: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
         """Returns the heads' decisions for states, and the work counted; `compared` as in `HeadDecisions.of`.
 
         There is one `Decisions` for each measure of logits, in order, which differ in their confidences; without such a
         measure, there is one with confidence 0.
         """
 
-    def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    def keep_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
         """Computes keys and values of skipped layers from states, and stores them at nodes.
 
         Args:
           layers: shape (rows,). Layers of the states.
-          lanes: shape (rows,). Lanes of the states.
+          branches: shape (rows,). Branches of the states.
           nodes: int32, shape (layers - 1, rows). Nodes of layers 2 to L; beyond the store where a layer was not
             skipped.
         """
 
-    def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    def copy_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
         """Copies keys and values of each state's own layer to nodes of skipped layers; arguments as `keep_skipped`."""
 
     def run_on_padding(self) -> None:

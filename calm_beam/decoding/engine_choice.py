@@ -267,7 +267,7 @@ Engines and batches move confidences by about 1e-6 (docs/measurements.md).
 """
 
 
-def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.ndarray) -> NearTies | None:
+def near_ties_of(result: PromptResult, branch_rules: Branches, *, thresholds: np.ndarray) -> NearTies | None:
     """Returns for each branch whether its output depended on a near tie, or None where that is not detected.
 
     A decision is a near tie if a confidence that was compared with its threshold, at the exit layer or below, is within
@@ -276,16 +276,16 @@ def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.nda
 
     Args:
       result: The outputs of a prompt.
-      branches: How exits were decided.
+      branch_rules: How exits were decided.
       thresholds: float32, shape (steps, branches); +inf in a branch of the full model.
     """
-    is_seen = branches.sees_near_ties
+    is_seen = branch_rules.sees_near_ties
     if result.max_rejected_confidence is None or not is_seen.any():
         return None
     at, is_token = thresholds.T, result.exit_layers > 0
     # The last layer compares nothing, no confidence is below a threshold of 0, and none is near +inf.
-    near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branches.layers)
+    near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branch_rules.layers)
     near |= np.abs(result.max_rejected_confidence - at) <= NEARNESS
     near &= is_token & (at > 0)
-    near |= branches.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
+    near |= branch_rules.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
     return tuple(told if seen else None for told, seen in zip(near.any(axis=1).tolist(), is_seen.tolist(), strict=True))

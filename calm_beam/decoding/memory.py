@@ -37,7 +37,7 @@ class Budget:
     Attributes:
       slots: Prompts.
       tokens: Positions of the KV cache, in every layer: those of the sources, padded, and one for every token of every
-        group of lanes.
+        group of branches.
     """
 
     slots: int
@@ -56,7 +56,7 @@ def choose_budget(
     config: ModelConfig,
     group: "DeviceGroup",
     *,
-    lanes: int,
+    num_branches: int,
     steps: int,
     source: int,
     batch_size: int | None,
@@ -68,7 +68,7 @@ def choose_budget(
     Args:
       config: Sizes of the model.
       group: The devices that decode.
-      lanes: Lanes of a prompt.
+      num_branches: Branches of a prompt.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       batch_size: Most prompts at a time; None to choose by memory and speed.
@@ -78,34 +78,34 @@ def choose_budget(
     Raises:
       ValueError: If the KV cache has no room for one prompt that needs the most.
     """
-    needed = checked_least_tokens(max_cache_tokens, lanes=lanes, steps=steps, source=source)
+    needed = checked_least_tokens(max_cache_tokens, num_branches=num_branches, steps=steps, source=source)
     device = group.devices[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
-    # Bytes of a position's keys and values at every layer; below, of the states of a slot's lanes around every layer.
+    # Bytes of a position's keys and values at every layer; below, of the states of a slot's branches at every layer.
     position = _position_numbers(config) * precision.number_bytes
     if not is_host and "keys_values" not in group.division.whole:
         # Each accelerator holds its part alone; the devices of a host share one memory.
         position //= group.division.parts
-    states = (config.num_decoder_layers + 1) * config.emb_dim * precision.number_bytes * lanes
+    states = (config.num_decoder_layers + 1) * config.emb_dim * precision.number_bytes * num_branches
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
-    # Bookkeeping of a slot's lanes on the host: paths at every layer, and outputs.
-    outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
+    # Bookkeeping of a slot's branches on the host: paths at every layer, and outputs.
+    outputs = num_branches * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
     slots = max(1, min(most, int(free / 4 / states), int(free / 4 / outputs)))
     tokens = max_cache_tokens or max(needed, int(free / 2 / position))
     return Budget(slots=slots, tokens=tokens)
 
 
-def checked_least_tokens(max_cache_tokens: int | None, *, lanes: int, steps: int, source: int) -> int:
+def checked_least_tokens(max_cache_tokens: int | None, *, num_branches: int, steps: int, source: int) -> int:
     """Returns the most positions that one prompt can need, for which the KV cache must have room.
 
     Arguments and errors are those of `choose_budget`; it needs no device.
     """
-    needed = source + lanes * steps
+    needed = source + num_branches * steps
     if max_cache_tokens is not None and max_cache_tokens < needed:
         raise ValueError(
             f"max_cache_tokens must be at least {needed}, got {max_cache_tokens}: one prompt of {source} tokens and "
-            f"its outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
+            f"its outputs of {steps} in {num_branches} branches can need as many. Raise it, or lower max_input_length, "
             "max_decode_length or the number of thresholds."
         )
     return needed
@@ -119,7 +119,7 @@ class Need:
       weights: The model, and the array that is being read.
       heads: Certified heads, at most.
       packed: The second copy of weights that native code holds.
-      outputs: The longest output in all lanes: keys and values, and biases by position.
+      outputs: The longest output in all branches: keys and values, and biases by position.
       source: The longest prompt: intermediate results of its prefill, and its keys and values.
     """
 
@@ -140,7 +140,7 @@ class Demand:
     """The sizes and settings of decoding that determine its memory.
 
     Attributes:
-      lanes: Lanes of a prompt, the full model's included.
+      num_branches: Branches of a prompt, the full model's included.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together even if memory is short.
@@ -150,7 +150,7 @@ class Demand:
       precision: Its type is that of weights, states, keys and values.
     """
 
-    lanes: int
+    num_branches: int
     steps: int
     source: int
     rows: int = 1
@@ -167,20 +167,20 @@ def least_need(config: ModelConfig, demand: Demand) -> Need:
       config: Sizes of the model.
       demand: Sizes and settings of decoding.
     """
-    lanes, steps, source, rows = demand.lanes, demand.steps, demand.source, demand.rows
+    num_branches, steps, source, rows = demand.num_branches, demand.steps, demand.source, demand.rows
     precision = demand.precision
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
     weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
     by_position = architecture.position_numbers(config, steps=steps)
-    # Includes the bookkeeping of the lanes.
-    others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
+    # Includes the bookkeeping of the branches.
+    others = rows * num_branches * steps * (config.num_decoder_layers + 6) + by_position
     prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
         weights=weights * precision.number_bytes,
         heads=_heads_bytes(config, demand.exit_head, precision),
         packed=_packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0,
-        outputs=rows * lanes * steps * position * precision.number_bytes + others * _FLOAT_BYTES,
+        outputs=rows * num_branches * steps * position * precision.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * precision.number_bytes + prefill * _FLOAT_BYTES,
     )
 
@@ -214,7 +214,7 @@ def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> Non
         "a smaller model, or fewer --model_copies": need.weights,
     }
     largest = max(parts, key=lambda name: parts[name])
-    also = " or the number of thresholds" if demand.lanes > 2 else ""
+    also = " or the number of thresholds" if demand.num_branches > 2 else ""
     if wanted - copies * need.heads <= free:
         advice = "Take --exit_head=exact"
     elif wanted - copies * need.packed <= free:
@@ -287,7 +287,7 @@ def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: i
     if not runs_here or has_accelerators():
         return f"{weights}; a position takes {_in_words(position)}"
     free = max(0, available_bytes() - whole - heads - packed)
-    room = max(demand.source + demand.lanes * demand.steps, int(free * _HOST_SHARE / 2 / position))
+    room = max(demand.source + demand.num_branches * demand.steps, int(free * _HOST_SHARE / 2 / position))
     return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
 
 

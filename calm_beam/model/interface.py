@@ -2,8 +2,8 @@
 
 A prompt is prefilled once (`prefill`), which gives keys and values of the *source* at every decoder layer: T5's are
 those of the encoder's output, a decoder-only model's those of the prompt itself. Generated tokens then run through the
-decoder one by one; their keys and values are on the *path* of their lane. The architecture defines how a layer attends
-to both. Decoder layers are counted from 1.
+decoder one by one; their keys and values are on the *path* of their branch. The architecture defines how a layer
+attends to both. Decoder layers are counted from 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -196,15 +196,15 @@ class EarlyExitModel(Protocol):
         """
 
     def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
-        """Returns a decoder layer's keys and values for one position of every lane.
+        """Returns a decoder layer's keys and values for one position of every branch.
 
         Args:
-          states: shape (batch, lanes, width). The (possibly propagated) output of the layer below.
+          states: shape (batch, branches, width). The (possibly propagated) output of the layer below.
           layer: Number of the layer.
           position: Position of each row, (batch,).
 
         Returns:
-          Keys and values, each of shape (batch, lanes, heads of keys, head_dim).
+          Keys and values, each of shape (batch, branches, heads of keys, head_dim).
         """
 
     def decoder_layer(
@@ -218,19 +218,19 @@ class EarlyExitModel(Protocol):
         source_bias: jax.Array,
         position: Position,
     ) -> jax.Array:
-        """Returns the output of a decoder layer for one position of every lane.
+        """Returns the output of a decoder layer for one position of every branch.
 
         Args:
-          hidden: shape (batch, lanes, width). Output of the layer below at this position.
+          hidden: shape (batch, branches, width). Output of the layer below at this position.
           layer: Number of the layer.
-          self_keys_values: Each of shape (batch, lanes, heads of keys, steps, head_dim).
+          self_keys_values: Each of shape (batch, branches, heads of keys, steps, head_dim).
           self_bias: shape (batch or 1, 1, heads or 1, 1, steps).
-          source_keys_values: Each of shape (batch, heads of keys, source, head_dim), shared by the lanes of a prompt.
+          source_keys_values: Each of shape (batch, heads of keys, source, head_dim), shared by a prompt's branches.
           source_bias: shape (batch, 1, 1, source).
           position: Position of each row, (batch,).
 
         Returns:
-          Shape (batch, lanes, width).
+          Shape (batch, branches, width).
         """
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:

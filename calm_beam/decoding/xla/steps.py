@@ -2,11 +2,11 @@
 
 Rows are packed: a step gets one row for each group, of any prompts, padded to whole tiles (see `tiles`). It gets them
 as one array of int32, since each array takes time to transfer to a device. Padding rows come last and have indices,
-such as lanes, beyond the last valid one: reads there return arbitrary values, writes are dropped.
+such as branches, beyond the last valid one: reads there return arbitrary values, writes are dropped.
 
-States are in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
-of layer i for the group whose first lane that is; entry 0 is the embedding. Each layer has a store of keys and one of
-values, (nodes, heads of keys * head_dim); a row attends to the nodes of its path.
+States are in one buffer, (layers + 1, slots * branches, width), of the model's type: row `branch` of entry i is the
+output of layer i for the group whose first branch that is; entry 0 is the embedding. Each layer has a store of keys and
+one of values, (nodes, heads of keys * head_dim); a row attends to the nodes of its path.
 """
 
 import dataclasses
@@ -64,11 +64,11 @@ class EmbeddedRows(ToldRows):
     """Tokens to embed.
 
     Attributes:
-      lanes: Lane of each row.
+      branches: Branch of each row.
       tokens: Newest token of each.
     """
 
-    lanes: Column
+    branches: Column
     tokens: Column
 
 
@@ -77,12 +77,12 @@ class _PlacedRows(ToldRows):
     """Rows with the positions of their newest tokens.
 
     Attributes:
-      lanes: Lane of the state that is read, or written.
+      branches: Branch of the state that is read, or written.
       steps: See `Position`.
       prompt_lengths: See `Position`.
     """
 
-    lanes: Column
+    branches: Column
     steps: Column
     prompt_lengths: Column
 
@@ -94,10 +94,10 @@ class _PlacedRows(ToldRows):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerRows(_PlacedRows):
-    """Rows of a layer, ordered by prompt; `lanes` are those of the outputs.
+    """Rows of a layer, ordered by prompt; `branches` are those of the outputs.
 
     Attributes:
-      below: Lane of the layer's input in the entry below.
+      below: Branch of the layer's input in the entry below.
       nodes: Nodes where this layer writes keys and values.
       groups: See `GroupedSources`; groups, ranks and places are numbered separately for the rows of each tile.
       ranks: See `GroupedSources`.
@@ -119,17 +119,17 @@ class AskedRows(ToldRows):
     """States that a head is asked about.
 
     Attributes:
-      lanes: Lane of each state.
+      branches: Branch of each state.
       layers: Layer of each state.
     """
 
-    lanes: Column
+    branches: Column
     layers: Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkippedRows(_PlacedRows):
-    """States from which skipped layers are filled; `lanes` are those of the states.
+    """States from which skipped layers are filled; `branches` are those of the states.
 
     Attributes:
       layers: Layer of each state.
@@ -268,7 +268,7 @@ def embed(model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, r
     """Returns the states with the embeddings of tokens as the input of layer 1; `rows` is of `EmbeddedRows`, joined."""
     told = EmbeddedRows.of(rows)
     embedded = apart(model.apply(parameters, told.tokens, method="embed"))
-    return whole(states.at[0, told.lanes].set(embedded, mode="drop"))
+    return whole(states.at[0, told.branches].set(embedded, mode="drop"))
 
 
 @functools.partial(compiled, static_argnums=(0, 1), donate_argnames=("states", "cache"))
@@ -325,7 +325,7 @@ def run_layer(
             method="in_rows",
         )
         output = apart(output)
-        states = whole(states.at[layer, some.lanes].set(output, mode="drop"))
+        states = whole(states.at[layer, some.branches].set(output, mode="drop"))
         if measures:
             of_rows = jnp.stack([_confidence(model, name, parameters, output, inputs, layer) for name in measures])
             confidences = jax.lax.dynamic_update_slice_in_dim(confidences, apart(of_rows), first, axis=1)
@@ -337,15 +337,15 @@ def run_layer(
     return states, cache, confidences
 
 
-def _looked_up(states: jax.Array, layers: Numbers, lanes: jax.Array) -> jax.Array:
-    """Returns states, given by layer and lane."""
-    found: jax.Array = apart(states.at[layers, lanes].get(mode="clip"))
+def _looked_up(states: jax.Array, layers: Numbers, branches: jax.Array) -> jax.Array:
+    """Returns states, given by layer and branch."""
+    found: jax.Array = apart(states.at[layers, branches].get(mode="clip"))
     return found
 
 
 def _count(states: jax.Array, rows: LayerRows | AskedRows | SkippedRows) -> jax.Array:
     """Returns how many rows are not padding."""
-    return jnp.sum(rows.lanes < states.shape[1])
+    return jnp.sum(rows.branches < states.shape[1])
 
 
 def _confidence(
@@ -378,7 +378,7 @@ def decide_rows(
     states: jax.Array,
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns a head's tokens, confidences and their finiteness for states, of shape (entries, lanes, width).
+    """Returns a head's tokens, confidences and their finiteness for states, of shape (entries, branches, width).
 
     The program is that of the head of `head_layer`; the parameters may be those of another layer. `rows` are
     `AskedRows`, joined. Confidences are of shape (measures, rows), the others (rows,).
@@ -452,7 +452,7 @@ def fill_skipped(
 
     def of_tile(cache: list[KeysValues], joined: jax.Array, _: Numbers) -> list[KeysValues]:
         some = SkippedRows.of(joined)
-        kept = _looked_up(states, some.layers, some.lanes)
+        kept = _looked_up(states, some.layers, some.branches)
 
         def of_layer(index: int, pair: KeysValues) -> KeysValues:
             made = layer_module.apply(
@@ -501,7 +501,7 @@ def _head_inputs(
     model: EarlyExitModel, parameters: Parameters, states: jax.Array, rows: jax.Array, head_layer: int
 ) -> jax.Array:
     asked = AskedRows.of(rows)
-    found = _looked_up(states, asked.layers, asked.lanes)
+    found = _looked_up(states, asked.layers, asked.branches)
     inputs: jax.Array = model.apply(parameters, found, head_layer, method="head_inputs")
     return inputs
 

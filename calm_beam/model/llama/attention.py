@@ -219,7 +219,7 @@ class Attention(nn.Module):
         mixed = self._product(self._rounded(exponentials), values[:, :, None])
         return jnp.moveaxis(mixed / jnp.sum(exponentials, axis=-1, keepdims=True), -2, 1).reshape(queries.shape)
 
-    def attend_in_lanes(
+    def attend_in_branches(
         self,
         queries: jax.Array,
         own: KeysValues,
@@ -228,13 +228,13 @@ class Attention(nn.Module):
         source: KeysValues,
         source_bias: jax.Array,
     ) -> jax.Array:
-        """Returns the attention output of one position of every lane, as float32.
+        """Returns the attention output of one position of every branch, as float32.
 
         Source and own path are under one softmax.
 
         Args:
-          queries: shape (batch, lanes, heads, head_dim).
-          own: Each of shape (batch, lanes, heads of keys, steps, head_dim).
+          queries: shape (batch, branches, heads, head_dim).
+          own: Each of shape (batch, branches, heads of keys, steps, head_dim).
           own_bias: shape (batch or 1, 1, 1, 1, steps).
           source: Each of shape (batch, heads of keys, source, head_dim).
           source_bias: shape (batch, 1, 1, source).
@@ -243,16 +243,16 @@ class Attention(nn.Module):
           Shape of `queries`.
         """
         grouped = self._grouped(queries)
-        batch, lanes, heads, group, _ = grouped.shape
+        batch, num_branches, heads, group, _ = grouped.shape
         of_source = self._as_queries_of_sources(grouped)
         by_own = self._logits(grouped, jnp.swapaxes(own[0], -1, -2)) + own_bias
         by_source = self._logits(of_source, jnp.swapaxes(source[0], -1, -2)) + source_bias
-        # [batch, heads of keys, lanes * group, source] -> [batch, lanes, heads of keys, group, source]
-        by_source = jnp.swapaxes(by_source.reshape(batch, heads, lanes, group, -1), 1, 2)
+        # [batch, heads of keys, branches * group, source] -> [batch, branches, heads of keys, group, source]
+        by_source = jnp.swapaxes(by_source.reshape(batch, heads, num_branches, group, -1), 1, 2)
         exponentials, _ = _exponentials(jnp.concatenate([by_source, by_own], axis=-1))
         to_source, to_own = jnp.split(self._rounded(exponentials), [by_source.shape[-1]], axis=-1)
         mixed = self._product(self._as_queries_of_sources(to_source), source[1])
-        mixed = jnp.swapaxes(mixed.reshape(batch, heads, lanes, group, -1), 1, 2)
+        mixed = jnp.swapaxes(mixed.reshape(batch, heads, num_branches, group, -1), 1, 2)
         mixed = mixed + self._product(to_own, own[1])
         return (mixed / jnp.sum(exponentials, axis=-1, keepdims=True)).reshape(queries.shape)
 
@@ -352,7 +352,7 @@ class Attention(nn.Module):
         return queries.reshape(*queries.shape[:-2], self.config.num_kv_heads, -1, queries.shape[-1])
 
     def _as_queries_of_sources(self, grouped: jax.Array) -> jax.Array:
-        """Returns (batch, lanes, heads of keys, group, n) as (batch, heads of keys, lanes * group, n)."""
+        """Returns (batch, branches, heads of keys, group, n) as (batch, heads of keys, branches * group, n)."""
         batch, _, heads, _, size = grouped.shape
         return jnp.swapaxes(grouped, 1, 2).reshape(batch, heads, -1, size)
 

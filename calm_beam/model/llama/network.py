@@ -128,7 +128,7 @@ class DecoderLayer(nn.Module):
         )
         return self._feed_forward(self._added(hidden, self.self_attention.output(mixed), "self_attention"))
 
-    def in_lanes(
+    def in_branches(
         self,
         hidden: jax.Array,
         own: KeysValues,
@@ -139,18 +139,18 @@ class DecoderLayer(nn.Module):
         position: Position,
         turning: Turning,
     ) -> jax.Array:
-        """Returns the layer's output for one position of every lane, (batch, lanes, width).
+        """Returns the layer's output for one position of every branch, (batch, branches, width).
 
         Args:
-          hidden: shape (batch, lanes, width).
-          own: See `attend_in_lanes`.
-          own_bias: See `attend_in_lanes`.
-          source: See `attend_in_lanes`.
-          source_bias: See `attend_in_lanes`.
+          hidden: shape (batch, branches, width).
+          own: See `attend_in_branches`.
+          own_bias: See `attend_in_branches`.
+          source: See `attend_in_branches`.
+          source_bias: See `attend_in_branches`.
           position: Position of each row, (batch,).
           turning: This layer's rotation.
         """
-        mixed = self.self_attention.attend_in_lanes(
+        mixed = self.self_attention.attend_in_branches(
             self._queries(hidden, positions_of(position)[:, None], turning),
             own,
             own_bias=own_bias,
@@ -408,7 +408,7 @@ class EarlyExitLlama(nn.Module):
         ]
 
     def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
-        """Returns a layer's keys and values for one position of every lane, (batch, lanes, heads of keys, head_dim)."""
+        """Returns keys and values for one position of every branch, each (batch, branches, heads of keys, head_dim)."""
         turning = turnings(self.config)[layer - 1]
         return self.decoder.layers[layer - 1].keys_values(states, positions_of(position)[:, None], turning=turning)
 
@@ -423,8 +423,8 @@ class EarlyExitLlama(nn.Module):
         source_bias: jax.Array,
         position: Position,
     ) -> jax.Array:
-        """Returns the output of a layer for one position of every lane, (batch, lanes, width)."""
-        return self.decoder.layers[layer - 1].in_lanes(
+        """Returns the output of a layer for one position of every branch, (batch, branches, width)."""
+        return self.decoder.layers[layer - 1].in_branches(
             hidden,
             self_keys_values,
             own_bias=self_bias,

@@ -224,7 +224,7 @@ def entries_of(
     outputs: np.ndarray,
     store: tuple[np.ndarray, np.ndarray],
     paths: np.ndarray,
-    prompt_lanes: int,
+    prompt_branches: int,
     **by_prompt: np.ndarray,
 ) -> Entries:
     """Returns the entries of a layer, without sources or turns.
@@ -234,7 +234,7 @@ def entries_of(
       outputs: float32, shape (entries, width). Outputs of this layer; written.
       store: Keys and values, float32, each (nodes, heads of keys * head_dim); written at the nodes of rows.
       paths: int32, shape (entries, steps). The nodes that each entry attends to.
-      prompt_lanes: How many entries each prompt has.
+      prompt_branches: How many entries each prompt has.
       **by_prompt: int32, each of shape (prompts,):
         steps: Step of the prompt, from 0.
         positions: Position of the query, used if there is a window.
@@ -245,7 +245,7 @@ def entries_of(
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in indices), "read as they stand"
     addresses = [array.ctypes.data for array in (*numbers, *indices)]
     none: list[int | None] = [None] * 2
-    entries = Entries(*addresses[:5], paths.shape[1], prompt_lanes, *none, *addresses[5:])
+    entries = Entries(*addresses[:5], paths.shape[1], prompt_branches, *none, *addresses[5:])
     entries.held = numbers + indices
     return entries
 
@@ -275,22 +275,22 @@ class Stack:
         for entries in self._entries:
             entries.turns = turns.ctypes.data
 
-    def run(self, layers: range, *, below: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    def run(self, layers: range, *, below: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
         """Runs layers for one token of every row, one after the other.
 
         Args:
           layers: Indices of layers, ascending without gaps; several only if no two rows share a path.
           below: int32, shape (rows,). Entry of each row's input of the first layer; the input of others is its own.
-          lanes: int32, shape (rows,). Entry of each row in outputs and paths.
+          branches: int32, shape (rows,). Entry of each row in outputs and paths.
           nodes: int32, shape (rows,). Node of each row's keys and values in every layer; its path has it at its step.
 
         Raises:
           MemoryError: If there is not enough memory.
         """
-        held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
-        rows = Rows(*(values.ctypes.data for values in held), len(lanes), threads())
+        held = [np.ascontiguousarray(values, np.int32) for values in (below, branches, nodes)]
+        rows = Rows(*(values.ctypes.data for values in held), len(branches), threads())
         if not loaded().calm_beam_run_layers(*self._from(layers), _NUMBER(len(layers)), ctypes.byref(rows)):
-            raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
+            raise MemoryError(f"no memory for {len(branches)} rows of a decoder layer")
 
     def keep_skipped(
         self,
@@ -300,7 +300,7 @@ class Stack:
         states: np.ndarray,
         which: np.ndarray,
         nodes: np.ndarray,
-        lanes: np.ndarray,
+        branches: np.ndarray,
     ) -> None:
         """Computes keys and values of skipped layers from states, and stores them.
 
@@ -310,11 +310,11 @@ class Stack:
           states: float32, shape (states, width).
           which: shape (rows,). Indices of the states that are propagated.
           nodes: shape (layers, rows). Nodes of their keys and values; `capacity` where a layer was not skipped.
-          lanes: shape (rows,). An entry of each row's prompt.
+          branches: shape (rows,). An entry of each row's prompt.
         """
         held = [
             np.ascontiguousarray(values, dtype)
-            for values, dtype in ((which, np.int64), (nodes, np.int32), (lanes, np.int32))
+            for values, dtype in ((which, np.int64), (nodes, np.int32), (branches, np.int32))
         ]
         numbers = len(layers), len(which), capacity, threads()
         skipped = Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
@@ -330,7 +330,7 @@ class Stack:
         heads: Sequence[Head | None],
         *,
         measure: Measure,
-        lanes: np.ndarray,
+        branches: np.ndarray,
         nodes: np.ndarray,
         thresholds: np.ndarray,
         known_exits: np.ndarray | None,
@@ -341,7 +341,7 @@ class Stack:
         Args:
           heads: The head after each layer, None where no row may exit; the last layer has one.
           measure: The measure that decides.
-          lanes: int32, shape (rows,). Entry of each row, the only one of its prompt.
+          branches: int32, shape (rows,). Entry of each row, the only one of its prompt.
           nodes: int32, shape (rows,). See `run`.
           thresholds: float32, shape (entries,). Infinite where no token exits before the last layer.
           known_exits: int32, shape (entries,). Known exit layers, 0 where not known; None if none is known.
@@ -354,17 +354,17 @@ class Stack:
         """
         assert heads[-1] is not None, "all rows that are left exit there"
         of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
-        held = [np.ascontiguousarray(values, np.int32) for values in (lanes, nodes)]
+        held = [np.ascontiguousarray(values, np.int32) for values in (branches, nodes)]
         by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]
         for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
             assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
         step = Step(
-            *(len(lanes), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
+            *(len(branches), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
             *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
         )
         count = len(self._layers)
         if not loaded().calm_beam_run_step(*self._from(range(count)), _NUMBER(count), ctypes.byref(step)):
-            raise MemoryError(f"no memory for {len(lanes)} rows of decoder layers")
+            raise MemoryError(f"no memory for {len(branches)} rows of decoder layers")
         return int(step.asked)
 
     def _from(self, layers: range) -> tuple[Any, Any]:
@@ -402,7 +402,7 @@ def measure_of(
 
 
 def measure_states(
-    measure: Measure, layers: range, *, states: np.ndarray, below: np.ndarray, lanes: np.ndarray
+    measure: Measure, layers: range, *, states: np.ndarray, below: np.ndarray, branches: np.ndarray
 ) -> np.ndarray:
     """Returns confidences of rows at layers, float32, shape (layers, rows), by a measure that is not of logits.
 
@@ -411,10 +411,10 @@ def measure_states(
       layers: The layers, from 1, ascending without gaps.
       states: float32, shape (layers + 1, entries, width). The embedding, and the output of every layer.
       below: shape (rows,). Entry of each row's input of the first layer; the input of others is its own.
-      lanes: shape (rows,). Entry of each row.
+      branches: shape (rows,). Entry of each row.
     """
-    held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes)]
-    confidences = np.empty((len(layers), len(lanes)), np.float32)
+    held = [np.ascontiguousarray(values, np.int32) for values in (below, branches)]
+    confidences = np.empty((len(layers), len(branches)), np.float32)
     measured = Measured(
         *(layers.start, *confidences.shape, *states.shape[1:]),
         *(array.ctypes.data for array in (states, *held, confidences)),

@@ -341,15 +341,15 @@ class EarlyExitT5(nn.Module):
         return [bias[:, -1, ::-1] for bias in self.decoder_position_biases(length)]
 
     def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
-        """Returns a decoder layer's keys and values for one position of every lane.
+        """Returns a decoder layer's keys and values for one position of every branch.
 
         Args:
-          states: shape (batch, lanes, width). The (possibly propagated) output of the layer below.
+          states: shape (batch, branches, width). The (possibly propagated) output of the layer below.
           layer: Number of the layer, from 1.
           position: Position of each row, which T5's keys and values do not depend on.
 
         Returns:
-          Keys and values, each of shape (batch, lanes, heads, head_dim).
+          Keys and values, each of shape (batch, branches, heads, head_dim).
         """
         keys, values = self.decoder.layers[layer - 1].self_keys_values(states[:, :, None])
         return keys[:, :, :, 0], values[:, :, :, 0]
@@ -365,24 +365,24 @@ class EarlyExitT5(nn.Module):
         source_bias: jax.Array,
         position: Position,
     ) -> jax.Array:
-        """Returns the output of a decoder layer for one position of every lane.
+        """Returns the output of a decoder layer for one position of every branch.
 
         Args:
-          hidden: shape (batch, lanes, width). Output of the layer below at this position.
+          hidden: shape (batch, branches, width). Output of the layer below at this position.
           layer: Number of the layer, from 1.
-          self_keys_values: Each of shape (batch, lanes, heads, positions, head_dim).
+          self_keys_values: Each of shape (batch, branches, heads, positions, head_dim).
           self_bias: shape (batch, 1, heads, 1, positions). Future and unfilled positions are masked.
-          source_keys_values: Each of shape (batch, heads, source, head_dim), shared by the lanes of a prompt.
+          source_keys_values: Each of shape (batch, heads, source, head_dim), shared by the branches of a prompt.
           source_bias: shape (batch, 1, 1, source). Padding is masked.
           position: Position of each row, which the biases already include.
 
         Returns:
-          Shape (batch, lanes, width).
+          Shape (batch, branches, width).
         """
         module = self.decoder.layers[layer - 1]
-        # One query per lane attends to the cache of that lane.
+        # One query per branch attends to the cache of that branch.
         hidden = module.self_attend(hidden[:, :, None], self_keys_values, bias=self_bias)[:, :, 0]
-        # The lanes of a prompt are the queries of one attention over its source.
+        # The branches of a prompt are the queries of one attention over its source.
         return module.cross_attend_and_feed_forward(hidden, source_keys_values, bias=source_bias)
 
     def decode_teacher_forced(
